@@ -18,9 +18,9 @@ from services.frontend.api.sessions import advisories
 from services.frontend.api.sessions import records as sessions
 from services.frontend.api.text import chat, completions, tokenize
 from services.frontend.app import App
-from services.frontend.core.http.request_guard import Door
+from services.frontend.core.http.request_guard import RequestGuard
 from services.frontend.http.errors import ERROR_RESPONSES, HANDLERS
-from services.frontend.http.middleware import Authentication, Doorkeeper, RequestContext
+from services.frontend.http.middleware import Authentication, RequestContext, SiteGuard
 from services.frontend.tenants.auth import Keyring
 
 ROUTERS = (
@@ -69,7 +69,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
 
 def make_api(app: App, keyring: Keyring) -> FastAPI:
     """The ASGI application. The busiest routes come first: they are looked up in this order."""
-    door = Door(
+    door = RequestGuard(
         address=app.config.http_address,
         allowed=app.config.allowed_places,
         origins=app.config.allowed_origins,
@@ -86,7 +86,7 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         middleware=[
             *_cors(app.config.cors_origins),
             Middleware(RequestContext, paths=PATHS),
-            Middleware(Doorkeeper, door=door),
+            Middleware(SiteGuard, door=door),
             Middleware(Authentication, keyring=keyring),
         ],
     )

@@ -20,7 +20,14 @@ from fastapi import FastAPI
 
 from loadtest.bench.core import samples
 from loadtest.bench.core.timing import Took
-from services.frontend.app import App
+from services.frontend.app import (
+    App,
+    Base,
+    ModelParts,
+    Observability,
+    TenantParts,
+    TurnParts,
+)
 from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
 from services.frontend.core.limits.capacity import Capacity
@@ -221,28 +228,31 @@ class _House:
 
         unused = cast(Any, None)
         app = App(
-            config=config,
-            bus=cast(Bus, bus),
-            clock=clock,
-            models=unused,
-            sessions=unused,
-            hub=hub,
-            jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
-            slots=Slots(1 << 20),
-            texts=InProcessTexts(unused, unused),
-            claims=unused,
-            quotas=Quotas(TenantLimits(), {}),
-            adapters=cast(Any, SimpleNamespace(model=model)),
-            gates=unused,
-            uploads=unused,
-            adapter_changes=unused,
-            hints=unused,
-            grammars=unused,
-            responses=unused,
-            background=unused,
-            house=unused,
-            watch=unused,
-            tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0)),
+            base=Base(config=config, bus=cast(Bus, bus), clock=clock),
+            library=ModelParts(
+                models=unused,
+                adapters=cast(Any, SimpleNamespace(model=model)),
+                uploads=unused,
+                texts=InProcessTexts(unused, unused),
+                grammars=unused,
+            ),
+            storage=unused,
+            turns=TurnParts(
+                hub=hub,
+                jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
+                hints=unused,
+            ),
+            tenants=TenantParts(
+                slots=Slots(1 << 20),
+                quotas=Quotas(TenantLimits(), {}),
+                gates=unused,
+                adapter_changes=unused,
+            ),
+            observability=Observability(
+                metrics=unused,
+                feed=unused,
+                tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0), lambda: 0.5),
+            ),
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.frontend.core.adapters.names import AdapterNames, Told
+from services.frontend.core.adapters.names import AdapterNames, StoredAdapter
 from services.frontend.models.registry import Models, ServedModel, elsewhere
 from services.frontend.sessions.store import SessionStore, StoreAway
 from shared.adapters.record import (
@@ -214,7 +214,7 @@ class AdapterDirectory:
         found: list[Any] = await self._store.do("eval", _READ, len(keys), *keys, name)
         now_ns = self._clock.now_ns()
         for owner, record, gone in zip(owners, found[::2], found[1::2], strict=True):
-            told = Told(None if record is None else _decode(record), int(gone or 0))
+            told = StoredAdapter(None if record is None else _decode(record), int(gone or 0))
             self._names.on_told(owner, name, told, now_ns)
 
 

@@ -47,7 +47,7 @@ def count_change(app: App, caller: Caller) -> None:
         TenantQuota: it did too often.
     """
     if SCOPE_ADMIN not in caller.scopes:
-        app.adapter_changes.take(caller.tenant)
+        app.tenants.adapter_changes.take(caller.tenant)
 
 
 async def add_adapter(

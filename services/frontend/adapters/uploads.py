@@ -1,17 +1,13 @@
-"""Adapters that clients upload: kept in files without a name until a kvstore has fetched them, so
-that nothing is left of them whatever ends this process.
-"""
+"""Adapters that clients upload: kept in files until a kvstore has fetched them."""
 
 import asyncio
 import base64
 import errno
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryFile
 
+from services.frontend.adapters.upload_files import UploadFile, UploadFiles
 from services.frontend.core.http.multipart import Data, Multipart, Part
 from services.frontend.http.errors import RequestTooSlow, TooManyRequests
 from services.frontend.tenants.gates import part_of
@@ -24,7 +20,6 @@ from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.fair_slots import FairLimits, FairSlots, Overloaded
 from shared.ids import FrontendId, TenantId, new_id
 from shared.messages import AdapterUpload, UploadPart, UploadPull
-from shared.private import make_private
 from shared.subjects import UPLOAD_PULL
 
 UPLOADS_MAX = 8
@@ -53,7 +48,7 @@ class Upload:
     """
 
     upload_id: str
-    files: dict[str, int] = field(default_factory=dict)
+    files: dict[str, UploadFile] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     fields: dict[str, str] = field(default_factory=dict)
 
@@ -62,17 +57,23 @@ class Uploads:
     """Every upload under way.
 
     Args:
-        folder: where there is room for them; made when it is first needed.
+        files: where they are kept.
         bytes_max: of the files of one.
         is_shared: several tenants upload here.
     """
 
     def __init__(
-        self, bus: Bus, frontend_id: FrontendId, folder: Path, bytes_max: int, *, is_shared: bool
+        self,
+        bus: Bus,
+        frontend_id: FrontendId,
+        files: UploadFiles,
+        bytes_max: int,
+        *,
+        is_shared: bool,
     ) -> None:
         self._bus = bus
         self._frontend_id = frontend_id
-        self._folder = folder
+        self._files = files
         self._bytes_max = bytes_max
         self._open: dict[str, Upload] = {}
         of_tenant = part_of(UPLOADS_MAX, is_shared=is_shared)
@@ -158,9 +159,7 @@ class Uploads:
             return _Sink()
         if part.file in upload.files:
             raise InvalidRequest(f"{part.file}: it is there twice", part.file)
-        make_private(self._folder, "SYMPHONY_DATA_DIR")
-        with TemporaryFile(dir=self._folder) as made:
-            file = os.dup(made.fileno())
+        file = self._files.create()
         upload.files[part.file], upload.sizes[part.file] = file, 0
         return _FileSink(upload, part.file, file)
 
@@ -171,11 +170,11 @@ class Uploads:
             raise NotFound(f"no upload {pull.upload_id!r} with a file {pull.file!r}", "upload_id")
         if pull.offset < 0 or not 0 < pull.num_bytes <= PULL_BYTES_MAX:
             raise InvalidRequest("no part of a file", "offset")
-        own = os.dup(file)  # the upload may end while it is read
+        own = file.duplicate()  # the upload may end while it is read
         try:
-            data = await asyncio.to_thread(os.pread, own, pull.num_bytes, pull.offset)
+            data = await asyncio.to_thread(own.read, pull.offset, pull.num_bytes)
         finally:
-            os.close(own)
+            own.close()
         return UploadPart(data=base64.b64encode(data).decode())
 
 
@@ -213,7 +212,7 @@ class _FieldSink(_Sink):
 class _FileSink(_Sink):
     """A file, written in few large pieces."""
 
-    def __init__(self, upload: Upload, name: str, file: int) -> None:
+    def __init__(self, upload: Upload, name: str, file: UploadFile) -> None:
         self._upload, self._name, self._file = upload, name, file
         self._pieces: list[bytes] = []
         self._num_bytes = 0
@@ -226,11 +225,11 @@ class _FileSink(_Sink):
 
     async def end(self) -> None:
         data, self._pieces, self._num_bytes = b"".join(self._pieces), [], 0
-        writing = asyncio.ensure_future(asyncio.to_thread(_write_all, self._file, data))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._file.append, data))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await writing  # before the file is closed, and its number is another's
+            await writing  # before the file is closed
             raise
         self._upload.sizes[self._name] += len(data)
 
@@ -253,14 +252,8 @@ class _Room:
             )
 
 
-def _write_all(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
-
-
 def _close_all(upload: Upload) -> None:
     for file in upload.files.values():
         with suppress(OSError):
-            os.close(file)
+            file.close()
     upload.files.clear()

@@ -113,9 +113,9 @@ async def put_adapter(request: Request, name: Name) -> Response:
     app, caller = app_of(request), caller_of(request)
     check_adapter_name(name)
     count_change(app, caller)  # before its files are taken
-    with app.uploads.opened(caller.tenant) as upload:
+    with app.library.uploads.opened(caller.tenant) as upload:
         content_type = request.headers.get("content-type", "")
-        received = await app.uploads.receive(upload, content_type, request.stream())
+        received = await app.library.uploads.receive(upload, content_type, request.stream())
         fields = upload.fields
         for field in fields:
             if field not in FORM_FIELDS:

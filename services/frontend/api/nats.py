@@ -78,7 +78,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         sender = message.headers.get(TRACE_HEADER, "")
         with (
             log_context(request_id=request_id),
-            app.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
+            app.observability.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
             access_line(line),
         ):
             asked = _Asked(message.payload, reply, request_id, tenant, span, link)

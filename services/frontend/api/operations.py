@@ -66,7 +66,7 @@ async def metrics(request: Request) -> Response:
     app = app_of(request)
     as_openmetrics = OPENMETRICS in request.headers.get("accept", "")
     if app.config.metrics_of_house:
-        text = await app.house.text(as_openmetrics=as_openmetrics)
+        text = await app.observability.metrics.text(as_openmetrics=as_openmetrics)
     else:
         text = own_metrics(as_openmetrics=as_openmetrics)
     if SCOPE_ADMIN not in caller_of(request).scopes:

@@ -17,7 +17,7 @@ State = Literal["absent", "starting", "idle", "busy", "ending"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewLimits:
+class PoolLimits:
     """Attributes:
     num_children: processes at most.
     children_of_tenant: that work for one tenant at once; 0: all.
@@ -50,7 +50,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a process; `Crew.on_ended` is to be told."""
+    """End a process; `ProcessPool.on_ended` is to be told."""
 
     child: int
 
@@ -96,10 +96,10 @@ class _Child:
     has_begun: bool = False
 
 
-class Crew:
+class ProcessPool:
     """The children and the work. Children are numbered from 0, work as its giver likes."""
 
-    def __init__(self, limits: CrewLimits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._children = [_Child() for _ in range(limits.num_children)]
         self._waiting: deque[_Work] = deque()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from services.frontend.core.hints.delayed_refusals import Refusals
+from services.frontend.core.hints.delayed_refusals import DelayedRefusals
 from services.frontend.observability import telemetry
 from shared.bus import Bus
 from shared.bus.asking import NO_RESPONDER_GRACE_S
@@ -53,7 +53,7 @@ class HintGate:
         self._clock = clock
         self._num_shards = num_shards
         self._accounts = HintAccounts(limits)
-        self._refusals = Refusals()
+        self._refusals = DelayedRefusals()
         self._sparsely = Sparsely()
         self._tasks = Tasks("carrying out a kv hint failed")
         self._num_spawned = 0

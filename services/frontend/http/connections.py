@@ -21,12 +21,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from services.frontend.config import FrontendConfig
-from services.frontend.core.http.address_limits import Crowd
+from services.frontend.core.http.address_limits import AddressLimits
 from services.frontend.core.http.client_timeouts import (
-    AttentiveClock,
-    Patience,
-    PatienceLimits,
+    ClientTimeouts,
     Reason,
+    ResponsiveClock,
+    TimeoutLimits,
 )
 from services.frontend.core.http.framing import Framing
 from services.frontend.http.errors import NoHttp, RequestTooSlow, VersionUnknown, error_body
@@ -60,14 +60,14 @@ class Connections:
     """
 
     def __init__(self, config: FrontendConfig, clock: Clock, sweep_s: float = SWEEP_S) -> None:
-        self.limits = PatienceLimits(
+        self.limits = TimeoutLimits(
             request_s=config.slow_request_s, reader_s=config.stalled_reader_s
         )
-        self.crowd = Crowd(config.connections_per_address, _connections_max(config))
+        self.crowd = AddressLimits(config.connections_per_address, _connections_max(config))
         # Never coarser than the limits.
         self._sweep_s = min(sweep_s, config.slow_request_s / 4, config.stalled_reader_s / 4)
         self._clock = clock
-        self._attentive = AttentiveClock(self._sweep_s, clock.now_ns() / 1e9)
+        self._attentive = ResponsiveClock(self._sweep_s, clock.now_ns() / 1e9)
         self._sparsely = Sparsely()
         self._open: set[Connection] = set()
 
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._all = all_of_them
         self._now_s = all_of_them.now_s
-        self._patience = Patience(all_of_them.limits, self._now_s())
+        self._patience = ClientTimeouts(all_of_them.limits, self._now_s())
         self._framing = Framing()
         self._held = b""  # came while an earlier request was being answered
         self._num_rest_bytes = 0

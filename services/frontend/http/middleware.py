@@ -1,7 +1,7 @@
 """What every request goes through, found or not: its id, its logs, where it is from, its key."""
 
+import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.core.http.request_guard import Door
+from services.frontend.core.http.request_guard import RequestGuard
 from services.frontend.http.errors import HostRefused, PageRefused, is_anthropic, refusal
 from services.frontend.http.request import HEADER_CHARS_MAX
 from services.frontend.observability.access_log import Fields, access_line, serving
@@ -84,7 +84,7 @@ class RequestContext:
             yield
             return
         name = f"POST {scope['path']}" if scope["path"] in self._paths else "POST"
-        tracer: RequestTracer = scope["app"].state.app.tracer
+        tracer: RequestTracer = scope["app"].state.app.observability.tracer
         with tracer.request(name, headers.get(TRACE_HEADER, ""), line) as span:
             scope["state"]["span"] = span
             yield
@@ -92,7 +92,8 @@ class RequestContext:
     @contextmanager
     def _told(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
         """Its line is logged at the end of the block, and what is logged inside tells of it."""
-        started_at_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        started_at_s = loop.time()
         if scope["path"] in UNTOLD_PATHS:
             yield
             return
@@ -102,13 +103,13 @@ class RequestContext:
             finally:
                 if (caller := scope["state"].get("caller")) is not None:
                     line["tenant"] = caller.tenant
-                line["duration_ms"] = round((time.monotonic() - started_at_s) * 1e3, 1)
+                line["duration_ms"] = round((loop.time() - started_at_s) * 1e3, 1)
 
 
-class Doorkeeper:
+class SiteGuard:
     """Keeps out what web pages from elsewhere have their visitors' browsers send."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: RequestGuard) -> None:
         self._app = app
         self._door = door
 

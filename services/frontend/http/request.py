@@ -10,8 +10,8 @@ from fastapi import Request
 from starlette.types import Receive
 
 from services.frontend.app import app_of
-from services.frontend.core.http.address_limits import place_name
-from services.frontend.core.http.json_limits import FREE_BYTES, SLICE_BYTES, Shape
+from services.frontend.core.http.address_limits import network_name
+from services.frontend.core.http.json_limits import FREE_BYTES, SLICE_BYTES, JsonSize
 from services.frontend.core.http.request_guard import is_json
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.http.errors import NoJson, PayloadTooLarge
@@ -73,7 +73,7 @@ def request_id_of(request: Request) -> str:
 
 def place_of_request(request: Request) -> str:
     """The address of its connection, or the network."""
-    return place_name(request.client.host) if request.client is not None else ""
+    return network_name(request.client.host) if request.client is not None else ""
 
 
 def origin_of(request: Request) -> Origin:
@@ -202,7 +202,7 @@ async def check_shape(body: bytes, values_max: int) -> None:
     """
     if len(body) <= FREE_BYTES:
         return
-    shape = Shape(values_max)
+    shape = JsonSize(values_max)
     for start in range(0, len(body), SLICE_BYTES):
         shape.feed(body[start : start + SLICE_BYTES])
         await asyncio.sleep(0)

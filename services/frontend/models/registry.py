@@ -4,27 +4,19 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 from services.frontend.core.models.fleet import Files, Fleet, LoadTokenizer, files_of
 from services.frontend.core.models.model_names import ModelNames
-from services.frontend.models.images import ImageProcessor, load_image_processor
-from services.frontend.tokenizer import (
-    LOAD_ERRORS,
-    ModelTokenizer,
-    import_library,
-    load_tokenizer,
-)
+from services.frontend.models.files import ModelFiles
+from services.frontend.models.images import ImageProcessor
+from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import AdapterRef, ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
-
-Made = TypeVar("Made")
 
 RETRY_LOAD_S = 10.0
 ENDPOINTS: dict[Task | None, str] = {
@@ -68,11 +60,11 @@ class OneshotModel:
 
 
 class Models:
-    """Fed with workers' reports; loads each tokenizer and image processor on first sight, one after
-    another: transformers' imports fail when two threads make them at once.
+    """Fed with workers' reports; loads each tokenizer and image processor on first sight.
 
     Args:
         spawn: runs a coroutine for the life of the service.
+        files: loads tokenizers and image processors.
         names: other names of models, see `core.models.model_names`.
         template_names: finds out what a tokenizer's template reads, see `Texts.template_names`.
         deployed: models that the deployment serves, whether or not a worker was heard of.
@@ -82,11 +74,13 @@ class Models:
         self,
         clock: Clock,
         spawn: Callable[..., object],
+        files: ModelFiles,
         names: Sequence[str],
         template_names: Callable[[ModelTokenizer], Awaitable[frozenset[str]]],
         deployed: Collection[str] = (),
     ) -> None:
         self._clock = clock
+        self._files = files
         self._names = ModelNames(names)
         self._spawn = spawn
         self._template_names = template_names
@@ -94,15 +88,6 @@ class Models:
         self._fleet = Fleet(clock.now_ns())
         self._tokenizers: dict[Files, ModelTokenizer] = {}
         self._images: dict[Files, ImageProcessor] = {}
-        self._thread = ThreadPoolExecutor(1, "files")
-
-    async def prepare(self) -> None:
-        """Import what loading needs, while workers are still busy with their weights."""
-        await self._in_thread(import_library)
-
-    def close(self) -> None:
-        """Stop loading."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def on_report(self, report: WorkerReport) -> None:
         """Handler of WORKER_REPORT."""
@@ -271,7 +256,7 @@ class Models:
 
     async def _load(self, card: ModelCard | OneshotCard) -> None:
         try:
-            made = await self._in_thread(load_tokenizer, card.source)
+            made = await self._files.tokenizer(card.source)
             made.template_names = await self._template_names(made)
             self._tokenizers[files_of(card)] = made
         except (*LOAD_ERRORS, NoCapacity) as error:
@@ -285,13 +270,10 @@ class Models:
             await self._load(card)
             return
         try:
-            made = await self._in_thread(load_image_processor, card.source)
+            made = await self._files.image_processor(card.source)
             self._images[files_of(card)] = made
         except LOAD_ERRORS as error:
             await self._retry_load(card, error)
-
-    async def _in_thread(self, work: Callable[..., Made], *arguments: str) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _retry_load(self, card: ModelCard | OneshotCard, error: Exception) -> None:
         log.error(

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from services.frontend.core.observability.deployment_view import Answers, HouseView
+from services.frontend.core.observability.deployment_view import Answers, DeploymentView
 from services.frontend.http.errors import TooManyRequests
-from services.frontend.observability.deployment_metrics import Census, HouseMetrics
+from services.frontend.observability.deployment_metrics import Census, DeploymentMetrics
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
@@ -20,16 +20,16 @@ VIEWERS_OF_TENANT = 16
 STALE_NS = 1_000_000_000  # a view is good for so long
 
 
-class HouseWatch:
+class DeploymentFeed:
     """Asks everybody how they are, every other second while somebody looks."""
 
-    def __init__(self, bus: Bus, clock: Clock, metrics: HouseMetrics) -> None:
+    def __init__(self, bus: Bus, clock: Clock, metrics: DeploymentMetrics) -> None:
         self._clock = clock
         self._metrics = metrics
         self._services = Census(bus, SERVICE_STATUS, Empty(), lambda reply: reply.process)
         self._schedulers = Census(bus, SCHEDULER_STATUS, Empty(), lambda reply: reply.process)
         self._stores = Census(bus, KV_STATS, Empty(), lambda reply: reply.host_id)
-        self._view = HouseView()
+        self._view = DeploymentView()
         self._latest: tuple[int, dict[str, Any]] | None = None
         self._looking = asyncio.Lock()
         self._viewers: dict[asyncio.Event, TenantId] = {}

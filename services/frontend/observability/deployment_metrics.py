@@ -66,7 +66,7 @@ class Shared(Generic[Made]):
         return await asyncio.shield(self._running)
 
 
-class HouseMetrics:
+class DeploymentMetrics:
     """Metrics of all processes as one text.
 
     Args:

@@ -1,7 +1,6 @@
 """Traces of requests: begun here, and told at their end what the access log is told."""
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from services.frontend.core.observability.trace_sampler import TraceSampler
@@ -32,13 +31,16 @@ class RequestTracer:
 
     Args:
         sampler: which of them.
+        draw: a random number from 0 to below 1.
     """
 
-    def __init__(self, tracer: Tracer, clock: Clock, sampler: TraceSampler) -> None:
+    def __init__(
+        self, tracer: Tracer, clock: Clock, sampler: TraceSampler, draw: Callable[[], float]
+    ) -> None:
         self._tracer = tracer
         self._clock = clock
         self._sampler = sampler
-        self._random = random.Random()
+        self._draw = draw
 
     @contextmanager
     def request(self, name: str, sender: str, line: Fields) -> Iterator[Span]:
@@ -63,7 +65,7 @@ class RequestTracer:
             return NO_SPAN
         context = parse_trace(sender)
         now_ns = self._clock.now_ns()
-        if not self._sampler.takes(context, self._random.random(), now_ns):
+        if not self._sampler.takes(context, self._draw(), now_ns):
             return NO_SPAN
         return self._tracer.begin_request(name, "" if context is None else str(context), now_ns)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import services
 from services.frontend.core.process_pool import (
-    Crew,
-    CrewLimits,
     Effect,
     Fail,
     Give,
     Kill,
+    PoolLimits,
+    ProcessPool,
     Start,
     Why,
 )
@@ -61,11 +61,11 @@ class _Work:
 class Pool:
     """Processes that are begun when there is work for them and do one piece at a time."""
 
-    def __init__(self, clock: Clock, limits: CrewLimits, kind: "ChildKind | None" = None) -> None:
+    def __init__(self, clock: Clock, limits: PoolLimits, kind: "ChildKind | None" = None) -> None:
         self._clock = clock
         self._limits = limits
         self._kind = kind or TEXTS
-        self._crew = Crew(limits)
+        self._crew = ProcessPool(limits)
         self._works: dict[int, _Work] = {}
         self._num_works = 0
         self._processes: dict[int, Process] = {}

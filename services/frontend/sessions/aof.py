@@ -6,6 +6,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from services.frontend.sessions.redis import Redis
 from shared.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ class AofRewriter:
     one rewrite runs, and one follows for what was deleted meanwhile.
     """
 
-    def __init__(self, redis: Any) -> None:
+    def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._wanted = asyncio.Event()
         self._is_refused = False
@@ -71,7 +72,7 @@ class AofRewriter:
     async def _idle(self) -> dict[str, Any]:
         """Redis's state of persistence, once nothing is being saved or about to be."""
         while True:
-            info: dict[str, Any] = await self._redis.info("persistence")
+            info: dict[str, Any] = await self._redis.execute_command("INFO", "persistence")
             end_if_cancelled()
             busy = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "rdb_bgsave_in_progress")
             if not any(info.get(name) for name in busy):

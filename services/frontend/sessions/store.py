@@ -12,8 +12,8 @@ from redis.exceptions import RedisError, ResponseError
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.observability import telemetry
 from services.frontend.sessions.aof import AofRewriter
+from services.frontend.sessions.redis import OpenRedis
 from services.frontend.sessions.redis_scripts import DELETION_SLOTS, FORGET, PUT, SETTLE
-from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import HostId, SessionId, TenantId, new_id
@@ -26,7 +26,6 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.owners import owner_key
-from shared.redis_client import RedisClient
 from shared.sessions import (
     SessionRecord,
     decode_record,
@@ -85,12 +84,15 @@ class Tombstone:
 
 
 class SessionStore:
-    """Reads and writes that take a quarter of a second at most and never fail a turn."""
+    """Reads and writes that take a quarter of a second at most and never fail a turn.
 
-    def __init__(
-        self, url: str, clock: Clock, expiry_s: int, access: RedisAccess | None = None
-    ) -> None:
-        self._redis: Any = RedisClient(url, access, timeout_s=PATIENCE_S)
+    Args:
+        open_redis: makes a client; one is for the append-only file, whose commands take longer.
+        expiry_s: how long an unused session is remembered.
+    """
+
+    def __init__(self, open_redis: OpenRedis, clock: Clock, expiry_s: int) -> None:
+        self._redis = open_redis(PATIENCE_S)
         self._clock = clock
         self.expiry_s = expiry_s
         self._is_up = True
@@ -99,7 +101,7 @@ class SessionStore:
         self._lives_until_ns = 0
         self._num_locating = 0
         self._refusals = Sparsely()
-        self._rewriter = AofRewriter(RedisClient(url, access, timeout_s=AOF_TIMEOUT_S))
+        self._rewriter = AofRewriter(open_redis(AOF_TIMEOUT_S))
 
     async def close(self) -> None:
         """Give the connections back."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from services.frontend.observability.access_log import served_tenant
@@ -17,11 +17,15 @@ WAIT_S = 60.0  # where no deadline says how long
 
 Made = TypeVar("Made")
 
+OpenThreads = Callable[[int, str], Executor]
+"""Makes so many threads, with names that begin so."""
+
 
 class Workers:
     """Threads for one kind of work, which tenants use in turn.
 
     Args:
+        threads: of which there are `num_threads`.
         what: the work is called in errors, plural.
         is_shared: several tenants use them; then one has half of them at most.
 
@@ -29,10 +33,10 @@ class Workers:
         num: that one tenant has at most.
     """
 
-    def __init__(self, what: str, name: str, *, is_shared: bool, threads: int = THREADS) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self.num = part_of(threads, is_shared=is_shared)
-        self._gate = _gate(what, threads, WAITING_MAX, is_shared=is_shared)
+    def __init__(self, threads: Executor, num_threads: int, what: str, *, is_shared: bool) -> None:
+        self._threads = threads
+        self.num = part_of(num_threads, is_shared=is_shared)
+        self._gate = _gate(what, num_threads, WAITING_MAX, is_shared=is_shared)
 
     async def run(self, work: Callable[[], Made], wait_s: float = WAIT_S) -> Made:
         """What `work` makes in a thread. If this is cancelled, it is waited for once it has begun.
@@ -53,10 +57,6 @@ class Workers:
                     await asyncio.wait({waiting})
                 raise
 
-    def close(self) -> None:
-        """Begin nothing more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 class Gates:
     """What requests of all tenants share, beside the room for what they send.
@@ -69,21 +69,17 @@ class Gates:
         additions: of adapters, which a kvstore copies and checks.
     """
 
-    def __init__(self, *, is_shared: bool) -> None:
-        self.images = Workers("images", "image", is_shared=is_shared)
-        self.large_images = Workers(
-            "large images", "large-image", is_shared=is_shared, threads=LARGE_THREADS
-        )
-        self.inputs = Workers("long texts", "inputs", is_shared=is_shared)
-        self.answers = Workers("long answers", "answer", is_shared=is_shared)
+    def __init__(self, open_threads: OpenThreads, *, is_shared: bool) -> None:
+        def workers(what: str, name: str, num: int = THREADS) -> Workers:
+            return Workers(open_threads(num, name), num, what, is_shared=is_shared)
+
+        self.images = workers("images", "image")
+        self.large_images = workers("large images", "large-image", LARGE_THREADS)
+        self.inputs = workers("long texts", "inputs")
+        self.answers = workers("long answers", "answer")
         self.additions = _gate(
             "additions of adapters", ADDITIONS_MAX, ADDITIONS_WAITING_MAX, is_shared=is_shared
         )
-
-    def close(self) -> None:
-        """Begin nothing more."""
-        for workers in (self.images, self.large_images, self.inputs, self.answers):
-            workers.close()
 
 
 def _gate(what: str, num: int, waiting: int, *, is_shared: bool) -> FairGate:

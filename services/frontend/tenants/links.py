@@ -5,6 +5,7 @@ services tell each other nor another tenant's requests.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.frontend.config import FrontendConfig
@@ -17,6 +18,9 @@ from shared.service import Runtime
 LINKS_MAX = 64  # of more tenants some share one
 PACE = Pace(messages_per_s=1000, bytes_per_s=32_000_000)
 PREPARED_AT_ONCE = 16
+
+Connect = Callable[[str], Awaitable[Bus]]
+"""Opens a connection of this name to NATS, on which no more is taken than `PACE`."""
 
 
 @dataclass(slots=True)
@@ -42,7 +46,9 @@ class Link:
         return None in self.tenants
 
 
-async def connect_links(runtime: Runtime, config: FrontendConfig, keyring: Keyring) -> list[Link]:
+async def connect_links(
+    runtime: Runtime, config: FrontendConfig, keyring: Keyring, connect: Connect
+) -> list[Link]:
     """One for each tenant that has a key, if NATS tells tenants apart; else one for everybody. They
     are closed with the runtime.
     """
@@ -52,9 +58,7 @@ async def connect_links(runtime: Runtime, config: FrontendConfig, keyring: Keyri
         groups = [[*tenants[at::LINKS_MAX]] for at in range(min(LINKS_MAX, len(tenants)))]
 
     async def connected(number: int, group: list[TenantId | None]) -> Link:
-        name = f"frontend-{config.instance}-public-{number}"
-        access = config.nats_access
-        bus = await Bus.connect(config.nats_url, name, access, timeout_s=None, pace=PACE)
+        bus = await connect(f"frontend-{config.instance}-public-{number}")
         runtime.stack.push_async_callback(bus.drain)
         return Link(bus, group)
 

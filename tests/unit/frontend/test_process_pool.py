@@ -6,14 +6,22 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.core.process_pool import Crew, CrewLimits, Effect, Fail, Give, Kill, Start
+from services.frontend.core.process_pool import (
+    Effect,
+    Fail,
+    Give,
+    Kill,
+    PoolLimits,
+    ProcessPool,
+    Start,
+)
 from shared.ids import TenantId
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
-LIMITS = CrewLimits(num_children=2, waiting_max=3, wait_ns=100, work_ns=50, start_ns=1000)
+LIMITS = PoolLimits(num_children=2, waiting_max=3, wait_ns=100, work_ns=50, start_ns=1000)
 
 
-def ready(crew: Crew, now_ns: int = 0) -> None:
+def ready(crew: ProcessPool, now_ns: int = 0) -> None:
     """Both children idle: one has done a piece of work each."""
     assert crew.on_work(-1, now_ns) == [Start(0)]
     assert crew.on_work(-2, now_ns, B) == [Start(1)]
@@ -24,7 +32,7 @@ def ready(crew: Crew, now_ns: int = 0) -> None:
 
 
 def test_children_start_when_there_is_work_and_only_as_many_as_it_needs() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     assert crew.next_at_ns() is None
     assert crew.on_work(1, 0) == [Start(0)]
     assert crew.on_ready(0, 5) == [Give(0, 1)]
@@ -35,7 +43,7 @@ def test_children_start_when_there_is_work_and_only_as_many_as_it_needs() -> Non
 
 
 def test_work_that_does_not_end_costs_its_child_and_nobody_else() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     ready(crew)
     assert crew.on_work(1, 0) == [Give(0, 1)]
     crew.on_begun(0, 20)
@@ -50,7 +58,7 @@ def test_work_that_does_not_end_costs_its_child_and_nobody_else() -> None:
 
 
 def test_a_child_that_dies_gives_its_work_to_another_once() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     ready(crew)
     assert crew.on_work(1, 0) == [Give(0, 1)]
     assert crew.on_ended(0, 5) == [Give(1, 1)]
@@ -59,7 +67,7 @@ def test_a_child_that_dies_gives_its_work_to_another_once() -> None:
 
 
 def test_those_who_wait_are_few_and_do_not_wait_for_ever() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     ready(crew)
     for work in range(5):
         crew.on_work(work, 10)
@@ -72,7 +80,7 @@ def test_those_who_wait_are_few_and_do_not_wait_for_ever() -> None:
 
 
 def test_a_child_that_cannot_start_fails_those_who_wait_for_it() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     assert crew.on_work(1, 0) == [Start(0)]
     assert crew.on_ended(0, 1) == [Fail(1, "lost")]
     assert crew.on_work(2, 2) == [Start(0)], "the next one tries again"
@@ -83,7 +91,7 @@ def test_a_child_that_cannot_start_fails_those_who_wait_for_it() -> None:
 
 
 def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
-    crew = Crew(replace(LIMITS, waiting_max=8, children_of_tenant=1))
+    crew = ProcessPool(replace(LIMITS, waiting_max=8, children_of_tenant=1))
     ready(crew)
     assert crew.on_work(1, 0, A) == [Give(0, 1)]
     assert [crew.on_work(work, 0, A) for work in range(2, 6)] == [[]] * 4, "a child is kept free"
@@ -97,20 +105,20 @@ def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
 
 
 def test_without_others_a_tenant_has_all_children() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     ready(crew)
     assert crew.on_work(1, 0, A) == [Give(0, 1)] and crew.on_work(2, 0, A) == [Give(1, 2)]
 
 
 def test_no_process_is_started_for_what_a_tenant_may_not_run() -> None:
-    crew = Crew(replace(LIMITS, children_of_tenant=1))
+    crew = ProcessPool(replace(LIMITS, children_of_tenant=1))
     assert crew.on_work(1, 0, A) == [Start(0)]
     assert crew.on_work(2, 0, A) == []
     assert crew.on_work(3, 0, B) == [Start(1)]
 
 
 def test_work_that_ends_its_child_is_given_to_no_other() -> None:
-    crew = Crew(LIMITS)
+    crew = ProcessPool(LIMITS)
     ready(crew)
     assert crew.on_work(1, 0) == [Give(0, 1)]
     assert crew.on_ended(0, 5, is_by_work=True) == [Fail(1, "crashed")]
@@ -120,7 +128,7 @@ def test_work_that_ends_its_child_is_given_to_no_other() -> None:
 def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
     rng = random.Random(seed)
     limits = replace(LIMITS, children_of_tenant=rng.randrange(3))
-    crew, now_ns, num_works = Crew(limits), 0, 0
+    crew, now_ns, num_works = ProcessPool(limits), 0, 0
     processes: dict[int, int | None] = {}  # the work of each that lives
     killed: set[int] = set()
     open_works: set[int] = set()

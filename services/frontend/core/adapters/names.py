@@ -38,7 +38,7 @@ class NameTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoredAdapter:
     """What Redis says of one name of one tenant.
 
     Attributes:
@@ -116,7 +116,7 @@ class AdapterNames:
                 ask = "behind"
         return Answer(None, "no" if ask == "no" else "first")
 
-    def on_told(self, tenant: TenantId, name: str, told: Told, now_ns: int) -> None:
+    def on_told(self, tenant: TenantId, name: str, told: StoredAdapter, now_ns: int) -> None:
         """Redis answered for one name of one tenant (or of everybody)."""
         key = tenant, name
         if told.record is not None:

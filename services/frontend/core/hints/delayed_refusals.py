@@ -15,7 +15,7 @@ SENDERS_MAX = 4096
 Sender = tuple[TenantId, str]
 
 
-class Refusals:
+class DelayedRefusals:
     """Answers that are held back."""
 
     def __init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
-Place = str | int
+Network = str | int
 
 KEPT_SHARE = 8  # of all connections one in so many is kept for addresses that have few
 FEW = 8
 
 
-class Crowd:
+class AddressLimits:
     """Open connections by where they are from.
 
     Args:
@@ -23,7 +23,7 @@ class Crowd:
         self._total_max = total_max
         self._many = total_max - total_max // KEPT_SHARE
         self._total = 0
-        self._num: dict[Place, int] = {}
+        self._num: dict[Network, int] = {}
 
     def enter(self, host: str | None) -> bool:
         """Whether there is room for one more; if so it is counted until `leave`.
@@ -33,7 +33,7 @@ class Crowd:
         """
         if host is None:
             return True
-        place = place_of(host)
+        place = network_of(host)
         num = self._num.get(place, 0)
         if self._max and num >= self._max:
             return False
@@ -47,7 +47,7 @@ class Crowd:
         """One that was let in has ended."""
         if host is None:
             return
-        place = place_of(host)
+        place = network_of(host)
         self._total -= 1
         num = self._num[place] - 1
         if num:
@@ -60,14 +60,14 @@ class Crowd:
         return len(self._num)
 
 
-def place_of(host: str) -> Place:
+def network_of(host: str) -> Network:
     """Whom a connection's address stands for.
 
-    >>> place_of("10.0.0.7")
+    >>> network_of("10.0.0.7")
     '10.0.0.7'
-    >>> place_of("::ffff:10.0.0.7")
+    >>> network_of("::ffff:10.0.0.7")
     '10.0.0.7'
-    >>> place_of("2001:db8::1") == place_of("2001:db8::ffff:2") != place_of("2001:db8:0:1::1")
+    >>> network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
     True
     """
     if ":" not in host:
@@ -78,11 +78,11 @@ def place_of(host: str) -> Place:
     return int(address) >> 64 if mapped is None else str(mapped)
 
 
-def place_name(host: str) -> str:
+def network_name(host: str) -> str:
     """The same, for people.
 
-    >>> place_name("10.0.0.7"), place_name("2001:db8::1")
+    >>> network_name("10.0.0.7"), network_name("2001:db8::1")
     ('10.0.0.7', '2001:db8::/64')
     """
-    place = place_of(host)
+    place = network_of(host)
     return place if isinstance(place, str) else str(IPv6Network((place << 64, 64)))

@@ -1,7 +1,7 @@
 """How long a connection is waited for: who sends or reads nothing keeps nothing for ever.
 
 What a client sends is told as it happens; what it reads is looked at every now and then. Seconds
-are `AttentiveClock`'s.
+are `ResponsiveClock`'s.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ BODY_BYTES_PER_S = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatienceLimits:
+class TimeoutLimits:
     """Attributes:
     request_s: for a head, from its first byte; for the first byte; for a body, which wins a second
         for every 16 KiB that come, but is never more than this ahead.
@@ -25,7 +25,7 @@ class PatienceLimits:
     reader_s: float = 30.0
 
 
-class Patience:
+class ClientTimeouts:
     """What one connection is waited for, and since when. Told things in the order they happen."""
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Patience:
         "_unread_since_s",
     )
 
-    def __init__(self, limits: PatienceLimits, now_s: float) -> None:
+    def __init__(self, limits: TimeoutLimits, now_s: float) -> None:
         self._limits = limits
         self._phase: Phase = "head"  # a connection is opened to be used
         self._since_s = self._body_until_s = now_s
@@ -110,7 +110,7 @@ class Patience:
         return now_s - self._unread_since_s >= self._limits.reader_s
 
 
-class AttentiveClock:
+class ResponsiveClock:
     """Seconds in which clients could be heard: what this process itself stood still is not their
     fault, and left out.
 

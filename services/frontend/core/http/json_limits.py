@@ -17,7 +17,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _IN_STRING = re.compile(rb"[^\"\\]*+(?:\\.[^\"\\]*+)*+", re.DOTALL)
 
 
-class Shape:
+class JsonSize:
     """A body's values so far. Feed it with the body's slices in order.
 
     Args:

@@ -20,7 +20,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPort:
     """A host, lower case, without brackets; and a port, None if none is written."""
 
     host: str
@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class RequestGuard:
     """What is let in.
 
     Attributes:
@@ -39,7 +39,7 @@ class Door:
     """
 
     address: str
-    allowed: frozenset[Place] = frozenset()
+    allowed: frozenset[HostPort] = frozenset()
     origins: frozenset[str] = frozenset()
     asks_for_keys: bool = False
 
@@ -52,7 +52,7 @@ class Door:
         """
         if self.asks_for_keys or host is None:
             return True
-        place = parse_place(host)
+        place = parse_host(host)
         if place is None:
             return False
         if place.host == self.address or _is_loopback(place.host) or self._allows(place):
@@ -72,29 +72,29 @@ class Door:
         if not self.origins.isdisjoint({origin, "*"}):
             return True
         scheme, separator, authority = origin.partition("://")
-        page = parse_place(authority) if separator else None
+        page = parse_host(authority) if separator else None
         if page is None:  # "null", of a page that hides where it is from
             return False
         if self._allows(page):
             return True
         # With TLS ended by a proxy the page's scheme is another one than ours.
         default = HTTP_PORTS.get(scheme)
-        ours = parse_place(host or "")
+        ours = parse_host(host or "")
         if default is None or ours is None or ours.host != page.host:
             return False
         return (page.port or default) == (ours.port or default)
 
-    def _allows(self, place: Place) -> bool:
-        return place in self.allowed or Place(place.host) in self.allowed
+    def _allows(self, place: HostPort) -> bool:
+        return place in self.allowed or HostPort(place.host) in self.allowed
 
 
 @lru_cache(256)  # of the same few hosts, request after request
-def parse_place(text: str) -> Place | None:
+def parse_host(text: str) -> HostPort | None:
     """A ``Host`` header's value; None if it is none.
 
-    >>> parse_place("Chat.Example.org:8080"), parse_place("[::1]")
-    (Place(host='chat.example.org', port=8080), Place(host='::1', port=None))
-    >>> parse_place("user@host") is parse_place("host/path") is None
+    >>> parse_host("Chat.Example.org:8080"), parse_host("[::1]")
+    (HostPort(host='chat.example.org', port=8080), HostPort(host='::1', port=None))
+    >>> parse_host("user@host") is parse_host("host/path") is None
     True
     """
     try:
@@ -106,7 +106,7 @@ def parse_place(text: str) -> Place | None:
         return None
     if _NAME.fullmatch(host) is None and _address(host) is None:
         return None
-    return Place(host, port)
+    return HostPort(host, port)
 
 
 def is_json(content_type: str) -> bool:

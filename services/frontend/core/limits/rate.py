@@ -10,7 +10,7 @@ MINUTE_NS = 60_000_000_000
 FULL_ONES_MAX = 1024  # tenants that are looked at for having a whole minute's worth again
 
 
-class Pace:
+class TenantRate:
     """So many a minute for each tenant, as fast as it likes while it has some left of a minute.
 
     Args:

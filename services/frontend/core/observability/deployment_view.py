@@ -60,7 +60,7 @@ class _Counted:
     processes: frozenset[str]
 
 
-class HouseView:
+class DeploymentView:
     """Told again and again what everybody says."""
 
     def __init__(self) -> None:

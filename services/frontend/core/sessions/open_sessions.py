@@ -7,7 +7,7 @@ from shared.ids import SessionId, TenantId
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Claim:
+class OpenSession:
     """One request's, from before it read the session's record until nobody holds it any more.
 
     Attributes:
@@ -21,15 +21,15 @@ class Claim:
     is_forgotten: bool = False
 
 
-class Claims:
+class OpenSessions:
     """Every claim that a request of this frontend holds."""
 
     def __init__(self) -> None:
-        self._claims: WeakSet[Claim] = WeakSet()
+        self._claims: WeakSet[OpenSession] = WeakSet()
 
-    def make(self, tenant: TenantId, session_id: SessionId) -> Claim:
+    def make(self, tenant: TenantId, session_id: SessionId) -> OpenSession:
         """The claim of a request that begins now."""
-        claim = Claim(tenant, session_id)
+        claim = OpenSession(tenant, session_id)
         self._claims.add(claim)
         return claim
 

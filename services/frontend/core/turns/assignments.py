@@ -10,11 +10,11 @@ from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId
 from shared.locations import known_places, worth_keeping
 from shared.messages import SessionPlaced
 
-PLACES_MAX = 100_000
+ASSIGNMENTS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Assignment:
     """Attributes:
     kv_at: leading blocks of the session by host, as far as the scheduler knows.
     """
@@ -32,11 +32,11 @@ class Place:
         }
 
 
-class Places:
+class Assignments:
     """What was told last of each session. It may be out of date: the scheduler decides."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[tuple[TenantId, SessionId], Place] = OrderedDict()
+        self._places: OrderedDict[tuple[TenantId, SessionId], Assignment] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -46,14 +46,14 @@ class Places:
         key = (placed.tenant, placed.session_id)
         expires_at_ns = now_ns + placed.expires_in_ns
         kv_at = known_places(worth_keeping(placed.kv_at))
-        self._places[key] = Place(placed.worker_id, placed.model_id, expires_at_ns, kv_at)
+        self._places[key] = Assignment(placed.worker_id, placed.model_id, expires_at_ns, kv_at)
         self._places.move_to_end(key)
-        if len(self._places) > PLACES_MAX:
+        if len(self._places) > ASSIGNMENTS_MAX:
             self._places.popitem(last=False)
 
     def take(
         self, tenant: TenantId, session_id: SessionId | None, model_id: ModelId, now_ns: int
-    ) -> Place | None:
+    ) -> Assignment | None:
         """What is kept for this turn, which uses it up; None: nothing is known."""
         if session_id is None:
             return None

@@ -12,8 +12,8 @@ at the beginning, and must say again what was said before.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.frontend.core.sessions.open_sessions import Claim
-from services.frontend.core.turns.assignments import Places
+from services.frontend.core.sessions.open_sessions import OpenSession
+from services.frontend.core.turns.assignments import Assignments
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     AdapterRef,
@@ -87,7 +87,7 @@ class NewTurn:
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
     adapter: AdapterRef | None = None
-    claim: Claim | None = None
+    claim: OpenSession | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
     agent: AgentRef | None = None
@@ -225,7 +225,7 @@ class Turns:
         self._frontend_id = frontend_id
         self._limits = limits
         self._turns: dict[TurnId, _Turn] = {}
-        self._places = Places()
+        self._places = Assignments()
         self._scheduler_seen_at_ns = 0
 
     def __len__(self) -> int:

@@ -269,7 +269,7 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
 
 PARENT = """
 import asyncio, sys
-from services.frontend.core.process_pool import CrewLimits
+from services.frontend.core.process_pool import PoolLimits
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.tokenizer import load_tokenizer
@@ -277,7 +277,7 @@ from shared.clock import SystemClock
 
 async def main():
     second = 10**9
-    pool = Pool(SystemClock(), CrewLimits(num_children=1, work_ns=60 * second))
+    pool = Pool(SystemClock(), PoolLimits(num_children=1, work_ns=60 * second))
     texts, tokenizer = Texts(pool, pool), load_tokenizer(sys.argv[1])
     await texts.encode(tokenizer, "a" * 20_000, special=False)
     print(*pool.pids, flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.core.process_pool import CrewLimits
+from services.frontend.core.process_pool import PoolLimits
 from services.frontend.rendering import texts as subject
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
@@ -86,7 +86,7 @@ def model(folder: Path, template: str) -> ModelTokenizer:
 @asynccontextmanager
 async def rendering() -> AsyncIterator[tuple[Texts, Pool]]:
     """One process for templates."""
-    pool = Pool(SystemClock(), CrewLimits(num_children=1, work_ns=60_000_000_000))
+    pool = Pool(SystemClock(), PoolLimits(num_children=1, work_ns=60_000_000_000))
     try:
         yield Texts(pool, pool), pool
     finally:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from services.frontend.config import FrontendConfig
-from services.frontend.service import listen, main
+from services.frontend.http.server import listen
+from services.frontend.service import main
 from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError, NotFound

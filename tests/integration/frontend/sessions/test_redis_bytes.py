@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.core.sessions.stored_responses import StoredResponse, new_response_id
+from services.frontend.sessions.redis import redis_at
 from services.frontend.sessions.redis_scripts import DELETION_SLOTS
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
@@ -26,7 +27,7 @@ JUST_GROWN = 132  # its tables were made twice as large a moment before, and the
 
 @pytest.fixture
 def store(redis_server: Server) -> SessionStore:
-    return SessionStore(redis_server.url, SystemClock(), 3600)
+    return SessionStore(redis_at(redis_server.url), SystemClock(), 3600)
 
 
 async def used_by_data(redis: Any) -> int:

@@ -15,6 +15,7 @@ from services.frontend.core.sessions.stored_responses import StoredResponse, new
 from services.frontend.sessions import redis_scripts, response_scripts
 from services.frontend.sessions import response_store as responses
 from services.frontend.sessions import store as sessions
+from services.frontend.sessions.redis import redis_at
 from services.frontend.sessions.redis_scripts import RESERVED_BYTES, TENANT_BYTES
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore, Tombstone
@@ -40,7 +41,7 @@ class Store(SessionStore):
     """A store that knows what is in Redis."""
 
     def __init__(self, url: str, expiry_s: int = 60) -> None:
-        super().__init__(url, SystemClock(), expiry_s)
+        super().__init__(redis_at(url), SystemClock(), expiry_s)
         self.redis: Any = Redis.from_url(url)
         self.responses = ResponseStore(self)
         self._num_turns = count(1000)  # as many digits in each

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 from cli.supervisor.children import free_port, start_redis, stop_child, wait_for_port
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.sessions import aof
+from services.frontend.sessions.redis import redis_at
 from services.frontend.sessions.store import (
     LIVES_NS,
     LOCATING_MAX,
@@ -51,7 +52,7 @@ def test_refused_writes_do_not_keep_anybody_from_reading(
     redis_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        store = SessionStore(redis_server.url, SystemClock(), 60)
+        store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
         redis: Any = Redis.from_url(redis_server.url)
         await store.put(record("kept"), "", NO_LIMITS)
         await redis.config_set("maxmemory", 1)
@@ -79,7 +80,7 @@ def test_of_two_turns_that_began_with_one_record_the_first_one_stores_its_own(
     fox = SessionId("fox")
 
     async def scenario() -> None:
-        store = SessionStore(redis_server.url, SystemClock(), 60)
+        store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
         redis: Any = Redis.from_url(redis_server.url)
         first = replace(record("fox"), cache_salt=text, model_id=ModelId(text or "m"))
 
@@ -106,7 +107,7 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
     fox = SessionId("fox")
 
     async def scenario() -> None:
-        store = SessionStore(redis_server.url, SystemClock(), 60)
+        store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
         before = (await store.get(DEFAULT_TENANT, fox)).generation
         await store.put(replace(record("fox"), block_keys="aa"), before, NO_LIMITS)
         tombstone = await store.forget(DEFAULT_TENANT, fox)
@@ -146,7 +147,7 @@ def test_a_session_is_known_with_where_its_kv_is(redis_server: Server) -> None:
     key = location_redis_key(owner_key(DEFAULT_TENANT, fox))
 
     async def scenario() -> None:
-        store = SessionStore(redis_server.url, clock, 60)
+        store = SessionStore(redis_at(redis_server.url), clock, 60)
         redis: Any = Redis.from_url(redis_server.url)
         await redis.hset(KV_HOSTS_KEY, "h1", encode_claim(HostClaim("new", 7, 1)))
         await redis.hset(KV_HOSTS_KEY, "h2", encode_claim(HostClaim("b", 7, 1)))
@@ -182,7 +183,7 @@ def test_advisories_make_no_turn_wait_for_its_record() -> None:
     fox, clock = SessionId("fox"), ManualClock(start_ns=1)
 
     async def scenario() -> None:
-        store = SessionStore("redis://127.0.0.1:1/0", clock, 60)
+        store = SessionStore(redis_at("redis://127.0.0.1:1/0"), clock, 60)
         asked: list[asyncio.Future[None]] = []
 
         async def together(*_: object, is_needed: bool = True) -> None:
@@ -223,7 +224,7 @@ def test_what_was_deleted_leaves_the_append_only_file(
     url = f"redis://127.0.0.1:{port}/0"
 
     async def scenario() -> None:
-        store = SessionStore(url, SystemClock(), 60)
+        store = SessionStore(redis_at(url), SystemClock(), 60)
         redis: Any = Redis.from_url(url)
         await redis.config_set("aof-use-rdb-preamble", "no")  # plain, not compressed
         await redis.aclose()
@@ -260,15 +261,14 @@ def test_a_redis_that_does_not_rewrite_is_told_of_once(
     class Refusing:
         """A Redis whose administrator renamed the command away."""
 
-        async def info(self, section: str) -> dict[str, int]:
-            return {"aof_enabled": 1}
-
-        async def execute_command(self, name: str) -> None:
+        async def execute_command(self, name: str, *_: str) -> dict[str, int]:
+            if name == "INFO":
+                return {"aof_enabled": 1}
             asked.append(name)
             raise ResponseError("unknown command")
 
     async def scenario() -> None:
-        rewriter = aof.AofRewriter(Refusing())
+        rewriter = aof.AofRewriter(cast(Any, Refusing()))
         running = asyncio.create_task(rewriter.run())
         for number in range(3):
             rewriter.ask()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.core.adapters import names as adapter_names
-from services.frontend.core.adapters.names import AdapterNames, Answer, NameTimes, Told
+from services.frontend.core.adapters.names import AdapterNames, Answer, NameTimes, StoredAdapter
 from shared.adapters.record import EVERYBODY
 from shared.ids import HostId, ModelId, TenantId
 from shared.messages import AdapterChanged, AdapterRecord
@@ -35,22 +35,22 @@ def find(names: AdapterNames, tenant: TenantId = T, at_s: float = 0, **more: boo
 
 def tell(
     names: AdapterNames,
-    own: Told,
-    everybody: Told | None = None,
+    own: StoredAdapter,
+    everybody: StoredAdapter | None = None,
     at_s: float = 0,
     who: TenantId = T,
 ) -> None:
     names.on_told(who, "a", own, int(at_s * S))
-    names.on_told(EVERYBODY, "a", everybody or Told(None), int(at_s * S))
+    names.on_told(EVERYBODY, "a", everybody or StoredAdapter(None), int(at_s * S))
 
 
 def test_a_name_is_asked_for_once_and_then_known() -> None:
     names = AdapterNames()
     assert find(names) == Answer(None, "first")
-    tell(names, Told(record()))
+    tell(names, StoredAdapter(record()))
     assert find(names) == Answer(record())
     assert find(names, U) == Answer(None, "first"), "another tenant's is not known"
-    tell(names, Told(None), who=U)
+    tell(names, StoredAdapter(None), who=U)
     assert find(names, U) == Answer(None)
 
 
@@ -59,7 +59,7 @@ def test_ones_own_hide_everybodys() -> None:
     shared = record(tenant=EVERYBODY)
     names.on_changed(changed(shared), 0)
     assert find(names) == Answer(shared, "first"), "there may be one of its own"
-    tell(names, Told(None), Told(shared))
+    tell(names, StoredAdapter(None), StoredAdapter(shared))
     assert find(names) == Answer(shared)
     names.on_changed(changed(record()), 0)
     assert find(names).record == record()
@@ -70,7 +70,7 @@ def test_ones_own_hide_everybodys() -> None:
 
 def test_what_is_heard_is_not_believed_for_ever() -> None:
     names = AdapterNames(NameTimes(known_ns=30 * S, unknown_ns=S, base_ns=60 * S))
-    tell(names, Told(None))
+    tell(names, StoredAdapter(None))
     assert find(names, at_s=0.9) == Answer(None)
     assert find(names, at_s=1) == Answer(None, "first")
     assert find(names, at_s=59, is_base=True) == Answer(None)
@@ -78,18 +78,18 @@ def test_what_is_heard_is_not_believed_for_ever() -> None:
     names.on_changed(changed(record()), 0)
     assert find(names, at_s=29) == Answer(record())
     assert find(names, at_s=30) == Answer(record(), "behind")
-    tell(names, Told(record()), at_s=30)
+    tell(names, StoredAdapter(record()), at_s=30)
     assert find(names, at_s=31) == Answer(record())
 
 
 def test_redis_that_was_wiped_unnames_nothing_and_a_removal_does() -> None:
     names = AdapterNames()
-    tell(names, Told(record(revision=3)))
-    tell(names, Told(None))
+    tell(names, StoredAdapter(record(revision=3)))
+    tell(names, StoredAdapter(None))
     assert find(names) == Answer(record(revision=3))
-    tell(names, Told(None, gone=2))
+    tell(names, StoredAdapter(None, gone=2))
     assert find(names) == Answer(record(revision=3))
-    tell(names, Told(None, gone=4))
+    tell(names, StoredAdapter(None, gone=4))
     assert find(names) == Answer(None)
 
 
@@ -104,7 +104,7 @@ def test_order_and_repetition_change_nothing(
 
     def after(events: Sequence[tuple[bool, int]]) -> AdapterRecord | None:
         names = AdapterNames()
-        names.on_told(EVERYBODY, "a", Told(None), 0)
+        names.on_told(EVERYBODY, "a", StoredAdapter(None), 0)
         for is_broadcast, revision in events:
             new = record(revision=revision) if revision % 2 else None
             if is_broadcast:
@@ -112,7 +112,7 @@ def test_order_and_repetition_change_nothing(
                     AdapterChanged(name="a", tenant=T, revision=revision, record=new), 0
                 )
             else:
-                names.on_told(T, "a", Told(new, 0 if new else revision), 0)
+                names.on_told(T, "a", StoredAdapter(new, 0 if new else revision), 0)
         return find(names).record
 
     newest = max((revision for _, revision in events), default=0)
@@ -128,9 +128,9 @@ def test_a_flood_of_names_is_bounded_and_spares_those_that_are_known(
     monkeypatch.setattr(adapter_names, "UNKNOWN_MAX", 10)
     monkeypatch.setattr(adapter_names, "KNOWN_MAX", 5)
     names = AdapterNames()
-    tell(names, Told(record()))
+    tell(names, StoredAdapter(record()))
     for number in range(100):
-        names.on_told(T, f"n{number}", Told(None), 0)
+        names.on_told(T, f"n{number}", StoredAdapter(None), 0)
     assert find(names) == Answer(record()) and len(names) == 11
     for number in range(100):
         names.on_changed(changed(record(f"n{number}")), 0)

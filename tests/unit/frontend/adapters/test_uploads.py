@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from services.frontend.adapters import uploads
+from services.frontend.adapters.upload_files import UnnamedFiles
 from services.frontend.adapters.uploads import FORM_BYTES_MAX, UPLOADS_MAX, Uploads
 from services.frontend.http.errors import RequestTooSlow, TooManyRequests
 from shared.adapters.config import AdapterTooLarge
@@ -20,7 +21,9 @@ A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 
 
 def make(folder: Path, *, is_shared: bool = True) -> Uploads:
-    return Uploads(cast(Any, None), FrontendId("f"), folder, 1000, is_shared=is_shared)
+    return Uploads(
+        cast(Any, None), FrontendId("f"), UnnamedFiles(folder), 1000, is_shared=is_shared
+    )
 
 
 def test_a_tenant_s_uploads_leave_room_to_another_s(tmp_path: Path) -> None:

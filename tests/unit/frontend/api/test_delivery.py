@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -18,7 +19,7 @@ from services.frontend.tenants.gates import Gates
 class Generation:
     """One piece, at once."""
 
-    gates = Gates(is_shared=False)
+    gates = Gates(ThreadPoolExecutor, is_shared=False)
 
     def __enter__(self) -> "Generation":
         return self

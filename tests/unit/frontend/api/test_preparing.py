@@ -4,6 +4,7 @@ import asyncio
 import base64
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -70,7 +71,7 @@ class House:
         hub: Any = SimpleNamespace(open=self._open)
         self.pending = PendingJobs(hub, self.capacity, 0, "r")
         config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
-        self.gates = Gates(is_shared=True)
+        self.gates = Gates(ThreadPoolExecutor, is_shared=True)
         app: Any = SimpleNamespace(clock=self.clock, config=config, gates=self.gates)
         self.context = Context(app, self.pending)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.core.http.address_limits import Crowd, place_of
+from services.frontend.core.http.address_limits import AddressLimits, network_of
 from services.frontend.core.limits.slots import Slots
 
 HOSTS = ["10.0.0.1", "10.0.0.2", "::1", "2001:db8::1", "2001:db8::2", "fe80::1%eth0", None]
@@ -14,9 +14,9 @@ HOSTS = ["10.0.0.1", "10.0.0.2", "::1", "2001:db8::1", "2001:db8::2", "fe80::1%e
 def test_as_many_as_allowed_a_place_and_none_is_left_over(
     hosts: list[str | None], per_address_max: int
 ) -> None:
-    crowd, inside = Crowd(per_address_max, 1000), list[str | None]()
+    crowd, inside = AddressLimits(per_address_max, 1000), list[str | None]()
     for host in hosts:
-        num = sum(1 for h in inside if h is not None and host and place_of(h) == place_of(host))
+        num = sum(1 for h in inside if h is not None and host and network_of(h) == network_of(host))
         assert crowd.enter(host) == (host is None or num < per_address_max)
         if host is None or num < per_address_max:
             inside.append(host)
@@ -26,12 +26,12 @@ def test_as_many_as_allowed_a_place_and_none_is_left_over(
 
 
 def test_without_a_limit_all_are_let_in() -> None:
-    crowd = Crowd(0, 10_000)
+    crowd = AddressLimits(0, 10_000)
     assert all(crowd.enter("10.0.0.1") for _ in range(5_000))
 
 
 def test_crowds_leave_room_to_other_addresses() -> None:
-    crowd = Crowd(500, 800)
+    crowd = AddressLimits(500, 800)
     assert sum(crowd.enter(f"10.0.0.{number % 3}") for number in range(1500)) == 700
     assert all(crowd.enter(f"10.0.1.{number % 10}") for number in range(80))
     assert not crowd.enter("10.0.1.0"), "it has its few"

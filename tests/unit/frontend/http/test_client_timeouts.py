@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 
 from services.frontend.core.http.client_timeouts import (
     BODY_BYTES_PER_S,
-    AttentiveClock,
-    Patience,
-    PatienceLimits,
+    ClientTimeouts,
+    ResponsiveClock,
+    TimeoutLimits,
 )
 
-LIMITS = PatienceLimits(request_s=30.0, reader_s=30.0)
+LIMITS = TimeoutLimits(request_s=30.0, reader_s=30.0)
 
 
-def opened() -> Patience:
-    return Patience(LIMITS, 0.0)
+def opened() -> ClientTimeouts:
+    return ClientTimeouts(LIMITS, 0.0)
 
 
-def asked(patience: Patience, now_s: float, *, with_body: bool = False) -> None:
+def asked(patience: ClientTimeouts, now_s: float, *, with_body: bool = False) -> None:
     """A whole head, and its whole request if no body follows."""
     patience.on_bytes(now_s)
     patience.on_begin(now_s)
@@ -168,7 +168,7 @@ def test_whatever_happens_what_is_awaited_is_not_awaited_for_ever(
 
 
 def test_our_own_standstill_is_nobody_elses() -> None:
-    clock = AttentiveClock(1.0, 100.0)
+    clock = ResponsiveClock(1.0, 100.0)
     for second in range(101, 111):
         clock.on_tick(float(second))
     assert clock.attentive_s(110.0) == 110.0

@@ -1,13 +1,14 @@
 """The application as FastAPI sees it: what it documents, and what happens to failures."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
 
-from services.frontend.app import App
+from services.frontend.app import App, Base, Observability, TenantParts
 from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
 from services.frontend.core.limits.capacity import Capacity
@@ -26,30 +27,18 @@ def broken() -> Any:
 
 def ask(method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an application whose models cannot be listed."""
-    parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
-    jobs = cast(Any, SimpleNamespace(capacity=Capacity(0, 0)))
-    rest = [
-        nothing,
-        nothing,
-        jobs,
-        nothing,
-        nothing,
-        nothing,
-        Quotas(TenantLimits(), {}),
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        RequestTracer(NO_TRACER, ManualClock(), TraceSampler(1.0, 1.0)),
-        Gates(is_shared=False),
-    ]
-    app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
+    gates = Gates(ThreadPoolExecutor, is_shared=False)
+    quotas = Quotas(TenantLimits(), {})
+    tracer = RequestTracer(NO_TRACER, ManualClock(), TraceSampler(1.0, 1.0), lambda: 0.5)
+    app = App(
+        base=Base(config=FrontendConfig(), bus=nothing, clock=nothing),
+        library=cast(Any, SimpleNamespace(models=SimpleNamespace(all=broken))),
+        storage=nothing,
+        turns=cast(Any, SimpleNamespace(jobs=SimpleNamespace(capacity=Capacity(0, 0)))),
+        tenants=TenantParts(slots=nothing, quotas=quotas, gates=gates, adapter_changes=nothing),
+        observability=Observability(metrics=nothing, feed=nothing, tracer=tracer),
+    )
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))

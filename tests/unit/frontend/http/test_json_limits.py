@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.core.http.json_limits import CONTAINERS_MAX, Shape
+from services.frontend.core.http.json_limits import CONTAINERS_MAX, JsonSize
 from shared.errors import InvalidRequest
 
 TEXTS = st.text(alphabet='ab,[]{}"\\\n:\u20ac', max_size=12)
@@ -36,7 +36,7 @@ def test_values_are_counted_outside_strings_only(
     value: Any, ascii_only: bool, lengths: list[int]
 ) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
-    shape, at, turn = Shape(10**9), 0, 0
+    shape, at, turn = JsonSize(10**9), 0, 0
     while at < len(data):
         length = lengths[turn % len(lengths)]
         shape.feed(data[at : at + length])
@@ -47,9 +47,9 @@ def test_values_are_counted_outside_strings_only(
 
 
 def test_too_many_are_refused_and_a_long_text_is_not() -> None:
-    Shape(9).feed(b'{"prompt": "' + b"[,{" * 10_000 + b'"}')
-    Shape(9).feed(b"[[1,2,3,4,5,6,7]]")
+    JsonSize(9).feed(b'{"prompt": "' + b"[,{" * 10_000 + b'"}')
+    JsonSize(9).feed(b"[[1,2,3,4,5,6,7]]")
     for data, values_max in ((b"[[1,2,3,4,5,6,7,8]]", 9), (b"[" * (CONTAINERS_MAX + 1), 10**9)):
         with pytest.raises(InvalidRequest) as caught:
-            Shape(values_max).feed(data)
+            JsonSize(values_max).feed(data)
         assert caught.value.code == "too_many_values"

@@ -3,17 +3,17 @@
 import pytest
 
 from services.frontend.config import FrontendConfig
-from services.frontend.core.http.request_guard import Door, is_json, parse_place
+from services.frontend.core.http.request_guard import RequestGuard, is_json, parse_host
 from shared.config import load_config
 from shared.errors import ConfigError
 
-AT_HOME = Door(address="127.0.0.1")
-ANYWHERE = Door(address="0.0.0.0")
+AT_HOME = RequestGuard(address="127.0.0.1")
+ANYWHERE = RequestGuard(address="0.0.0.0")
 
 
-def allowing(*names: str, address: str = "127.0.0.1") -> Door:
+def allowing(*names: str, address: str = "127.0.0.1") -> RequestGuard:
     config = FrontendConfig(allow_hosts=list(names))
-    return Door(address=address, allowed=config.allowed_places)
+    return RequestGuard(address=address, allowed=config.allowed_places)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_beyond_loopback_addresses_and_bare_names_are_let_in() -> None:
     for host in ("localhost:8080", "frontend:8080", "10.0.0.7", "[fe80::1]:8080", "my_service"):
         assert ANYWHERE.admits_host(host), host
     assert not ANYWHERE.admits_host("evil.example:8080")
-    assert Door(address="10.0.0.7").admits_host("10.0.0.7:8080")
-    assert Door(address="box.lan").admits_host("box.lan:8080")
+    assert RequestGuard(address="10.0.0.7").admits_host("10.0.0.7:8080")
+    assert RequestGuard(address="box.lan").admits_host("box.lan:8080")
 
 
 def test_a_key_proves_more_than_a_name() -> None:
-    door = Door(address="127.0.0.1", asks_for_keys=True)
+    door = RequestGuard(address="127.0.0.1", asks_for_keys=True)
     assert door.admits_host("chat.example.org")
     assert not door.admits_page("POST", "chat.example.org", "https://evil.example", "")
 
@@ -101,7 +101,7 @@ def test_requests_that_are_no_page_s_are_let_in() -> None:
 
 def test_names_are_checked_at_the_start() -> None:
     config = load_config(FrontendConfig, {"SYMPHONY_ALLOW_HOSTS": '["chat.example.org"]'})
-    assert config.allowed_places == {parse_place("chat.example.org")}
+    assert config.allowed_places == {parse_host("chat.example.org")}
     for value in ('["https://chat.example.org"]', '["*"]', '[""]', "chat.example.org"):
         with pytest.raises(ConfigError, match="SYMPHONY_ALLOW_HOSTS"):
             load_config(FrontendConfig, {"SYMPHONY_ALLOW_HOSTS": value})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.core.limits.rate import FULL_ONES_MAX, MINUTE_NS, Pace
+from services.frontend.core.limits.rate import FULL_ONES_MAX, MINUTE_NS, TenantRate
 from shared.errors import TenantQuota
 from shared.ids import TenantId
 
@@ -19,7 +19,7 @@ class Now:
         return self.ns
 
 
-def may(pace: Pace, tenant: TenantId = A) -> bool:
+def may(pace: TenantRate, tenant: TenantId = A) -> bool:
     try:
         pace.take(tenant)
     except TenantQuota:
@@ -29,7 +29,7 @@ def may(pace: Pace, tenant: TenantId = A) -> bool:
 
 def test_a_minute_s_worth_at_once_and_then_one_by_one() -> None:
     now = Now()
-    pace = Pace(60, "changes", now)
+    pace = TenantRate(60, "changes", now)
     assert [may(pace) for _ in range(61)] == [True] * 60 + [False]
     assert may(pace, B), "others have their own"
     with pytest.raises(TenantQuota, match="too many changes: it may make 60 a minute") as refusal:
@@ -40,14 +40,14 @@ def test_a_minute_s_worth_at_once_and_then_one_by_one() -> None:
 
 
 def test_without_a_limit_there_is_none() -> None:
-    pace = Pace(0, "changes", Now())
+    pace = TenantRate(0, "changes", Now())
     assert all(may(pace) for _ in range(10_000))
 
 
 @given(st.lists(st.integers(0, MINUTE_NS // 3), max_size=60), st.integers(1, 20))
 def test_never_more_than_two_minutes_worth_in_a_minute(pauses: list[int], limit: int) -> None:
     now = Now()
-    pace, taken = Pace(limit, "changes", now), list[int]()
+    pace, taken = TenantRate(limit, "changes", now), list[int]()
     for pause_ns in pauses:
         now.ns += pause_ns
         if may(pace):
@@ -58,7 +58,7 @@ def test_never_more_than_two_minutes_worth_in_a_minute(pauses: list[int], limit:
 
 def test_what_is_remembered_is_bounded() -> None:
     now = Now()
-    pace = Pace(60, "changes", now)
+    pace = TenantRate(60, "changes", now)
     for number in range(3 * FULL_ONES_MAX):
         now.ns += MINUTE_NS // 60
         pace.take(TenantId(f"t{number}"))

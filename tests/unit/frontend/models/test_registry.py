@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from services.frontend.core.models.fleet import Fleet
-from services.frontend.models import registry as subject
+from services.frontend.models import files as subject
+from services.frontend.models.files import LocalModelFiles, ModelFiles
 from services.frontend.models.registry import Models
 from shared.clock import ManualClock
 from shared.errors import NoCapacity, NotFound
@@ -46,12 +48,16 @@ async def no_names(_: object) -> frozenset[str]:
     return frozenset()
 
 
+def local_files() -> ModelFiles:
+    return LocalModelFiles(ThreadPoolExecutor(1))
+
+
 class House:
     """Models that are told of one worker's cards, and load before the next report."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.models = Models(self.clock, self._spawn, (), no_names)
+        self.models = Models(self.clock, self._spawn, local_files(), (), no_names)
         self._seq = 0
 
     def report(self, *cards: OneshotCard, llms: tuple[ModelCard, ...] = ()) -> None:
@@ -125,7 +131,11 @@ def test_files_of_several_models_are_read_one_after_another(
     async def scenario() -> None:
         tasks: list[asyncio.Task[None]] = []
         models = Models(
-            ManualClock(), lambda work, _: tasks.append(asyncio.create_task(work)), (), no_names
+            ManualClock(),
+            lambda work, _: tasks.append(asyncio.create_task(work)),
+            local_files(),
+            (),
+            no_names,
         )
         cards = [
             replace(card, model_id=ModelId(f"m{at}"), source=f"/m{at}")
@@ -135,7 +145,6 @@ def test_files_of_several_models_are_read_one_after_another(
         assert models.names() == []
         await asyncio.gather(*tasks)
         assert sorted(models.names()) == ["m0", "m1", "m2", "m3"]
-        models.close()
 
     asyncio.run(scenario())
     assert met == []
@@ -156,7 +165,7 @@ def test_files_in_use_anywhere_are_kept() -> None:
 def test_a_deployed_model_without_workers_is_away_and_not_unknown() -> None:
     clock = ManualClock()
     names = ["gpt-4", "gpt-5=llama", "gpt-6=other"]
-    models = Models(clock, lambda *_: None, names, no_names, ["llama", "minilm"])
+    models = Models(clock, lambda *_: None, local_files(), names, no_names, ["llama", "minilm"])
     clock.advance(3600 * 10**9)
     for name in ("llama", "minilm", "gpt-4", "gpt-5"):
         with pytest.raises(NoCapacity):

@@ -5,7 +5,7 @@ from typing import Any
 from services.frontend.core.observability.deployment_view import (
     WINDOW_NS,
     Answers,
-    HouseView,
+    DeploymentView,
     for_tenant,
 )
 from shared.exposition import Sample
@@ -23,7 +23,7 @@ from shared.messages import (
 S = 1_000_000_000
 
 
-def look(view: HouseView, at_s: float, *samples: Sample, **more: Any) -> dict[str, Any]:
+def look(view: DeploymentView, at_s: float, *samples: Sample, **more: Any) -> dict[str, Any]:
     answers: dict[str, Any] = {"services": {}, "schedulers": [], "stores": []} | more
     return view.on_answers(Answers(samples=samples, **answers), int(at_s * S), at_s)
 
@@ -33,7 +33,7 @@ def counted(name: str, value: float, process: str = "p", **labels: str) -> Sampl
 
 
 def test_rates_are_of_the_last_half_minute() -> None:
-    view = HouseView()
+    view = DeploymentView()
     assert look(view, 0, counted("request_success_total", 100))["rates"]["requests"] == 0
     told = look(view, 2, counted("request_success_total", 104))
     assert (told["rates"]["requests"], told["window_s"]) == (2.0, 2.0)
@@ -44,7 +44,7 @@ def test_rates_are_of_the_last_half_minute() -> None:
 
 
 def test_after_a_while_in_which_nobody_watched_rates_begin_anew() -> None:
-    view = HouseView()
+    view = DeploymentView()
     look(view, 0, counted("request_success_total", 0))
     look(view, 2, counted("request_success_total", 100))
     told = look(view, 100, counted("request_success_total", 900))
@@ -53,7 +53,7 @@ def test_after_a_while_in_which_nobody_watched_rates_begin_anew() -> None:
 
 
 def test_who_begins_anew_has_gained_all_and_who_is_new_nothing() -> None:
-    view = HouseView()
+    view = DeploymentView()
     look(view, 0, counted("http_errors_total", 50, code="500"))
     told = look(view, 1, counted("http_errors_total", 3, code="500"))
     assert told["rates"]["errors"] == 3.0
@@ -66,7 +66,7 @@ def test_who_begins_anew_has_gained_all_and_who_is_new_nothing() -> None:
 
 
 def test_what_is_counted_by_label() -> None:
-    view = HouseView()
+    view = DeploymentView()
 
     def at(second: float, num: float) -> dict[str, Any]:
         return look(
@@ -96,7 +96,7 @@ def test_what_is_counted_by_label() -> None:
 
 
 def test_times_are_read_from_buckets() -> None:
-    view = HouseView()
+    view = DeploymentView()
 
     def at(second: float, *nums: float) -> dict[str, Any]:
         buckets = zip(("0.1", "0.2", "+Inf"), nums, strict=True)
@@ -115,7 +115,7 @@ def test_who_is_there() -> None:
         worker_id=WorkerId("h-w0"), host_id=HostId("h"), state="ready", models=["m"], num_turns=2
     )
     told = look(
-        HouseView(), 0,
+        DeploymentView(), 0,
         counted("turns_running", 3, "h-w0", model="m"),
         counted("turns_waiting", 1, "h-w0", model="m"),
         counted("autoscale_add", 0, "spare"), counted("autoscale_add", 2, "leader"),
@@ -146,14 +146,14 @@ def test_a_tenant_sees_nothing_of_others() -> None:
         throttled=[Throttled(tenant=b, place="10.0.0.1", retry_after_s=1, num_refused=9)],
     )
     status = ServiceStatus(service="tracker", instance="0", pid=1, state="ready", hints=hints)
-    whole = look(HouseView(), 0, services={"t": status})
+    whole = look(DeploymentView(), 0, services={"t": status})
     own = for_tenant(whole, a)
     assert [one["tenant"] for one in own["advisories"]["rates"]] == ["a"]
     assert own["advisories"]["throttled"] == [] and own["advisories"]["live"] == 3
     assert len(whole["advisories"]["throttled"]) == 1, "the view itself is as it was"
     assert "10.0.0.1" not in str(own)
     running = look(
-        HouseView(), 0,
+        DeploymentView(), 0,
         counted("lora_requests_info", 9.0, "w", model="m", running_lora_adapters="secret",
                 waiting_lora_adapters=""),
     )  # fmt: skip

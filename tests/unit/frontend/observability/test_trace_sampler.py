@@ -74,7 +74,7 @@ class Telling(Tracer):
 
 def test_a_request_ends_with_what_the_access_log_says() -> None:
     tracer, clock = Telling(), ManualClock(1)
-    requests = RequestTracer(tracer, clock, TraceSampler(1.0, 10.0))
+    requests = RequestTracer(tracer, clock, TraceSampler(1.0, 10.0), lambda: 0.5)
     line: dict[str, object] = {"path": "/v1/x"}
     try:
         with requests.request("POST /v1/x", "", line) as span:
@@ -93,6 +93,6 @@ def test_a_request_ends_with_what_the_access_log_says() -> None:
 
 
 def test_where_nothing_is_recorded_nothing_is_drawn() -> None:
-    requests = RequestTracer(Tracer(), ManualClock(1), TraceSampler(0.0, 10.0))
+    requests = RequestTracer(Tracer(), ManualClock(1), TraceSampler(0.0, 10.0), lambda: 0.5)
     with requests.request("POST /v1/x", str(UNWANTED), {}) as span:
         assert span is NO_SPAN

@@ -1,13 +1,13 @@
 """What a request may leave behind once its session was deleted."""
 
-from services.frontend.core.sessions.open_sessions import Claims
+from services.frontend.core.sessions.open_sessions import OpenSessions
 from shared.ids import SessionId, TenantId
 
 T, FOX = TenantId("t"), SessionId("fox")
 
 
 def test_only_claims_of_before_are_forgotten() -> None:
-    claims = Claims()
+    claims = OpenSessions()
     before, other = claims.make(T, FOX), claims.make(TenantId("u"), FOX)
     claims.forget(T, FOX)
     after = claims.make(T, FOX)
@@ -15,6 +15,6 @@ def test_only_claims_of_before_are_forgotten() -> None:
 
 
 def test_a_claim_that_nobody_holds_costs_nothing() -> None:
-    claims = Claims()
+    claims = OpenSessions()
     claims.make(T, FOX)
     assert not list(claims._claims)

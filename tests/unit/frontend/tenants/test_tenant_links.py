@@ -9,49 +9,48 @@ import pytest
 from nats.aio.client import Client
 
 from services.frontend.config import FrontendConfig
-from services.frontend.tenants import links as tenant_links
 from services.frontend.tenants.auth import Caller, Keyring
 from services.frontend.tenants.links import LINKS_MAX, connect_links
-from shared.bus import paced
+from shared.bus import Bus, paced
 from shared.bus.paced import Pace, PacedClient
 from shared.ids import TenantId
 from shared.service import Runtime
 
 
-def groups(keyring: Keyring, *, is_open: bool) -> list[list[TenantId | None]]:
-    """Tenants, as connections are made for them."""
+def groups(
+    keyring: Keyring, *, is_open: bool, connected: list[str] | None = None
+) -> list[list[TenantId | None]]:
+    """Tenants, as connections are made for them.
+
+    Args:
+        connected: names of connections, while they are open.
+    """
+    names = [] if connected is None else connected
+
+    class OpenBus:
+        async def drain(self) -> None:
+            names.remove(names[-1])
+
+    async def connect(name: str) -> Bus:
+        names.append(name)
+        return cast(Bus, OpenBus())
 
     async def scenario() -> list[list[TenantId | None]]:
         async with AsyncExitStack() as stack:
             runtime = SimpleNamespace(bus=SimpleNamespace(is_open=is_open), stack=stack)
-            links = await connect_links(cast(Runtime, runtime), FrontendConfig(), keyring)
+            links = await connect_links(cast(Runtime, runtime), FrontendConfig(), keyring, connect)
+            assert len(names) == len(links)
             assert all(link.is_public == (None in link.tenants) for link in links)
             return [link.tenants for link in links]
 
     return asyncio.run(scenario())
 
 
-@pytest.fixture(autouse=True)
-def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-
-    class Bus:
-        @classmethod
-        async def connect(cls, _: str, name: str, *__: object, pace: Pace, **___: object) -> "Bus":
-            assert pace.messages_per_s > 0
-            names.append(name)
-            return cls()
-
-        async def drain(self) -> None:
-            names.remove(names[-1])
-
-    monkeypatch.setattr(tenant_links, "Bus", Bus)
-    return names
-
-
-def test_each_tenant_has_a_connection_of_its_own(connected: list[str]) -> None:
+def test_each_tenant_has_a_connection_of_its_own() -> None:
+    connected: list[str] = []
     ring = Keyring({name: Caller(TenantId(name)) for name in ("acme", "globex")})
-    assert groups(ring, is_open=False) == [["acme"], ["default"], ["globex"]]
+    found = groups(ring, is_open=False, connected=connected)
+    assert found == [["acme"], ["default"], ["globex"]]
     assert connected == [], "closed with the runtime"
 
 

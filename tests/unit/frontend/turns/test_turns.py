@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.core.turns import assignments as places
-from services.frontend.core.turns.assignments import Places
+from services.frontend.core.turns.assignments import Assignments
 from services.frontend.core.turns.turns import (
     AnswerPull,
     AskScheduler,
@@ -448,8 +448,8 @@ def test_a_place_is_for_one_session_of_one_tenant_and_model(change: dict[str, An
 
 
 def test_a_place_expires_and_of_too_many_the_first_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "PLACES_MAX", 2)
-    known = Places()
+    monkeypatch.setattr(places, "ASSIGNMENTS_MAX", 2)
+    known = Assignments()
     for name in ("a", "b", "a", "c"):
         known.on_placed(placed(name), 0)
     known.on_placed(placed("c", 5), 0)
