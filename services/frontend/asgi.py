@@ -69,7 +69,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
 
 def make_api(app: App, keyring: Keyring) -> FastAPI:
     """The ASGI application. The busiest routes come first: they are looked up in this order."""
-    door = RequestGuard(
+    guard = RequestGuard(
         address=app.config.http_address,
         allowed=app.config.allowed_places,
         origins=app.config.allowed_origins,
@@ -86,7 +86,7 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         middleware=[
             *_cors(app.config.cors_origins),
             Middleware(RequestContext, paths=PATHS),
-            Middleware(SiteGuard, door=door),
+            Middleware(SiteGuard, guard=guard),
             Middleware(Authentication, keyring=keyring),
         ],
     )

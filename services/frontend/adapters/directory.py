@@ -1,4 +1,4 @@
-"""Adapters as requests name them: from a name to a model, or to words that tell what is wrong."""
+"""Looks up adapters by the names in requests: the model to run, or an error."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +21,8 @@ from shared.errors import InvalidRequest, MalformedMessage, NoCapacity, NotFound
 from shared.ids import TenantId
 from shared.messages import AdapterChanged, AdapterRecord, LoraCard, ModelCard
 
-# Keys: the records of a tenant and of everybody; the notes of the name's removal. Argument: name.
+# Keys: the records of a tenant and the shared ones; the notes of the name's removal. Argument: the
+# name.
 _READ = """
 return {
   redis.call('HGET', KEYS[1], ARGV[1]), redis.call('GET', KEYS[3]),
@@ -45,7 +46,7 @@ class AdapterDirectory:
         self._asked: dict[tuple[TenantId, str], asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel questions to Redis."""
         asked = list(self._asked.values())
         for task in asked:
             task.cancel()
@@ -68,7 +69,7 @@ class AdapterDirectory:
             NotFound: nothing that the tenant may use.
             InvalidRequest: an adapter where none is taken, or of another base; or no name where
                 there are several.
-            NoCapacity: it cannot be told now, or not be served now.
+            NoCapacity: Redis does not answer, or the model cannot be served now.
         """
         if model is None:
             only = self._models.only()
@@ -86,7 +87,7 @@ class AdapterDirectory:
 
     async def hinted(self, tenant: TenantId, model: str) -> AdapterRecord | None:
         """The adapter that a hint names as its model: by its name, or as ``BASE:NAME``. None also
-        if that cannot be told.
+        if Redis does not answer.
         """
         parts = self._base_and_name(model)
         with suppress(StoreAway):
@@ -97,11 +98,11 @@ class AdapterDirectory:
         return None
 
     async def find(self, tenant: TenantId, name: str) -> AdapterRecord | None:
-        """The adapter that the tenant's name stands for, if it does. One that is known is there
-        without asking anybody.
+        """The adapter of this name that the tenant may use, if any. Redis is asked only about names
+        that are not known here.
 
         Raises:
-            StoreAway: that cannot be told, and no base model has the name.
+            StoreAway: Redis does not answer, and no base model has the name.
         """
         if not is_adapter_name(name):
             return None
@@ -121,10 +122,10 @@ class AdapterDirectory:
         return self._names.find(tenant, name, self._clock.now_ns(), is_base=is_base).record
 
     async def refuse(self, tenant: TenantId, name: str) -> None:
-        """A one-shot model is asked for by a name that none has.
+        """Check a name that was given for a one-shot model and that no model has.
 
         Raises:
-            InvalidRequest: it is an adapter's.
+            InvalidRequest: an adapter has it.
         """
         with suppress(StoreAway):
             record = await self.find(tenant, name)
@@ -132,10 +133,10 @@ class AdapterDirectory:
                 raise elsewhere(record.name, None)
 
     async def standing(self, owner: TenantId, name: str) -> AdapterRecord | None:
-        """What stands under a name of this one tenant (or of everybody), once Redis was asked.
+        """The adapter of this name that `owner` has (a tenant, or `EVERYBODY`), read from Redis.
 
         Raises:
-            StoreAway: that cannot be told.
+            StoreAway: Redis does not answer.
         """
         if not is_adapter_name(name):
             return None
@@ -143,8 +144,8 @@ class AdapterDirectory:
         return self._names.known(owner, name)
 
     async def listed(self, tenant: TenantId) -> list[AdapterRecord]:
-        """The tenant's own adapters and everybody's, by name; while Redis is away those that are
-        known.
+        """The tenant's own adapters and the shared ones, by name; while Redis is away those
+        that are known here.
         """
         try:
             found: list[list[bytes]] = [
@@ -193,7 +194,7 @@ class AdapterDirectory:
         return replace(model, adapter=record.ref)
 
     def _ask(self, tenant: TenantId, name: str) -> "asyncio.Task[None]":
-        """One question at a time for a name, however many wait for its answer."""
+        """Ask Redis for a name, once for all requests that wait for it."""
         key = tenant, name
         task = self._asked.get(key)
         if task is None:
@@ -204,7 +205,7 @@ class AdapterDirectory:
     def _on_asked(self, key: tuple[TenantId, str], task: "asyncio.Task[None]") -> None:
         del self._asked[key]
         if not task.cancelled():
-            error = task.exception()  # told to those who wait, if any do
+            error = task.exception()  # raised in the requests that wait, if any do
             assert error is None or isinstance(error, StoreAway), repr(error)
 
     async def _read(self, tenant: TenantId, name: str) -> None:
@@ -214,12 +215,12 @@ class AdapterDirectory:
         found: list[Any] = await self._store.do("eval", _READ, len(keys), *keys, name)
         now_ns = self._clock.now_ns()
         for owner, record, gone in zip(owners, found[::2], found[1::2], strict=True):
-            told = StoredAdapter(None if record is None else _decode(record), int(gone or 0))
-            self._names.on_told(owner, name, told, now_ns)
+            stored = StoredAdapter(None if record is None else _decode(record), int(gone or 0))
+            self._names.on_stored(owner, name, stored, now_ns)
 
 
 def check_fits(record: AdapterRecord, card: ModelCard) -> None:
-    """See that a base takes an adapter: it may be another one than when that came.
+    """Check that a base model takes an adapter: the model may have changed since it was added.
 
     Raises:
         InvalidRequest: it does not.

@@ -1,4 +1,4 @@
-"""Having adapters registered, and taken away again: whose they are, and which kvstore is asked."""
+"""Adds and removes adapters: checks who owns them, and asks a kvstore."""
 
 import asyncio
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ GRACE_S = 0.25  # for a kvstore of this host, before others are asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAdapter:
-    """An adapter that somebody wants to add."""
+    """An adapter to be added."""
 
     name: str
     tenant: TenantId
@@ -41,10 +41,10 @@ class NewAdapter:
 
 
 def count_change(app: App, caller: Caller) -> None:
-    """A tenant begins to change adapters; an administrator may at any pace.
+    """Count a change of adapters; administrators have no limit.
 
     Raises:
-        TenantQuota: it did too often.
+        TenantQuota: the tenant made too many.
     """
     if SCOPE_ADMIN not in caller.scopes:
         app.tenants.adapter_changes.take(caller.tenant)
@@ -53,10 +53,10 @@ def count_change(app: App, caller: Caller) -> None:
 async def add_adapter(
     app: App, new: NewAdapter, upload: AdapterUpload | None, request_id: str
 ) -> AdapterInfo:
-    """Have a kvstore take it: that of this host, or else any.
+    """Add an adapter to the kvstore of this host, or else to any.
 
     Raises:
-        SymphonyError: it cannot be served, or nobody takes it.
+        SymphonyError: it cannot be served, or no kvstore takes it.
     """
     note(adapter=new.name)
     if app.models.knows(new.name):
@@ -99,15 +99,15 @@ async def _added(app: App, add: AdapterAdd) -> AdapterRecord:
 async def remove_adapter(
     app: App, caller: Caller, name: str, request_id: str, *, tenant: str | None, shared: bool | None
 ) -> AdapterDeleted:
-    """Have the kvstore that has it give it up.
+    """Remove an adapter from the kvstore that has it.
 
     Args:
-        tenant: whose it is, if not the caller's.
-        shared: whether it is everybody's; None: an administrator's own goes first.
+        tenant: its owner, if not the caller.
+        shared: whether all tenants share it; None: an administrator's own goes first.
 
     Raises:
         NotFound: the caller has none of this name.
-        SymphonyError: nobody can say that it is gone.
+        SymphonyError: its removal was not confirmed.
     """
     note(adapter=name)
     owners = [owner_of(caller, tenant, shared=bool(shared))]
@@ -132,10 +132,10 @@ async def remove_adapter(
 
 
 def owner_of(caller: Caller, tenant: str | None, *, shared: bool) -> TenantId:
-    """Whose adapter it is, or is to be.
+    """The owner of an adapter.
 
     Raises:
-        Forbidden: not the caller's, who is no administrator.
+        Forbidden: not the caller, which is no administrator.
     """
     owner = EVERYBODY if shared else TenantId(tenant or caller.tenant)
     if owner != caller.tenant and SCOPE_ADMIN not in caller.scopes:
@@ -169,11 +169,11 @@ def _base(app: App, name: str | None) -> ServedModel:
     if len(taking) > 1:
         names = ", ".join(repr(model.card.model_id) for model in taking)
         raise InvalidRequest(f"base_model_name: name one of {names}", "base_model_name")
-    return taking[0] if taking else models[0]  # who is asked for its card then says no by name
+    return taking[0] if taking else models[0]  # its card then gives the error
 
 
 def unknown(name: str) -> NotFound:
-    """In vLLM's words; the same for one that is somebody else's."""
+    """In vLLM's words; the same for another tenant's adapter."""
     return NotFound(
         f"The lora adapter '{name}' cannot be found.", "lora_name", code="model_not_found"
     )

@@ -80,7 +80,7 @@ class Uploads:
         self._slots = FairSlots("uploads", FairLimits(num=UPLOADS_MAX, of_tenant=of_tenant))
 
     async def serve(self) -> None:
-        """Hand on what was uploaded."""
+        """Send uploaded files to the kvstores that ask for them."""
         await self._bus.serve(UPLOAD_PULL, self._on_pull, self._frontend_id)
 
     @contextmanager
@@ -106,7 +106,7 @@ class Uploads:
     async def receive(
         self, upload: Upload, content_type: str, body: AsyncIterator[bytes]
     ) -> AdapterUpload:
-        """Read a form to its end. What is said of it goes to a kvstore, within `opened`.
+        """Read a form to its end. The result is for a kvstore, within `opened`.
 
         Raises:
             InvalidRequest: it is no form, or its files are no adapter's.
@@ -148,7 +148,7 @@ class Uploads:
             await sink.end()
 
     def _sink(self, upload: Upload, part: Part) -> "_Sink":
-        """Where a part's bytes go."""
+        """The sink for a part's bytes."""
         if part.file is None:
             return _FieldSink(upload, part.name)
         if part.file == PICKLE_FILE:
@@ -179,13 +179,13 @@ class Uploads:
 
 
 class _Sink:
-    """Takes a part's bytes, and does nothing with them."""
+    """Discards a part's bytes."""
 
     async def put(self, data: bytes) -> None:
-        """More of it."""
+        """Take more bytes."""
 
     async def end(self) -> None:
-        """That was all of it."""
+        """All bytes were put."""
 
 
 class _FieldSink(_Sink):
@@ -235,10 +235,10 @@ class _FileSink(_Sink):
 
 
 class _Room:
-    """Bytes of all parts together: also of those that are not kept.
+    """Limit on the bytes of all parts together, including those that are not kept.
 
     Args:
-        num_spare: of something else.
+        num_spare: further bytes, for what is not a file.
     """
 
     def __init__(self, num_bytes: int, num_spare: int = 0) -> None:

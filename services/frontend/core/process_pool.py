@@ -1,4 +1,4 @@
-"""Which of a few processes does which piece of work, and what becomes of work that does not end.
+"""Assigns work to a few child processes, and ends work that takes too long.
 
 A child does one piece at a time. Work that a child does not end within the limit is over, and so is
 the child: nothing else stops what it runs. Work whose child died for another reason is given to
@@ -50,7 +50,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a process; `ProcessPool.on_ended` is to be told."""
+    """End a process; `ProcessPool.on_ended` follows."""
 
     child: int
 
@@ -97,7 +97,7 @@ class _Child:
 
 
 class ProcessPool:
-    """The children and the work. Children are numbered from 0, work as its giver likes."""
+    """The children and the work. Children are numbered from 0; the caller numbers the work."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
@@ -107,7 +107,7 @@ class ProcessPool:
         self._given_at: dict[TenantId, int] = {}  # of tenants that have work here
 
     def on_work(self, work: int, now_ns: int, tenant: TenantId = DEFAULT_TENANT) -> list[Effect]:
-        """A tenant wants this done."""
+        """Add a piece of a tenant's work."""
         num_own = sum(waiting.tenant == tenant for waiting in self._waiting)
         limits = self._limits
         if len(self._waiting) >= limits.waiting_max or num_own >= limits.waiting_of_tenant:
@@ -116,7 +116,7 @@ class ProcessPool:
         return self._serve(now_ns)
 
     def on_abandoned(self, work: int) -> None:
-        """Nobody wants it any more. What a child has begun it ends."""
+        """Its requester is gone. Work that a child has begun runs to its end."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.number != work)
         for child in self._children:
             if child.work is not None and child.work.number == work:
@@ -170,7 +170,7 @@ class ProcessPool:
         return effects + self._serve(now_ns)
 
     def on_tick(self, now_ns: int) -> list[Effect]:
-        """Look after what takes too long."""
+        """End what takes too long."""
         effects: list[Effect] = []
         for number, child in enumerate(self._children):
             if child.state not in {"starting", "busy"} or child.until_ns > now_ns:

@@ -1,4 +1,4 @@
-"""Advisories on their way to the tracker, wherever they came from."""
+"""Passes advisories to the tracker, whether they came over HTTP, over NATS or with a request."""
 
 import asyncio
 import logging
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 async def let_in(request: Request, cost: float = 1.0) -> str:
-    """See whether an advisory that comes over HTTP is let in; where it comes from.
+    """Admit an advisory that comes over HTTP. Returns the network that it comes from.
 
     Raises:
         HintsThrottled: too many of its sender's earlier ones came to nothing. It is raised after a
-            while if its sender goes on all the same.
+            delay that grows if its sender goes on all the same.
     """
     gate, tenant = app_of(request).hints, caller_of(request).tenant
     place = place_of_request(request)
@@ -50,14 +50,14 @@ async def let_in(request: Request, cost: float = 1.0) -> str:
 async def submit(app: App, advisory: Advisory, place: str, trace: str = "") -> AdvisoryState:
     """Hand an advisory that was let in to the tracker.
 
-    What its sender may have made up is replaced: its model may be an adapter's name, and then base
-    and adapter are told; where the session's KV is; who has let it in, and from where.
+    Fields that its sender must not choose are replaced: an adapter's name by its base model and
+    adapter; where the session's KV is; which frontend let it in, and from which network.
 
     Args:
         trace: of the request that it came with.
 
     Raises:
-        NoCapacity: nobody takes it now, which is not its sender's fault: it costs a quarter.
+        NoCapacity: no tracker takes it now. The sender is charged a quarter.
     """
     app.hints.on_sent(advisory, place)
     try:
@@ -120,7 +120,7 @@ async def carry_out(
                 key = AdvisoryKey(session_id=SessionId(wish.session_id), tenant=tenant)
                 await app.hints.ask(ADVISORY_INVALIDATE, key)
         except NotFound:
-            pass  # nothing was announced: there is nothing to take back
+            pass  # nothing was announced
         except HintsThrottled:
             telemetry.KV_HINTS.labels("throttled").inc()
             continue

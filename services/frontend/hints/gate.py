@@ -1,5 +1,5 @@
-"""Lets advisories in, or not, by what became of their sender's earlier ones: before anything is
-asked for them of Redis or of the bus.
+"""Admits advisories by how many of their sender's earlier ones were used. It is asked before Redis
+and the bus.
 """
 
 import logging
@@ -27,17 +27,17 @@ About = TypeVar("About", Advisory, AdvisoryKey)
 
 SPAWNED_MAX = 256
 TRACKER_TIMEOUT_S = 2.0
-NATS_PLACE = "nats"  # of all of a tenant's advisories that come over NATS
+NATS_PLACE = "nats"  # the sender of all of a tenant's advisories that come over NATS
 
 
 class HintGate:
-    """What stands before the tracker.
+    """The frontend's way to the tracker.
 
     Args:
         num_shards: among which the tracker is divided.
 
     Attributes:
-        frontend_id: to which the tracker tells what became of the advisories that were let in.
+        frontend_id: to which the tracker reports which advisories were used.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HintGate:
         self._num_spawned = 0
 
     async def start(self) -> None:
-        """Hear what became of advisories."""
+        """Subscribe to reports on advisories."""
         await self._bus.subscribe(HINTS_ENDED, self._accounts.on_ended, self.frontend_id)
 
     def take(self, tenant: TenantId, place: str, cost: float = 1.0) -> None:
@@ -79,8 +79,8 @@ class HintGate:
             raise
 
     def admit(self, tenant: TenantId) -> bool:
-        """Whether to read what a tenant sends over NATS, where nobody can be made to wait: who
-        goes on though it is refused is not answered every time.
+        """Whether to read what a tenant sends over NATS, where senders cannot be made to wait: one
+        that goes on though it is refused is not answered every time.
 
         Raises:
             HintsThrottled: too many of its earlier ones came to nothing.
@@ -106,7 +106,7 @@ class HintGate:
                 self._refusals.release()
 
     def spawn(self, work: Coroutine[None, None, None]) -> bool:
-        """Do what no request waits for; whether there is room for it."""
+        """Run work that no request waits for. Returns whether there is room for it."""
         if self._num_spawned >= SPAWNED_MAX:
             work.close()
             return False
@@ -136,7 +136,7 @@ class HintGate:
         return await self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)
 
     def on_turn(self, tenant: TenantId) -> None:
-        """A turn of a session comes."""
+        """A turn of a session began."""
         self._accounts.on_turn(tenant, self._clock.now_ns())
 
     def on_sent(self, advisory: Advisory, place: str) -> None:
@@ -144,7 +144,7 @@ class HintGate:
         self._accounts.on_sent(advisory.tenant, place, self._shard_of(advisory))
 
     def on_refund(self, advisory: Advisory, place: str) -> None:
-        """One that was sent said what was known already, or nobody took it."""
+        """One that was sent repeated an earlier one, or no tracker took it."""
         self._accounts.on_refund(advisory.tenant, place, self._shard_of(advisory))
 
     def status(self) -> HintStatus:

@@ -1,4 +1,4 @@
-"""Connections as uvicorn has them, but with an end to every wait for who is at the other end.
+"""Connections as uvicorn has them, with a timeout on every wait for the client.
 
 Cores decide (`core.http.client_timeouts`, `core.http.address_limits`). One sweep a second looks at
 all connections, so that none needs a timer of its own.
@@ -53,21 +53,23 @@ WHY = {
 
 
 class Connections:
-    """All of a server's connections.
+    """All of a server's connections, their limits and timeouts.
 
     Args:
-        sweep_s: between two looks at them; limits hold to this precision.
+        sweep_s: between two checks of all of them; limits hold to this precision.
     """
 
     def __init__(self, config: FrontendConfig, clock: Clock, sweep_s: float = SWEEP_S) -> None:
         self.limits = TimeoutLimits(
             request_s=config.slow_request_s, reader_s=config.stalled_reader_s
         )
-        self.crowd = AddressLimits(config.connections_per_address, _connections_max(config))
+        self.address_limits = AddressLimits(
+            config.connections_per_address, _connections_max(config)
+        )
         # Never coarser than the limits.
         self._sweep_s = min(sweep_s, config.slow_request_s / 4, config.stalled_reader_s / 4)
         self._clock = clock
-        self._attentive = ResponsiveClock(self._sweep_s, clock.now_ns() / 1e9)
+        self._responsive = ResponsiveClock(self._sweep_s, clock.now_ns() / 1e9)
         self._sparsely = Sparsely()
         self._open: set[Connection] = set()
 
@@ -77,12 +79,12 @@ class Connections:
         return cast(type[asyncio.Protocol], partial(Connection, self))
 
     def now_s(self) -> float:
-        """The time as `core.http.client_timeouts` is told it."""
-        return self._attentive.attentive_s(self._clock.now_ns() / 1e9)
+        """The time for `core.http.client_timeouts`, seconds."""
+        return self._responsive.responsive_s(self._clock.now_ns() / 1e9)
 
     def add(self, connection: "Connection") -> bool:
-        """Whether there is room for it; if so it is looked after."""
-        if not self.crowd.enter(connection.host):
+        """Whether there is room for it; if so its timeouts run."""
+        if not self.address_limits.enter(connection.host):
             self.count("crowd", connection.host)
             return False
         self._open.add(connection)
@@ -92,26 +94,26 @@ class Connections:
         """It has ended; one that was never added is fine."""
         if connection in self._open:
             self._open.remove(connection)
-            self.crowd.leave(connection.host)
+            self.address_limits.leave(connection.host)
 
     def count(self, reason: str, host: str | None) -> None:
-        """One was hung up on: tell of it."""
+        """Count and log a connection that this side closed."""
         telemetry.HUNG_UP.labels(reason).inc()
         if num := self._sparsely.hear(reason, self._clock.now_ns()):
             log.warning("hung up", extra={"reason": reason, "num": num, "client": host})
 
     async def run(self) -> None:
-        """Look at all of them for ever."""
+        """Check all of them for ever."""
         while True:
             await asyncio.sleep(self._sweep_s)
-            self._attentive.on_tick(self._clock.now_ns() / 1e9)
+            self._responsive.on_tick(self._clock.now_ns() / 1e9)
             now_s = self.now_s()
             for connection in list(self._open):
                 connection.look(now_s)
 
 
 class Connection(HttpToolsProtocol):
-    """Tells `core.http.client_timeouts` what happens, and hangs up when it says so."""
+    """Reports what happens to `core.http.client_timeouts`, and hangs up when that says so."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._all = all_of_them
         self._now_s = all_of_them.now_s
-        self._patience = ClientTimeouts(all_of_them.limits, self._now_s())
+        self._timeouts = ClientTimeouts(all_of_them.limits, self._now_s())
         self._framing = Framing()
         self._held = b""  # came while an earlier request was being answered
         self._num_rest_bytes = 0
@@ -133,12 +135,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def host(self) -> str | None:
-        """Where it is from."""
+        """Its client's address."""
         return self.client[0] if self.client is not None else None
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is ready to be sent than the other side has read."""
+        """Whether data waits because the client does not read."""
         return self.flow.write_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -154,14 +156,14 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.transport.is_closing():
             return
-        self._patience.on_bytes(self._now_s())
+        self._timeouts.on_bytes(self._now_s())
         if self._held:
             self._hold(self._held + data)
         else:
             self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        """Give the parser what may be given to it: one request, until that is answered."""
+        """Pass data to the parser: one request, until that is answered."""
         self._unset_keepalive_if_required()
         at = 0
         try:
@@ -200,7 +202,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._has_begun, self._has_head = True, False
         self._num_rest_bytes = 0
-        self._patience.on_begin(self._now_s())
+        self._timeouts.on_begin(self._now_s())
         self.scope["state"]["connection"] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -213,7 +215,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._has_head = True
         self._framing.on_head(_body_bytes(self.headers))
-        self._patience.on_head(self._now_s())
+        self._timeouts.on_head(self._now_s())
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
@@ -222,7 +224,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._patience.on_body(len(body), self._now_s())
+        self._timeouts.on_body(len(body), self._now_s())
         if self.cycle.response_complete:
             self._num_rest_bytes += len(body)
             if self._num_rest_bytes > REST_BYTES_MAX:
@@ -231,17 +233,17 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._framing.on_end()
-        self._patience.on_request_end()
+        self._timeouts.on_request_end()
 
     def on_response_complete(self) -> None:
-        self._patience.on_answered(self._now_s())
+        self._timeouts.on_answered(self._now_s())
         super().on_response_complete()
         if self._held:
             self.loop.call_soon(self._go_on)
 
     def _refuse(self, error: SymphonyError) -> None:
-        """Answer what is not taken, unless its answer has begun: nothing more of that can be sent,
-        for its client would take the one for the other. Nothing more is read.
+        """Answer with an error, unless an answer has begun: its client would take the error for a
+        part of that. Nothing more is read.
         """
         self._is_refused = True
         if self._has_head:
@@ -259,26 +261,26 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _where(self) -> Mapping[str, Any] | None:
-        """The scope of what an error is about, as far as it has come."""
+        """The scope of the request that an error is about, as far as it was read."""
         if not self._has_begun:
             return None
         path = self.url.partition(b"?")[0].decode("latin-1")
         return {"path": path, "state": {}} | self.scope
 
     def look(self, now_s: float) -> None:
-        """Hang up if it is time to."""
+        """Hang up if a timeout is over."""
         if self.transport.get_write_buffer_size() == 0:
-            self._patience.on_all_sent()
-        elif self._patience.is_unread_too_long(self._num_acked(), now_s):
+            self._timeouts.on_all_sent()
+        elif self._timeouts.is_unread_too_long(self._num_acked(), now_s):
             self.hang_up("reader")
             return
         if not (self._is_refused or self.transport.is_closing()):
-            reason = self._patience.awaits_too_long(now_s)
+            reason = self._timeouts.awaits_too_long(now_s)
             if reason is not None:
                 self._give_up(reason)
 
     def hang_up(self, reason: str) -> None:
-        """End it at once. What was not read is thrown away, by the kernel too."""
+        """Reset it at once. What was not read is discarded, by the kernel too."""
         if self._is_hung_up:
             return
         self._is_hung_up = True
@@ -294,7 +296,7 @@ class Connection(HttpToolsProtocol):
         is_owed = self._has_begun if reason == "head" else not self.cycle.response_started
         if is_owed:
             self.transport.write(_answer(RequestTooSlow(WHY[reason]), self._where()))
-        self.transport.close()  # which tells the application too
+        self.transport.close()  # the application is notified too
 
     def _num_acked(self) -> int:
         """Bytes that the other side's kernel has taken."""
@@ -324,7 +326,7 @@ async def _without_chunks(
 
 
 def _connections_max(config: FrontendConfig) -> int:
-    """All together: what is more has no place in memory, or no file of the process's."""
+    """Connections at once, of all addresses: limited by memory and by the process's open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - OTHER_FILES if files != resource.RLIM_INFINITY else CONNECTIONS_MAX
     return max(min(max(CONNECTIONS_MAX, 2 * config.requests_max), room), 1)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them, or on their paths Anthropic's, whoever raised them."""
+"""Errors in the shapes that OpenAI's clients expect, and Anthropic's on their paths."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -118,7 +118,7 @@ class TooManyRequests(NoCapacity):
 
 
 class TurnError(NoCapacity):
-    """The house could not serve a turn."""
+    """A turn could not be served."""
 
     def __init__(self, failure: TurnFailed) -> None:
         super().__init__(failure.message, failure.retry_after_s)
@@ -127,7 +127,7 @@ class TurnError(NoCapacity):
 
 
 class JobError(NoCapacity):
-    """The house could not serve a job in time."""
+    """A job could not be served in time."""
 
     def __init__(self, why: JobDropped) -> None:
         super().__init__(why.message, why.retry_after_s)
@@ -139,7 +139,7 @@ def error_body(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> 
     """The JSON of an error, as answer or as an event in a stream.
 
     Args:
-        scope: of the request, whose path tells in what shape; None: OpenAI's.
+        scope: of the request, whose path decides the shape; None: OpenAI's.
     """
     if scope is not None and is_anthropic(scope["path"]):
         return orjson.dumps(anthropic_error(error, scope["state"].get("request_id")))
@@ -147,7 +147,7 @@ def error_body(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> 
 
 
 def error_fields(error: SymphonyError) -> dict[str, Any]:
-    """What OpenAI's clients are told of an error."""
+    """The fields of an error in OpenAI's shape."""
     return {
         "message": error.message,
         "type": TYPES.get(error.http_status, "server_error"),
@@ -157,7 +157,7 @@ def error_fields(error: SymphonyError) -> dict[str, Any]:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether who asks on this path expects what Anthropic answers.
+    """Whether clients on this path expect Anthropic's shapes.
 
     >>> is_anthropic("/v1/messages/batches"), is_anthropic("/v1/messages2")
     (True, False)
@@ -168,12 +168,12 @@ def is_anthropic(path: str) -> bool:
 def anthropic_error(error: SymphonyError, request_id: str | None) -> dict[str, Any]:
     """An error as Anthropic's clients expect it; `param` and `code` are more than they do."""
     kind = ANTHROPIC_TYPES.get(error.http_status, "api_error")
-    told = error_fields(error) | {"type": kind}
-    return {"type": "error", "error": told, "request_id": request_id}
+    fields = error_fields(error) | {"type": kind}
+    return {"type": "error", "error": fields, "request_id": request_id}
 
 
 def refusal(error: SymphonyError, scope: Mapping[str, Any], realm: str = "Bearer") -> Response:
-    """The answer that an error makes, counted.
+    """The response for an error, counted.
 
     Args:
         scope: of the request.
@@ -184,7 +184,7 @@ def refusal(error: SymphonyError, scope: Mapping[str, Any], realm: str = "Bearer
 
 
 def error_answer(error: SymphonyError, scope: Mapping[str, Any], realm: str = "Bearer") -> Response:
-    """The answer that an error makes, not counted: see `refusal`."""
+    """The response for an error, not counted: see `refusal`."""
     status = error.http_status
     note(error=error.code)
     headers = {}
@@ -223,7 +223,7 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Methods of a path, whose routes may be several."""
+    """Methods of a path, which may have several routes."""
     routes = request.app.routes
     return [
         method

@@ -1,4 +1,4 @@
-"""What every request goes through, found or not: its id, its logs, where it is from, its key."""
+"""What every request passes, found or not: its id and logs, the check of its origin, its key."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ from shared.tracing import NO_SPAN, TRACE_HEADER
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = {"/health", "/ping"}
-UNTOLD_PATHS = {*OPEN_PATHS, "/metrics"}  # asked by machines every few seconds
+UNLOGGED_PATHS = {*OPEN_PATHS, "/metrics"}  # polled by machines every few seconds
 WATCHED_PATHS = {"/metrics", "/dashboard", "/v1/house", "/v1/house/events"}
 PAGES = {"/", "/dashboard"}
-CLIENT_CLOSED_REQUEST = 499  # what nginx calls it; nobody is there to be sent it
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for it; it is only logged
 ADAPTER_PATHS = {
     f"{prefix}/{verb}_lora_adapter" for prefix in ("", "/v1") for verb in ("load", "unload")
 }
@@ -37,11 +37,11 @@ PAGE_REALM = 'Basic realm="symphony: any user name, the API key as password"'  #
 
 
 class RequestContext:
-    """Names a request in its logs and its answer, and answers for what nobody caught. At the end
-    there is a line about it in the log.
+    """Puts a request's id into its logs and its answer, answers uncaught exceptions, and writes a
+    line into the access log at the end.
 
     Args:
-        paths: that there are; a trace is called after no other, which may be anything.
+        paths: of all routes. Traces are named after these only: other paths may be anything.
     """
 
     def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
@@ -64,7 +64,7 @@ class RequestContext:
             await send(message)
 
         line: Fields = {"method": scope["method"], "path": scope["path"], "request_id": request_id}
-        with self._traced(scope, headers, line), self._told(scope, headers, line):
+        with self._traced(scope, headers, line), self._logged(scope, headers, line):
             try:
                 await self._app(scope, receive, send_named)
             except (ClientGone, ClientDisconnect):
@@ -79,8 +79,8 @@ class RequestContext:
 
     @contextmanager
     def _traced(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
-        """Traced if it asks for work; what it came to is in its line at the end of the block."""
-        if scope["method"] != "POST" or scope["path"] in UNTOLD_PATHS:
+        """Trace it if it asks for work; its line is noted at the end of the block."""
+        if scope["method"] != "POST" or scope["path"] in UNLOGGED_PATHS:
             yield
             return
         name = f"POST {scope['path']}" if scope["path"] in self._paths else "POST"
@@ -90,11 +90,11 @@ class RequestContext:
             yield
 
     @contextmanager
-    def _told(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
-        """Its line is logged at the end of the block, and what is logged inside tells of it."""
+    def _logged(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
+        """Log its line at the end of the block; log lines inside name the request."""
         loop = asyncio.get_running_loop()
         started_at_s = loop.time()
-        if scope["path"] in UNTOLD_PATHS:
+        if scope["path"] in UNLOGGED_PATHS:
             yield
             return
         with log_context(**_log_fields(headers, scope["state"])), access_line(line):
@@ -107,14 +107,14 @@ class RequestContext:
 
 
 class SiteGuard:
-    """Keeps out what web pages from elsewhere have their visitors' browsers send."""
+    """Refuses what web pages of other sites make their visitors' browsers send."""
 
-    def __init__(self, app: ASGIApp, door: RequestGuard) -> None:
+    def __init__(self, app: ASGIApp, guard: RequestGuard) -> None:
         self._app = app
-        self._door = door
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in OPEN_PATHS:  # those tell nothing and change nothing
+        if scope["path"] not in OPEN_PATHS:  # those reveal nothing and change nothing
             try:
                 self._check(scope["method"], Headers(scope=scope))
             except SymphonyError as error:
@@ -124,12 +124,12 @@ class SiteGuard:
 
     def _check(self, method: str, headers: Headers) -> None:
         host, origin = headers.get("host"), headers.get("origin")
-        if not self._door.admits_host(host):
+        if not self._guard.admits_host(host):
             raise HostRefused(
                 f"Host {_shown(host)} is not known here: name it in SYMPHONY_ALLOW_HOSTS"
                 " (up --allow-host) to let it in."
             )
-        if not self._door.admits_page(method, host, origin, headers.get("sec-fetch-site", "")):
+        if not self._guard.admits_page(method, host, origin, headers.get("sec-fetch-site", "")):
             raise PageRefused(
                 f"Pages of {_shown(origin)} may send nothing here: name its host in"
                 " SYMPHONY_ALLOW_HOSTS (up --allow-host) to let them."
@@ -137,7 +137,7 @@ class SiteGuard:
 
 
 class Authentication:
-    """Lets in whom the keyring knows; `request.caller_of` tells who it is."""
+    """Checks keys; `request.caller_of` gives the caller."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
@@ -165,7 +165,7 @@ class Authentication:
 
 
 def _scope_of(method: str, path: str) -> str:
-    """What a key must hold."""
+    """The scope that a key must have."""
     if path in WATCHED_PATHS:
         return SCOPE_METRICS
     is_change = method in ("PUT", "DELETE") and path.startswith("/v1/adapters/")

@@ -1,4 +1,4 @@
-"""Reading a request: who sent it, its headers, its body, and whether its client still waits."""
+"""Reading a request: its caller, its headers, its body, and whether its client still waits."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ class Origin:
 
     Attributes:
         place: where it came from.
-        slo_ttft_ms: target for the time to the first token; None: the house's own.
+        slo_ttft_ms: target for the time to the first token; None: the deployment's own.
         slo_tpot_ms: target for the mean time between further tokens; None: none.
         span: that it is traced by.
     """
@@ -53,20 +53,20 @@ class Origin:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose key it is; `http.middleware.Authentication` has let them in."""
+    """Its caller, whom `http.middleware.Authentication` has let in."""
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
 def span_of(request: Request) -> Span:
-    """That the request is traced by."""
+    """The span by which the request is traced."""
     span: Span = request.scope["state"]["span"]
     return span
 
 
 def request_id_of(request: Request) -> str:
-    """What the request is called in every log."""
+    """The request's id, which is in every log line about it."""
     request_id: str = request.scope["state"]["request_id"]
     return request_id
 

@@ -67,7 +67,7 @@ class ImageProcessor:
         resized; each at up to 4 bytes a pixel. Most need two.
 
         Args:
-            pixels_max: more, as the file's header tells them, are not decoded.
+            pixels_max: a file whose header says more is not decoded.
 
         Raises:
             TooManyPixels: nothing was decoded yet.
@@ -106,7 +106,7 @@ class ImageProcessor:
 
 def data_url_bytes(url: str, bytes_max: int) -> bytes:
     """The bytes of a ``data:`` URL. Nothing else is fetched: a server that opens addresses which
-    its clients name opens those of its own house too.
+    its clients name opens those of its own network too.
 
     Raises:
         InvalidRequest: another kind of URL, not base64, or too long.

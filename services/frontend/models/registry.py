@@ -1,4 +1,4 @@
-"""The models that can be asked: who serves them, and their tokenizers or image processors."""
+"""The models that are served, with their tokenizers or image processors."""
 
 import asyncio
 import gc
@@ -67,7 +67,7 @@ class Models:
         files: loads tokenizers and image processors.
         names: other names of models, see `core.models.model_names`.
         template_names: finds out what a tokenizer's template reads, see `Texts.template_names`.
-        deployed: models that the deployment serves, whether or not a worker was heard of.
+        deployed: models that the deployment serves, even if no worker has reported them.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Models:
         return self._fleet.holders(self._clock.now_ns())
 
     def own_name(self, name: str) -> ModelId:
-        """What the model is called itself that is asked for by this name. One that a worker serves
-        under it comes first.
+        """The model's own name for a name in a request. A model that a worker serves under this
+        name comes first.
         """
         if name not in self._names.others or self._is_own(ModelId(name)):
             return ModelId(name)
@@ -123,8 +123,8 @@ class Models:
 
     def other_names(self) -> list[tuple[str, ModelId]]:
         """Other names of models, each with the model's own."""
-        told = [(name, self.own_name(name)) for name in self._names.others]
-        return [(name, model_id) for name, model_id in told if name != model_id]
+        named = [(name, self.own_name(name)) for name in self._names.others]
+        return [(name, model_id) for name, model_id in named if name != model_id]
 
     def all(self) -> list[ServedModel]:
         """Every model that can be asked now, by name."""
@@ -136,7 +136,7 @@ class Models:
         ]
 
     def only(self) -> ServedModel:
-        """The one that is meant by who names none.
+        """The only model, for a request that names none.
 
         Raises:
             InvalidRequest: there are several.
@@ -181,7 +181,7 @@ class Models:
         Raises:
             NotFound: no worker serves it or did so lately, and it is not deployed.
             InvalidRequest: it is a one-shot model.
-            NoCapacity: its tokenizer is not there yet, or no worker was heard of that has it.
+            NoCapacity: its tokenizer is not loaded yet, or no worker has reported it.
         """
         name = self.own_name(model_id)
         card = self._fleet.card(name, self._clock.now_ns()) or self._fleet.remembered(name)
@@ -243,7 +243,7 @@ class Models:
     def _unknown(self, model_id: str) -> NotFound | NoCapacity:
         now_ns, name = self._clock.now_ns(), self.own_name(model_id)
         if self._fleet.is_learning(now_ns):
-            return NoCapacity("this frontend has just started and has not heard of any model yet")
+            return NoCapacity("this frontend has just started and no worker has reported yet")
         is_of_only = name == model_id and name in self._names.others
         if self._is_own(name) or (is_of_only and not self._fleet.models(now_ns)):
             return NoCapacity(f"no worker serves {model_id!r} now")

@@ -1,4 +1,4 @@
-"""The request at hand: whose it is, and one line about it in the log when it is over."""
+"""The current request: its tenant, and one line in the log when it is over."""
 
 import logging
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _tenant: ContextVar[TenantId] = ContextVar("symphony_tenant", default=DEFAULT_TE
 
 @contextmanager
 def serving(tenant: TenantId) -> Iterator[None]:
-    """What is done in this block, and in tasks that it begins, is done for `tenant`."""
+    """Set the tenant for this block and the tasks that it starts."""
     token = _tenant.set(tenant)
     try:
         yield
@@ -27,7 +27,7 @@ def serving(tenant: TenantId) -> Iterator[None]:
 
 
 def served_tenant() -> TenantId:
-    """For whom the work at hand is done."""
+    """The tenant of the current request."""
     return _tenant.get()
 
 

@@ -1,4 +1,4 @@
-"""The house for who watches it: asked for as long as somebody does, once for all of them."""
+"""The dashboard's view of the deployment, polled once for all viewers while there are any."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ STALE_NS = 1_000_000_000  # a view is good for so long
 
 
 class DeploymentFeed:
-    """Asks everybody how they are, every other second while somebody looks."""
+    """Polls all processes every other second while there are viewers."""
 
     def __init__(self, bus: Bus, clock: Clock, metrics: DeploymentMetrics) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class DeploymentFeed:
         self._is_stopped = False
 
     async def look(self) -> dict[str, Any]:
-        """The house now, or as it was a moment ago."""
+        """The view now, or as it was a moment ago."""
         async with self._looking:
             if self._latest is not None and self._clock.now_ns() - self._latest[0] < STALE_NS:
                 return self._latest[1]
@@ -53,7 +53,7 @@ class DeploymentFeed:
             return view
 
     def stop(self) -> None:
-        """Show nobody anything more: the service ends."""
+        """End all viewers' streams: the service ends."""
         self._is_stopped = True
         for viewer in self._viewers:
             viewer.set()
@@ -64,7 +64,7 @@ class DeploymentFeed:
         """One view after the other, until their viewer is gone.
 
         Args:
-            is_gone: set when that one is.
+            is_gone: set when the viewer is gone.
 
         Raises:
             TooManyRequests: too many look, or too many of this tenant.

@@ -1,4 +1,4 @@
-"""Asks everybody in the house how they are: for metrics and for the dashboard."""
+"""Collects metrics and status from all processes of the deployment."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,8 +20,8 @@ ROUNDS_MISSED_MAX = 3
 
 
 class Census(Generic[Req, Rep]):
-    """A question to everybody who answers it. Who has answered it lately is waited for, for a
-    second at most; once they all have, nobody else is.
+    """A question to all processes that answer it. It waits for those that answered lately, for a
+    second at most, and for no others.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Census(Generic[Req, Rep]):
         self._subject = subject
         self._question = question
         self._name_of = name_of
-        self._missed: dict[str, int] = {}  # rounds since who was there last answered
+        self._missed: dict[str, int] = {}  # rounds since each last answered
 
     async def take(self) -> dict[str, Rep]:
-        """Answers by the names of who gave them."""
+        """Answers by process."""
 
         def is_enough(replies: list[Rep]) -> bool:
             return bool(self._missed) and self._missed.keys() <= set(map(self._name_of, replies))
@@ -46,10 +46,10 @@ class Census(Generic[Req, Rep]):
         replies = await self._bus.gather(
             self._subject, self._question, timeout_s=PATIENCE_S, until=is_enough
         )
-        told = {self._name_of(reply): reply for reply in replies}
+        answers = {self._name_of(reply): reply for reply in replies}
         missed = {name: num + 1 for name, num in self._missed.items() if num < ROUNDS_MISSED_MAX}
-        self._missed = missed | dict.fromkeys(told, 0)
-        return told
+        self._missed = missed | dict.fromkeys(answers, 0)
+        return answers
 
 
 class Shared(Generic[Made]):
@@ -70,7 +70,7 @@ class DeploymentMetrics:
     """Metrics of all processes as one text.
 
     Args:
-        process: what this one is called.
+        process: name of this one.
     """
 
     def __init__(self, bus: Bus, process: str) -> None:
@@ -98,15 +98,15 @@ class _Round:
         self.shared = Shared(self._ask)
 
     async def _ask(self) -> str:
-        told = await self._census.take()
-        return await asyncio.to_thread(self._together, told)
+        answers = await self._census.take()
+        return await asyncio.to_thread(self._together, answers)
 
-    def _together(self, told: dict[str, ServiceMetrics]) -> str:
+    def _together(self, answers: dict[str, ServiceMetrics]) -> str:
         texts = []
-        if self._process not in told:  # NATS passes nothing on: its own are there all the same
+        if self._process not in answers:  # NATS is away: its own are there all the same
             own = own_metrics(as_openmetrics=self._as_openmetrics)
             texts.append(({"service": "frontend", "process": self._process}, own))
-        for name, reply in sorted(told.items()):
+        for name, reply in sorted(answers.items()):
             with suppress(ValueError):  # of another release
                 labels = {"service": reply.service, "process": name}
                 texts.append((labels, unpack_text(reply.packed)))

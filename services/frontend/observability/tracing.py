@@ -1,4 +1,4 @@
-"""Traces of requests: begun here, and told at their end what the access log is told."""
+"""Traces of requests: begun here, with the fields of the access log at their end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -32,18 +32,18 @@ class AofRewriter:
         await self._redis.aclose()
 
     def ask(self) -> None:
-        """Something was deleted. Returns at once."""
+        """Ask for a rewrite: something was deleted. Returns at once."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Rewrite whenever asked, for ever. Redis may be away: what is owed stays owed."""
+        """Rewrite whenever asked, for ever. While Redis is away, the request stays pending."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
             try:
                 await self._rewrite()
             except ResponseError as error:
-                if "in progress" in str(error):  # somebody else's, begun since we looked
+                if "in progress" in str(error):  # another client's, begun since the last look
                     self._wanted.set()
                     await asyncio.sleep(POLL_S)
                     continue

@@ -1,4 +1,4 @@
-"""What this frontend makes while nobody waits for it: begun, said to be made, ended."""
+"""Responses that this frontend makes in the background, with a heartbeat in Redis."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,7 +10,7 @@ from services.frontend.sessions.store import StoreAway
 from shared.ids import TenantId
 from shared.tasks import Tasks
 
-FAREWELL_S = 2.0  # at the end, to write down what did not end
+FAREWELL_S = 2.0  # at the end, to store how unfinished ones ended
 
 
 class BackgroundRuns:
@@ -22,17 +22,17 @@ class BackgroundRuns:
         self._running: dict[tuple[TenantId, str], Callable[[], None]] = {}
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Make one. It ends by itself, and lets its beginning be waited for."""
+        """Run one."""
         self._tasks.spawn(work)
 
     @contextmanager
     def running(
         self, tenant: TenantId, response_id: str, abandon: Callable[[], None]
     ) -> Iterator[None]:
-        """It is said to be made while this context lasts.
+        """Send its heartbeat while this context lasts.
 
         Args:
-            abandon: called if nobody wants it any more.
+            abandon: called when it was cancelled or deleted.
         """
         self._running[tenant, response_id] = abandon
         try:
@@ -41,14 +41,14 @@ class BackgroundRuns:
             del self._running[tenant, response_id]
 
     def abandon(self, tenant: TenantId, response_id: str) -> None:
-        """Nobody wants it any more. Made elsewhere it ends when its frontend says next that it is
-        made.
+        """End one that was cancelled or deleted. One of another frontend ends with that one's next
+        heartbeat.
         """
         if (abandon := self._running.get((tenant, response_id))) is not None:
             abandon()
 
     async def run(self) -> None:
-        """Say of each that it is made, and hear whether it was ended or deleted, for ever."""
+        """Send the heartbeat of each, and end those that were cancelled or deleted, for ever."""
         while True:
             await asyncio.sleep(BEAT_S)
             for tenant, response_id in list(self._running):
@@ -60,10 +60,10 @@ class BackgroundRuns:
                     self.abandon(tenant, response_id)
 
     async def idle(self, timeout_s: float) -> None:
-        """Let what is made end, for so long at most."""
+        """Wait until all are done, for so long at most."""
         await self._tasks.wait(timeout_s)
 
     async def stop(self) -> None:
-        """Their turns were ended: let that be written down."""
+        """Their turns were ended: let that be stored."""
         if not await self._tasks.wait(FAREWELL_S):
             self._tasks.cancel()

@@ -132,7 +132,7 @@ end
 local function account(tenant, session, keys, expires_at_s, location)
   local sizes = key_of('session_sizes', tenant)
   local sessions, notes = key_of('sessions', tenant), key_of('notes', tenant)
-  -- A Redis of somebody else's may have thrown their names away: then their sizes count no more.
+  -- Redis may have evicted the sets of names: then their sizes count no more.
   if call('EXISTS', sessions, notes) == 0 then call('DEL', sizes) end
   local stood = call('HGET', sizes, session) or '0 '
   local before, location_before = string.match(stood, '^(%d+) ?(.*)$')
@@ -153,7 +153,7 @@ local function account(tenant, session, keys, expires_at_s, location)
   account_tenant(tenant)
 end
 
--- Of deletions that no note tells of, a counter of the tenant that several sessions share. A turn
+-- A counter of deletions without a note, which several sessions of a tenant share. A turn
 -- that began before another value stood there stores nothing: its session may have been deleted.
 -- Tenants without a table of their own share one, when so many have one.
 local function bump(tenant, keys)
@@ -163,7 +163,7 @@ local function bump(tenant, keys)
   local is_own = call('ZSCORE', TABLES, tenant) or call('ZCARD', TABLES) < num_max
   local key = key_of('deletions', is_own and tenant or '')
   local before = call('BITFIELD', key, 'GET', 'u32', keys.slot)[1]
-  -- A count that began anew must not come to an earlier value.
+  -- A counter that restarted must not reach an earlier value.
   local value = math.max(before + 1, math.floor(now_s))
   call('BITFIELD', key, 'SET', 'u32', keys.slot, value)
   call('EXPIRE', key, {GENERATION_S})
@@ -301,8 +301,8 @@ return 0
 """
 
 # Arguments: tenant; session; the new generation. Answers whether there was a record, responses or
-# a tombstone, and the keys of the blocks of every deletion that has not reached everybody, which
-# the tombstone gathers. What is deleted comes first: then a full Redis takes the notes, too. Of a
+# a tombstone, and the keys of the blocks of every deletion that is not complete, which the
+# tombstone gathers. What is deleted comes first: then a full Redis takes the notes, too. Of a
 # session that is not there no note is made.
 FORGET = rf"""{ACCOUNTING}
 local tenant, session = ARGV[1], ARGV[2]
@@ -327,7 +327,7 @@ end
 return {{is_found and 1 or 0, block_keys}}
 """
 
-# Arguments: tenant; session; the generation of the deletion that reached everybody; a later one
+# Arguments: tenant; session; the generation of the deletion that is complete; a later deletion
 # keeps the tombstone.
 SETTLE = rf"""{ACCOUNTING}
 local tenant, session = ARGV[1], ARGV[2]

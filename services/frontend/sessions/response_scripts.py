@@ -87,9 +87,9 @@ return {'whole', session, chain}
 # A response: what was answered, its items, the word on it, and what time it is. Keys: the hash. One
 # argument: its id.
 READ = """
-local told = redis.call('HMGET', KEYS[1], ARGV[1], ARGV[1] .. ':items', ARGV[1] .. ':run')
-told[4] = redis.call('TIME')[1]
-return told
+local found = redis.call('HMGET', KEYS[1], ARGV[1], ARGV[1] .. ':items', ARGV[1] .. ':run')
+found[4] = redis.call('TIME')[1]
+return found
 """
 
 # Another word on a response that is made, see `core.sessions.background`. Keys: the hash.

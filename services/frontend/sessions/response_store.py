@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from services.frontend.core.limits.quotas import TenantLimits
-from services.frontend.core.sessions.background import told
+from services.frontend.core.sessions.background import as_shown
 from services.frontend.core.sessions.response_items import ITEMS_MAX
 from services.frontend.core.sessions.stored_responses import (
     CHAIN_BYTES_MAX,
@@ -46,7 +46,7 @@ class ResponseStore:
         whether it is: not if it is too large, the session was deleted, or what was begun was ended.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         data, items = encode_stored(stored)
         if len(data) + len(items) > RESPONSE_BYTES_MAX:
@@ -58,11 +58,11 @@ class ResponseStore:
         )
 
     async def say(self, tenant: TenantId, response_id: str, word: bytes = b"") -> bool:
-        """How a response that is made in the background ended; without a word, that it is made
-        still. Answers whether it was until now: nobody has ended or deleted it.
+        """Store how a response that is made in the background ended; without a word, its heartbeat.
+        Answers whether it was still being made: not cancelled, lost or deleted.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         if (mark := mark_in(response_id)) is None:
             return False
@@ -72,14 +72,14 @@ class ResponseStore:
     async def past(
         self, tenant: TenantId, response_id: str, take_room: Callable[[int], None]
     ) -> Past:
-        """What a response that follows this one goes on from.
+        """The conversation that a response to this one continues.
 
         Args:
             take_room: for so many bytes, before they are looked at; may raise.
 
         Raises:
             InvalidRequest: there is no such response, or too much was said before.
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
             NoCapacity: there is no room.
         """
         found = None
@@ -91,7 +91,7 @@ class ResponseStore:
         if end == b"long":
             raise InvalidRequest(
                 f"{FIELD}: it follows more than {CHAIN_MAX} responses, {ITEMS_MAX} items or "
-                f"{CHAIN_BYTES_MAX} bytes: begin anew",
+                f"{CHAIN_BYTES_MAX} bytes: begin a new conversation",
                 FIELD,
             )
         if end == b"unfinished":
@@ -99,19 +99,19 @@ class ResponseStore:
         if end == b"missing":
             raise _unknown(response_id, detail.decode())
         take_room(sum(map(len, chain)))
-        told = [decode_items(data) for data in reversed(chain)]
-        known = [items for items in told if items is not None]
-        if len(known) < len(told):
+        decoded = [decode_items(data) for data in reversed(chain)]
+        known = [items for items in decoded if items is not None]
+        if len(known) < len(decoded):
             raise _unknown(response_id, response_id)
         items = [item for given, said in known for item in (*given, *said)]
         return Past(SessionId(detail.decode()), response_id, items)
 
     async def read(self, tenant: TenantId, response_id: str) -> StoredResponse:
-        """A response; of one that is made in the background, how that stands.
+        """A response; of one that is made in the background, its state.
 
         Raises:
             NotFound: there is none.
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         stored = None
         if (mark := mark_in(response_id)) is not None:
@@ -121,14 +121,14 @@ class ResponseStore:
                 stored = decode_stored(data, items)
         if stored is None:
             raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
-        return told(stored, word, float(now_s))
+        return as_shown(stored, word, float(now_s))
 
     async def drop(self, tenant: TenantId, response_id: str) -> SessionId | None:
         """Delete a response. Answers its session, if that has no other.
 
         Raises:
             NotFound: there is none.
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         found, session_id, is_last = 0, b"", 0
         if (mark := mark_in(response_id)) is not None:

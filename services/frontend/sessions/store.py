@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 AOF_TIMEOUT_S = 5.0
-LOCATING_MAX = 16  # advisories whose session is looked up at once; of more it is not known
+LOCATING_MAX = 16  # advisories whose sessions are looked up at once; more are not looked up
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
 COUNTER_BYTES = 4  # of deletions
 LIVES_NS = 2_000_000_000  # how long what hosts claim is taken for true
@@ -59,7 +59,7 @@ class KnownSession:
 
     Attributes:
         generation: to be handed to `SessionStore.put`.
-        kv_at: leading blocks by host; `ANYWHERE`, if that cannot be told.
+        kv_at: leading blocks by host; `ANYWHERE`, if that is unknown.
     """
 
     record: SessionRecord | None = None
@@ -69,7 +69,7 @@ class KnownSession:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """A deletion that has not reached everybody.
+    """A deletion that is not complete: some hosts may still have blocks.
 
     Attributes:
         found: there was a record, or a deletion of it that was not settled.
@@ -109,27 +109,27 @@ class SessionStore:
         await self._redis.aclose()
 
     async def run(self) -> None:
-        """Have deleted records leave Redis's file, for ever."""
+        """Rewrite Redis's file after deletions, for ever."""
         await self._rewriter.run()
 
     async def get(self, tenant: TenantId, session_id: SessionId) -> KnownSession:
-        """What is known of the session; if that cannot be had in time, that it may be anywhere."""
+        """What is known of the session. If Redis does not answer, its KV may be anywhere."""
         record_key = session_redis_key(tenant, session_id)
         record_of = ("MGET", record_key, generation_redis_key(tenant, session_id))
         commands = record_of, *_deletions(tenant, session_id), *self._where(tenant, session_id)
         try:
-            told, own, shared, *located = await self._together(*commands)
+            stored, own, shared, *located = await self._together(*commands)
         except StoreAway:
             return KnownSession(kv_at={ANYWHERE: BLOCKS_MAX})
         return KnownSession(
-            record=_decode(told[0]),
-            generation=f"{(told[1] or b'').decode()} {_count(own)} {_count(shared)}",
+            record=_decode(stored[0]),
+            generation=f"{(stored[1] or b'').decode()} {_count(own)} {_count(shared)}",
             kv_at=self._kv_at(located),
         )
 
     async def locate(self, tenant: TenantId, session_id: SessionId) -> dict[HostId, int]:
-        """Leading blocks of the session by host; none if that cannot be had in time, or many ask:
-        turns' records come first, and nobody's advisories make them wait."""
+        """Leading blocks of the session by host; none if Redis does not answer in time, or many are
+        asked for: turns' records come first."""
         if self._num_locating >= LOCATING_MAX:
             return {}
         self._num_locating += 1
@@ -145,7 +145,7 @@ class SessionStore:
         """The session's record, or None if there is none.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         return _decode(await self.do("get", session_redis_key(tenant, session_id)))
 
@@ -155,7 +155,7 @@ class SessionStore:
         Above the `limits` of its tenant, that one's least recently used records leave.
         """
         tenant, name = record.tenant, record.session_id
-        with suppress(StoreAway):  # the next turn tokenizes anew
+        with suppress(StoreAway):  # the next turn tokenizes all of it
             data = encode_record(record)
             await self.keep(PUT, tenant, name, generation, data, limits, record.num_turns)
 
@@ -174,7 +174,7 @@ class SessionStore:
         Answers whether it was.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         location = location_redis_key(owner_key(tenant, session_id)).rpartition(":")[2]
         of_tenant = limits.sessions, limits.session_bytes
@@ -187,7 +187,7 @@ class SessionStore:
         `settle`: what is to be deleted elsewhere is kept for so long.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         generation = new_id("gen")
         command = ("eval", FORGET, 0, tenant, session_id, generation)
@@ -197,13 +197,13 @@ class SessionStore:
         return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
 
     async def settle(self, tombstone: Tombstone) -> None:
-        """Nobody has anything of the deleted session any more."""
+        """The deletion is complete: no host has blocks of the session."""
         of_session = tombstone.tenant, tombstone.session_id
         with suppress(StoreAway):  # it expires
             await self.do("eval", SETTLE, 0, *of_session, tombstone.generation)
 
     def on_deleted(self) -> None:
-        """Something was deleted, and is to leave Redis's file too."""
+        """Something was deleted: remove it from Redis's file too."""
         self._rewriter.ask()
 
     async def do(self, *command: str | bytes | int, is_needed: bool = True) -> Any:
@@ -220,13 +220,13 @@ class SessionStore:
         )
 
     def _where(self, tenant: TenantId, session_id: SessionId) -> list[tuple[str, ...]]:
-        """Commands whose answers tell where the session's KV is."""
+        """Commands that read where the session's KV is."""
         location = ("HGETALL", location_redis_key(owner_key(tenant, session_id)))
         is_old = self._clock.now_ns() >= self._lives_until_ns
         return [location, ("HGETALL", KV_HOSTS_KEY)] if is_old else [location]
 
     def _kv_at(self, answers: list[Any]) -> dict[HostId, int]:
-        """What they tell: nothing where Redis has something else there."""
+        """Leading blocks by host, from their answers; none where values have another type."""
         located, *claims = answers
         if claims and isinstance(claims[0], dict):
             self._lives = decode_lives(claims[0])

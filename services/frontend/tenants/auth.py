@@ -1,4 +1,4 @@
-"""API keys: who a request is from, and what it may do."""
+"""API keys: the tenant of a request, and what it may do."""
 
 import base64
 import binascii
@@ -24,7 +24,7 @@ SCOPE_METRICS = "metrics"
 
 
 class Unauthenticated(SymphonyError):
-    """No key, or one that nobody has."""
+    """No key, or an unknown one."""
 
     code = "invalid_api_key"
     http_status = 401
@@ -39,7 +39,7 @@ class Forbidden(SymphonyError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request is from."""
+    """The sender of a request."""
 
     tenant: TenantId = DEFAULT_TENANT
     scopes: frozenset[str] = field(default_factory=lambda: frozenset({SCOPE_ADMIN}))
@@ -98,12 +98,12 @@ class Keyring:
 
     @property
     def has_several_tenants(self) -> bool:
-        """Whether the keys are of several tenants, who share this frontend."""
+        """Whether several tenants with keys share this frontend."""
         return len({caller.tenant for caller in (self._callers or {}).values()}) > 1
 
     @property
     def tenants(self) -> frozenset[TenantId]:
-        """Of all keys, and the one that everybody is who has none."""
+        """The tenants of all keys, and the default one."""
         callers = (self._callers or {}).values()
         return frozenset({DEFAULT_TENANT, *(caller.tenant for caller in callers)})
 
@@ -115,7 +115,7 @@ class Keyring:
         return any({scope, SCOPE_ADMIN} & each.scopes for each in of_tenant)
 
     def named(self, tenant: str | None) -> TenantId:
-        """Whose a request is that came with no credentials and may name a tenant itself.
+        """The tenant of a request that came without credentials and may name one itself.
 
         Raises:
             InvalidRequest: it does, and keys are asked for.
@@ -127,13 +127,13 @@ class Keyring:
         return TenantId(tenant)
 
     def caller(self, authorization: str, scope: str, api_key: str = "") -> Caller:
-        """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the
-        password, which is what a browser sends once its user was asked.
+        """The sender of this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as
+        the password, which is what a browser sends once its user was asked.
 
         Args:
             api_key: of ``X-Api-Key``, as Anthropic's clients send it. Where there is an
                 ``Authorization`` too, that alone decides, right or wrong, so that no second key
-                can change whose request it is.
+                can change the tenant.
 
         Raises:
             Unauthenticated: no key, or an unknown one.

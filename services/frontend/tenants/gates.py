@@ -1,4 +1,4 @@
-"""Shared threads and slow peers, and how much of them one tenant has at once."""
+"""Threads and slow peers that tenants share, and how many of them one tenant may use at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,7 +39,8 @@ class Workers:
         self._gate = _gate(what, num_threads, WAITING_MAX, is_shared=is_shared)
 
     async def run(self, work: Callable[[], Made], wait_s: float = WAIT_S) -> Made:
-        """What `work` makes in a thread. If this is cancelled, it is waited for once it has begun.
+        """Run `work` in a thread and return its result. If this is cancelled, work that has begun
+        is waited for.
 
         Args:
             wait_s: how long it waits for a thread.
@@ -59,7 +60,7 @@ class Workers:
 
 
 class Gates:
-    """What requests of all tenants share, beside the room for what they send.
+    """What requests of all tenants share, beside room for inputs.
 
     Attributes:
         images: decodes and resizes them, if they are not large.

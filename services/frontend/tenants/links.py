@@ -1,7 +1,7 @@
 """Connections on which tenants' requests come over NATS, apart from the services' own.
 
-A tenant that sends more than is taken of it fills its own connection. It holds up neither what
-services tell each other nor another tenant's requests.
+A tenant that sends more than is taken from it fills its own connection. It holds up neither
+messages between services nor another tenant's requests.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ Connect = Callable[[str], Awaitable[Bus]]
 
 @dataclass(slots=True)
 class Link:
-    """A connection, and whose requests come on it.
+    """A connection for requests of some tenants.
 
     Attributes:
-        tenants: by their own subjects; a None among them stands for whoever can connect.
+        tenants: by their own subjects; None: any client that can connect.
         preparing: taken while a request is read and made ready, which takes the event loop's time.
         num_open: requests that are being answered.
     """
@@ -49,8 +49,8 @@ class Link:
 async def connect_links(
     runtime: Runtime, config: FrontendConfig, keyring: Keyring, connect: Connect
 ) -> list[Link]:
-    """One for each tenant that has a key, if NATS tells tenants apart; else one for everybody. They
-    are closed with the runtime.
+    """One for each tenant that has a key, if NATS has an account for each tenant; else one for all.
+    They are closed with the runtime.
     """
     groups: list[list[TenantId | None]] = [[None]]
     if not (runtime.bus.is_open or keyring.is_open):

@@ -51,20 +51,20 @@ TICK_S = 0.25
 STOP_S = 1.0
 SUBMITS_MAX = 16_384  # several for each of the choices at once
 SUBMIT_BYTES = 1024  # of one besides its prompt, more or less
-SUBMITS_BYTES_MAX = 128 * 1024  # of those in one message: nobody waits long for its being read
+SUBMITS_BYTES_MAX = 128 * 1024  # of those in one message, so that reading it takes little time
 UNREAD_MAX = 65_536  # tokens and their log-probabilities, of one request
 
 
 class ClientGone(Exception):
-    """The client hung up or was hung up on: nobody reads the answer."""
+    """The client hung up or was hung up on: there is no reader for the answer."""
 
 
 class Reader(Protocol):
-    """Who is sent the answer while it is made."""
+    """The connection that is sent the answer while it is made."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is ready to be sent than the other side has read."""
+        """Whether data waits because the client does not read."""
         ...
 
     def hang_up(self, reason: str) -> None:
@@ -73,10 +73,10 @@ class Reader(Protocol):
 
 
 class Mailbox:
-    """News of one request's turns, waited for in one place however many turns there are.
+    """Events of one request's turns, waited for in one place however many turns there are.
 
     Attributes:
-        reader: hung up on if it leaves more than `UNREAD_MAX` unread; None: nobody can.
+        reader: hung up on if it leaves more than `UNREAD_MAX` unread; None: nothing to hang up on.
     """
 
     __slots__ = ("_is_abandoned", "_news", "_num_unread", "_waiter", "reader")
@@ -95,7 +95,7 @@ class Mailbox:
         self._news.append((index, event))
         if isinstance(event, Deliver):
             self._num_unread += event.num_entries
-            # Else it is not the reader that keeps news waiting here, but what we are busy with.
+            # Otherwise news waits because this process is busy, not because of the reader.
             if self._num_unread > UNREAD_MAX and self.reader is not None and self.reader.is_behind:
                 self.reader.hang_up("unread")
                 self.abandon()
@@ -112,7 +112,7 @@ class Mailbox:
         """Wait for news; returns everything that came since the last call, in order.
 
         Raises:
-            ClientGone: nobody waits for it.
+            ClientGone: the client is gone.
         """
         while not self._news and not self._is_abandoned:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -175,7 +175,7 @@ class Hub:
         self._perform(self._turns.on_new(new, self._clock.now_ns()))
 
     def cancel(self, turn_id: TurnId, num_kept: int = 0) -> None:
-        """Nobody waits for this turn any more; one that ended is fine.
+        """The client is gone; a turn that ended is ignored.
 
         Args:
             num_kept: as of `TurnCancel`.
@@ -241,7 +241,7 @@ class Hub:
         is_last = isinstance(event, Fail) or event.finish is not None
         boxes = self._boxes
         found = boxes.pop(event.turn_id, None) if is_last else boxes.get(event.turn_id)
-        assert found is not None, f"news of {event.turn_id}, which nobody opened"
+        assert found is not None, f"news of {event.turn_id}, which was not opened"
         mailbox, index = found
         mailbox.put(index, event)
 
@@ -254,7 +254,7 @@ class Hub:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            # One that is away keeps its turns: that others are there is nothing to them.
+            # A shard that is away keeps its turns, so all shards must answer.
             shards = range(self._num_shards)
             there = [self._bus.has_responder(SCHEDULER_PING, Empty(), str(i)) for i in shards]
             if all(await asyncio.gather(*there)):

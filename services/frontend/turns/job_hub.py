@@ -79,7 +79,7 @@ class JobHub:
         return waiter
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for this request any more; one that ended is fine."""
+        """The client is gone; a request that ended is ignored."""
         self._waiters.pop(request_id, None)
         self._perform(self._jobs.on_cancel(request_id))
 

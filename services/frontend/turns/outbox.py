@@ -19,9 +19,10 @@ class Outbox:
     """Messages in the order they came, so that a cancel never overtakes its submit and no handler
     waits for the bus.
 
-    What finds no place is dropped and counted. A submit is sent again when its turn or job stays
-    silent, and that an agent's turn has left may stay unsaid. A cancel is not sent again, so
-    cancels have as much room once more behind the others: each belongs to a submit before it.
+    Messages for which there is no room are dropped and counted. A submit is sent again when its
+    turn or job stays silent, and the end of an agent's turn need not be reported. A cancel is not
+    sent again, so cancels have as much room again behind the others: each belongs to a submit
+    before it.
 
     Args:
         submits_max: messages waiting at which no more submits are taken.
@@ -35,8 +36,8 @@ class Outbox:
         self._queue: asyncio.Queue[Send] = asyncio.Queue(2 * submits_max)
 
     def put(self, kind: Kind, send: Send) -> bool:
-        """Add a message, told by what sends it, or drop it if there is no place; whether there
-        was."""
+        """Add a message, as the call that sends it, or drop it if there is no room. Returns whether
+        there was."""
         if self._queue.qsize() >= self._max[kind]:
             telemetry.UNSENT.labels(kind).inc()
             return False

@@ -1,9 +1,8 @@
-"""What this frontend knows of the names of adapters, and when it has to ask.
+"""What this frontend knows of the names of adapters, and when it has to ask Redis.
 
-It hears of changes as they are made, and of what was there before by asking Redis, once. Of two
-that say something else the higher revision counts, so it does not matter in which order they come.
-A name that is known stays known until somebody says that it was removed: that Redis does not have
-it may only mean that Redis was wiped.
+Changes are reported as they are made; older adapters are read from Redis, once. Where two sources
+differ the higher revision counts, so their order does not matter. A known name stays known until
+its removal is reported: if Redis does not have it, Redis may have been wiped.
 """
 
 from collections import OrderedDict
@@ -24,12 +23,12 @@ UNKNOWN_MAX = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTimes:
-    """How long something heard is believed, ns.
+    """How long answers are good for, ns.
 
     Attributes:
-        known_ns: of a name that stands for an adapter; then it is asked for beside its use.
-        unknown_ns: of one that stands for nothing.
-        base_ns: of one that stands for nothing but a base model, which few adapters ever hide.
+        known_ns: of a name of an adapter; after this it is used, and looked up again meanwhile.
+        unknown_ns: of a name that nothing has.
+        base_ns: of a name that only a base model has: few adapters ever hide one.
     """
 
     known_ns: int = 30_000_000_000
@@ -39,10 +38,10 @@ class NameTimes:
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """What Redis says of one name of one tenant.
+    """What Redis has for one name of one tenant.
 
     Attributes:
-        gone: revision under which it was removed; 0: no such is known.
+        gone: revision of its removal; 0: no removal is known.
     """
 
     record: AdapterRecord | None
@@ -51,12 +50,12 @@ class StoredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a tenant's name stands for.
+    """What a name means to a tenant.
 
     Attributes:
         record: None: no adapter.
-        ask: whether to ask Redis: beside the use of this answer, or first. If nobody answers, this
-            is the best that is known.
+        ask: whether to ask Redis: in the background, or first. If it does not answer, this answer
+            is the best there is.
     """
 
     record: AdapterRecord | None
@@ -66,25 +65,25 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class _Known:
     record: AdapterRecord
-    heard_at_ns: int
+    known_at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """A name that stands for nothing.
+    """A name that no adapter has.
 
     Attributes:
-        revision: under which it was removed; what is older cannot bring it back.
+        revision: of its removal; older records cannot bring it back.
     """
 
     revision: int
-    heard_at_ns: int
+    known_at_ns: int
 
 
 class AdapterNames:
-    """Every name heard of, the ones used last first to stay.
+    """Every name that was reported or asked for; of too many, the least recently used are dropped.
 
-    A tenant's own adapters hide those that are everybody's, and both hide base models.
+    A tenant's own adapters hide shared ones, and both hide base models.
     """
 
     def __init__(self, times: NameTimes | None = None) -> None:
@@ -96,7 +95,7 @@ class AdapterNames:
         return len(self._known) + len(self._unknown)
 
     def find(self, tenant: TenantId, name: str, now_ns: int, *, is_base: bool) -> Answer:
-        """What a request of the tenant means by a name.
+        """The adapter that a name means in a request of the tenant.
 
         Args:
             is_base: a base model has the name, too.
@@ -107,28 +106,28 @@ class AdapterNames:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
-                is_old = now_ns - known.heard_at_ns >= self._times.known_ns
+                is_old = now_ns - known.known_at_ns >= self._times.known_ns
                 return Answer(known.record, "behind" if ask == "no" and is_old else ask)
             unknown = self._unknown.get(key)
             if unknown is None:
                 ask = "first"
-            elif ask == "no" and now_ns - unknown.heard_at_ns >= believed_ns:
+            elif ask == "no" and now_ns - unknown.known_at_ns >= believed_ns:
                 ask = "behind"
         return Answer(None, "no" if ask == "no" else "first")
 
-    def on_told(self, tenant: TenantId, name: str, told: StoredAdapter, now_ns: int) -> None:
-        """Redis answered for one name of one tenant (or of everybody)."""
+    def on_stored(self, tenant: TenantId, name: str, stored: StoredAdapter, now_ns: int) -> None:
+        """Redis answered for one name of one owner."""
         key = tenant, name
-        if told.record is not None:
-            self._on_record(key, told.record, now_ns)
+        if stored.record is not None:
+            self._on_record(key, stored.record, now_ns)
         known = self._known.get(key)
-        if known is None or known.record.revision <= told.gone:
-            self._forget(key, told.gone, now_ns)
+        if known is None or known.record.revision <= stored.gone:
+            self._forget(key, stored.gone, now_ns)
         else:
-            self._known[key] = replace(known, heard_at_ns=now_ns)
+            self._known[key] = replace(known, known_at_ns=now_ns)
 
     def on_changed(self, changed: AdapterChanged, now_ns: int) -> None:
-        """Somebody changed what a name stands for."""
+        """An adapter was added, replaced or removed."""
         key = changed.tenant, changed.name
         if changed.record is not None:
             self._on_record(key, changed.record, now_ns)
@@ -138,12 +137,12 @@ class AdapterNames:
             self._forget(key, changed.revision, now_ns)
 
     def known(self, owner: TenantId, name: str) -> AdapterRecord | None:
-        """What stands under a name of one tenant, or of everybody, as far as is known."""
+        """The adapter of this name that `owner` has, as far as is known."""
         known = self._known.get((owner, name))
         return None if known is None else known.record
 
     def known_to(self, tenant: TenantId) -> Iterator[AdapterRecord]:
-        """What of the tenant's own and of everybody's is known."""
+        """Known adapters of the tenant, and shared ones."""
         for (owner, _), known in self._known.items():
             if owner in (tenant, EVERYBODY):
                 yield known.record

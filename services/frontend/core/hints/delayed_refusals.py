@@ -1,6 +1,6 @@
-"""When to answer those whose advisories are refused: the more of them somebody sends, the longer
-each waits for its answer. A sender that waits for answers is slowed down so, and one that does not
-is left to the kernel, for its next request is not read before the last one is answered.
+"""When to answer advisories that are refused: the more of them a sender sends, the longer each
+waits for its answer. That slows down a sender that waits for answers; one that does not is held
+back by the kernel, since its next request is not read before the last one is answered.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ Sender = tuple[TenantId, str]
 
 
 class DelayedRefusals:
-    """Answers that are held back."""
+    """Refusals that wait to be sent."""
 
     def __init__(self) -> None:
         self._next_at_ns: OrderedDict[Sender, int] = OrderedDict()
@@ -32,14 +32,14 @@ class DelayedRefusals:
         return answer_at_ns - now_ns
 
     def is_due(self, sender: Sender, now_ns: int) -> bool:
-        """Whether to answer one more at all, of a sender that nothing can make wait."""
+        """Whether to answer one more at all, of a sender that cannot be made to wait."""
         if self._next_at_ns.get(sender, now_ns) > now_ns:
             return False
         self._set_next(sender, now_ns + ANSWER_NS)
         return True
 
     def release(self) -> None:
-        """One that was held is answered, or nobody waits for it any more."""
+        """One that was held is answered, or its client is gone."""
         self.num_held -= 1
         assert self.num_held >= 0, "more released than were held"
 

@@ -1,4 +1,4 @@
-"""How many connections come from one address, and from all together."""
+"""Limits on the connections from one address, and from all together."""
 
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
@@ -9,7 +9,7 @@ FEW = 8
 
 
 class AddressLimits:
-    """Open connections by where they are from.
+    """Open connections by the network that they come from.
 
     Args:
         per_address_max: from one IPv4 address, or from one IPv6 network of 64 bits, in which one
@@ -44,7 +44,7 @@ class AddressLimits:
         return True
 
     def leave(self, host: str | None) -> None:
-        """One that was let in has ended."""
+        """A connection that was let in has ended."""
         if host is None:
             return
         place = network_of(host)
@@ -56,12 +56,12 @@ class AddressLimits:
             del self._num[place]
 
     def __len__(self) -> int:
-        """Places that somebody is here from."""
+        """Networks that have connections."""
         return len(self._num)
 
 
 def network_of(host: str) -> Network:
-    """Whom a connection's address stands for.
+    """The network that a connection's address counts for.
 
     >>> network_of("10.0.0.7")
     '10.0.0.7'

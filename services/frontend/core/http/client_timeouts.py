@@ -1,7 +1,7 @@
-"""How long a connection is waited for: who sends or reads nothing keeps nothing for ever.
+"""Timeouts of one connection: a client that sends or reads nothing keeps nothing for ever.
 
-What a client sends is told as it happens; what it reads is looked at every now and then. Seconds
-are `ResponsiveClock`'s.
+What a client sends is reported as it happens; what it has read is polled. Seconds are
+`ResponsiveClock`'s.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TimeoutLimits:
 
 
 class ClientTimeouts:
-    """What one connection is waited for, and since when. Told things in the order they happen."""
+    """What one connection is waited for, and since when. Events come in the order they happen."""
 
     __slots__ = (
         "_body_until_s",
@@ -111,8 +111,8 @@ class ClientTimeouts:
 
 
 class ResponsiveClock:
-    """Seconds in which clients could be heard: what this process itself stood still is not their
-    fault, and left out.
+    """Seconds in which this process could serve clients: time in which the process itself was
+    blocked is left out.
 
     Args:
         interval_s: between two ticks, when nothing is in the way.
@@ -124,12 +124,12 @@ class ResponsiveClock:
         self._lost_s = 0.0
 
     def on_tick(self, now_s: float) -> None:
-        """Told as regularly as possible."""
+        """Called as regularly as possible."""
         late_s = now_s - self._ticked_at_s - self._interval_s
         if late_s > self._interval_s:
             self._lost_s += late_s
         self._ticked_at_s = now_s
 
-    def attentive_s(self, now_s: float) -> float:
+    def responsive_s(self, now_s: float) -> float:
         """The time without what was lost."""
         return now_s - self._lost_s

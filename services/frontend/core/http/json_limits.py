@@ -1,4 +1,4 @@
-"""How many values a JSON body holds, told without parsing it.
+"""Counts the values of a JSON body without parsing it.
 
 What parsing costs shows in the number of values, not in the length: 18 MB of text are parsed in
 4 ms, 18 MB of empty lists in 3 s, during which nothing else is done. So a body is looked through in

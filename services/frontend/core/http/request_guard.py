@@ -3,8 +3,8 @@
 Any page can make its visitor's browser send requests to this machine. There are two ways. A name of
 the page's own may suddenly mean 127.0.0.1 (DNS rebinding): the browser takes the frontend for the
 page's own server, and lets the page read the answers. ``Host`` gives that away. Or the page posts
-to our address without seeing the answer: ``Origin`` tells, and a body that a plain form can send is
-no JSON by its type.
+to our address without seeing the answer: ``Origin`` shows that, and a body that a plain form can
+send is no JSON by its type.
 """
 
 import ipaddress
@@ -29,12 +29,12 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestGuard:
-    """What is let in.
+    """Which requests are let in.
 
     Attributes:
         address: where the frontend listens.
         allowed: names by which it is reached besides its own; without a port: on any.
-        origins: whose pages may come, as browsers write it; ``*``: everybody's.
+        origins: of pages that may send requests, as browsers write them; ``*``: all.
         asks_for_keys: then a request proves by its key that no strange page has made it.
     """
 

@@ -10,7 +10,7 @@ FREE_BODY_BYTES = 64 * 1024  # a body with more takes room
 
 @dataclass(slots=True)
 class Capacity:
-    """Inputs and their bytes, each with a limit. What is taken is given back by who took it.
+    """Inputs and their bytes, each with a limit. What is taken must be given back.
 
     Attributes:
         num_max: inputs.
@@ -84,7 +84,7 @@ class HeldCapacity:
         self._num_bytes = 0
 
     def move(self) -> "HeldCapacity":
-        """What is taken, from now on held by another, which somebody has to end."""
+        """Move what is taken to a new holder, which the caller must close."""
         other = HeldCapacity(self._capacity, self._free_bytes)
         other._num_bytes, self._num_bytes = self._num_bytes, 0
         return other

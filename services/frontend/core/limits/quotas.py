@@ -1,4 +1,4 @@
-"""What one tenant may have of this frontend at once, so that it leaves something to the others."""
+"""Limits on what one tenant has of this frontend at once, so that others get something too."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ class Quotas:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nobody has anything."""
+        """Whether no tenant has anything."""
         return not self._used
 
     def of(self, tenant: TenantId) -> TenantLimits:
@@ -142,7 +142,7 @@ class Quotas:
             limit = self._limit(tenant, kind)
             if not limit and kind in self._free:
                 free = self._free[kind]()
-                limit = SHARE * free if amount <= free else 0  # else it is full for everybody
+                limit = SHARE * free if amount <= free else 0  # else it is full for every tenant
             if amount and limit and self.used(tenant, kind) + amount > limit:
                 return kind
         return None

@@ -1,4 +1,4 @@
-"""How often each tenant may do what costs everybody."""
+"""Rate limit of each tenant."""
 
 from collections.abc import Callable
 from math import ceil
@@ -11,7 +11,7 @@ FULL_ONES_MAX = 1024  # tenants that are looked at for having a whole minute's w
 
 
 class TenantRate:
-    """So many a minute for each tenant, as fast as it likes while it has some left of a minute.
+    """So many a minute for each tenant; a whole minute's worth may come at once.
 
     Args:
         per_minute: 0: any number.

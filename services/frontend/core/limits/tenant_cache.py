@@ -28,7 +28,7 @@ class TenantCache:
         return kept[key]
 
     def put(self, tenant: str, key: bytes, value: str) -> None:
-        """Keep a value, and drop the oldest of who keeps most, as long as it is too much."""
+        """Keep a value. While all are too large, drop the oldest value of the largest tenant."""
         self._drop(tenant, key)
         self._kept.setdefault(tenant, OrderedDict())[key] = value
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + _size(value)

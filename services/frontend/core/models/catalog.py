@@ -44,7 +44,7 @@ class Catalog:
         return sorted(self._cards)
 
     def workers(self, model_id: ModelId) -> Iterable[WorkerId]:
-        """Who serves a model."""
+        """Workers that serve a model."""
         return self._cards.get(model_id, ())
 
     def card(self, model_id: ModelId) -> OneshotCard:

@@ -51,8 +51,8 @@ class _Seen:
 
 
 class Fleet:
-    """Workers heard of. A worker that is silent for three report intervals is gone. What it served
-    is remembered for ten minutes: it may come back.
+    """Workers that reported. A worker that is silent for three report intervals is gone. What it
+    served is remembered for ten minutes: it may come back.
     """
 
     def __init__(self, started_at_ns: int = 0) -> None:
@@ -92,7 +92,7 @@ class Fleet:
         return effects
 
     def is_learning(self, now_ns: int) -> bool:
-        """Whether this frontend has just started, and no worker has told yet what there is."""
+        """Whether this frontend has just started, and no worker has reported yet."""
         return not self._has_heard and now_ns - self._started_at_ns < LEARNING_NS
 
     def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
@@ -166,8 +166,8 @@ class Fleet:
         return self._known_oneshot.get(model_id)
 
     def holders(self, now_ns: int) -> tuple[set[WorkerId], set[HostId]]:
-        """Who may have KV of sessions: live workers that are past loading, and hosts of such whose
-        kvstore has been heard of.
+        """What may have KV of sessions: live workers that are past loading, and those of their
+        hosts that reported a kvstore.
         """
         alive = [seen.report for seen in self._seen.values() if seen.alive(now_ns)]
         workers = {report.worker_id for report in alive if report.state != "loading"}

@@ -1,5 +1,5 @@
-"""The whole house as one object, for people who watch it: what everybody says of themselves, and
-what their counters gained lately.
+"""The whole deployment as one object, for the dashboard: the status of every process, and what
+their counters gained lately.
 """
 
 from collections import defaultdict, deque
@@ -15,7 +15,7 @@ from shared.messages import KvStats, SchedulerStatus, ServiceStatus, WorkerStatu
 Labels = Mapping[str, str]
 
 WINDOW_NS = 30_000_000_000  # what rates and times are of
-# What is read of everybody's metrics.
+# What is read of the metrics of all processes.
 COUNTERS = frozenset({
     "request_success_total", "http_errors_total", "prompt_tokens_total", "generation_tokens_total",
     "advisories_total", "agent_hints_total", "scheduler_placements_total", "kv_staged_pages_total",
@@ -34,16 +34,30 @@ LATENCIES = {
     "inter_token": "inter_token_latency_seconds_bucket",
 }
 QUANTILES = {"p50": 0.5, "p99": 0.99}
+RATES = {
+    "requests": "request_success_total",
+    "errors": "http_errors_total",
+    "prompt_tokens": "prompt_tokens_total",
+    "generated_tokens": "generation_tokens_total",
+    "preemptions": "num_preemptions_total",
+    "pauses": "turns_paused_total",
+}
+SCALING = {
+    "add": "autoscale_add",
+    "remove": "autoscale_remove",
+    "bad_rate": "jobs_bad_rate",
+    "idle_share": "jobs_idle_share",
+}
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Everybody's, at one moment.
+    """Answers of all processes, at one moment.
 
     Attributes:
-        services: by what each is called.
+        services: by name.
         samples: of `WANTED`, of all processes.
     """
 
@@ -60,38 +74,57 @@ class _Counted:
     processes: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Lately:
+    """What counters gained in the last seconds."""
+
+    gained: Mapping[_Key, float]
+    seconds: float
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """A counter's gains, summed by the value of a label."""
+        sums: dict[str, float] = defaultdict(float)
+        for (of, labels), value in self.gained.items():
+            if of == name:
+                sums[dict(labels).get(label, "")] += value
+        return dict(sums)
+
+    def per_s(self, name: str, label: str) -> dict[str, float]:
+        """The same per second, of what gained something."""
+        return {
+            value: round(num / self.seconds, 3)
+            for value, num in self.by(name, label).items()
+            if num and self.seconds
+        }
+
+    def all_per_s(self, name: str) -> float:
+        """A counter's gain per second."""
+        return round(self.all(name) / self.seconds, 3) if self.seconds else 0.0
+
+    def all(self, name: str) -> float:
+        """A counter's gain."""
+        return sum(self.by(name, "").values())
+
+    def cached_share(self) -> float | None:
+        """Of prompt tokens that were looked for in caches, how many were found; None: of none."""
+        asked = self.all("prefix_cache_queries_total")
+        return round(self.all("prefix_cache_hits_total") / asked, 4) if asked else None
+
+
 class DeploymentView:
-    """Told again and again what everybody says."""
+    """Fed with answers every few seconds."""
 
     def __init__(self) -> None:
         self._counted: deque[_Counted] = deque()
 
     def on_answers(self, answers: Answers, now_ns: int, wall_s: float) -> dict[str, Any]:
-        """The house now. Rates are of the last half minute, or of as long as it was watched."""
-        gained, seconds = self._gained(answers.samples, now_ns)
-
-        def per_s(name: str, label: str) -> dict[str, float]:
-            return {
-                value: round(num / seconds, 3)
-                for value, num in _by(gained, name, label).items()
-                if num and seconds
-            }
-
-        def all_per_s(name: str) -> float:
-            return round(sum(_by(gained, name, "").values()) / seconds, 3) if seconds else 0.0
-
+        """The deployment now. Rates are of the last half minute, or since the first viewer."""
+        lately = self._gained(answers.samples, now_ns)
         scheduler = whole_status(list(answers.schedulers)) or SchedulerStatus()
-        hints = [told.hints for told in answers.services.values() if told.hints is not None]
-        asked = sum(_by(gained, "prefix_cache_queries_total", "").values())
-        found = sum(_by(gained, "prefix_cache_hits_total", "").values())
         return {
             "at": wall_s,
-            "window_s": round(seconds, 1),
-            "services": [
-                {"service": told.service, "name": name, "pid": told.pid, "state": told.state}
-                for name, told in sorted(answers.services.items())
-            ],
-            "models": sorted({name for told in answers.services.values() for name in told.models}),
+            "window_s": round(lately.seconds, 1),
+            **_services(answers.services),
             "hosts": _hosts(scheduler.workers, answers.stores),
             "workers": _workers(scheduler.workers, answers.samples),
             "turns": {
@@ -102,39 +135,22 @@ class DeploymentView:
             },
             "sessions": max((store.num_sessions for store in answers.stores), default=0),
             "tiers": tiers_of(answers.stores),
-            "rates": {
-                "requests": all_per_s("request_success_total"),
-                "errors": all_per_s("http_errors_total"),
-                "prompt_tokens": all_per_s("prompt_tokens_total"),
-                "generated_tokens": all_per_s("generation_tokens_total"),
-                "preemptions": all_per_s("num_preemptions_total"),
-                "pauses": all_per_s("turns_paused_total"),
-            },
-            "cached_share": round(found / asked, 4) if asked else None,
-            "latency_ms": {name: _latency(gained, of) for name, of in LATENCIES.items()},
-            "placements": per_s("scheduler_placements_total", "reason"),
-            "staged_pages": per_s("kv_staged_pages_total", "tier"),
-            "peer_bytes": per_s("kv_peer_bytes_total", "direction"),
-            "advisories": {
-                **hints_of(hints),
-                "outcomes": per_s("advisories_total", "outcome"),
-                "of_agents": per_s("agent_hints_total", "outcome"),
-            },
-            "batches": _batches(gained, seconds),
+            "rates": {name: lately.all_per_s(of) for name, of in RATES.items()},
+            "cached_share": lately.cached_share(),
+            "latency_ms": {name: _latency(lately, of) for name, of in LATENCIES.items()},
+            "placements": lately.per_s("scheduler_placements_total", "reason"),
+            "staged_pages": lately.per_s("kv_staged_pages_total", "tier"),
+            "peer_bytes": lately.per_s("kv_peer_bytes_total", "direction"),
+            "advisories": _advisories(answers.services, lately),
+            "batches": _batches(lately),
             "windows": [asdict(window) for window in scheduler.windows],
             "adapters": _adapters(answers.samples),
-            "scaling": {
-                name: _latest(answers.samples, of)
-                for name, of in (
-                    ("add", "autoscale_add"), ("remove", "autoscale_remove"),
-                    ("bad_rate", "jobs_bad_rate"), ("idle_share", "jobs_idle_share"),
-                )
-            },
-        }  # fmt: skip
+            "scaling": {name: _latest(answers.samples, of) for name, of in SCALING.items()},
+        }
 
-    def _gained(self, samples: Sequence[Sample], now_ns: int) -> tuple[dict[_Key, float], float]:
-        """What counters gained since the beginning of the window, and how many seconds that is. One
-        that is smaller than it was has begun anew: then it gained all that it has.
+    def _gained(self, samples: Sequence[Sample], now_ns: int) -> "_Lately":
+        """What counters gained since the beginning of the window. One that is smaller than it was
+        has restarted: then it gained all that it has.
         """
         totals = {
             (name, tuple(sorted(labels.items()))): value
@@ -143,7 +159,7 @@ class DeploymentView:
         }
         counted = self._counted
         if counted and counted[-1].at_ns < now_ns - WINDOW_NS:
-            counted.clear()  # nobody watched
+            counted.clear()  # there was no viewer
         while len(counted) > 1 and counted[1].at_ns <= now_ns - WINDOW_NS:
             counted.popleft()
         processes = frozenset(labels.get("process", "") for _, labels, _ in samples)
@@ -152,35 +168,45 @@ class DeploymentView:
         gained = {}
         for key, value in totals.items():
             if dict(key[1]).get("process", "") not in first.processes:
-                continue  # what it counted before it was heard of is not of lately
+                continue  # what it counted before it was first seen is not recent
             before = first.totals.get(key, 0.0)
             gained[key] = value - before if value >= before else value
-        return gained, (now_ns - first.at_ns) / 1e9
+        return _Lately(gained, (now_ns - first.at_ns) / 1e9)
 
 
 def for_tenant(view: Mapping[str, Any], tenant: TenantId) -> dict[str, Any]:
-    """What a tenant may see: of what is told by tenant its own, and no names of adapters, which
-    may be another's."""
+    """What a tenant may see: of figures by tenant its own, and no names of adapters, which may be
+    another's."""
     advisories = view["advisories"]
     own = {
         name: [one for one in advisories[name] if one["tenant"] == tenant]
         for name in ("rates", "throttled")
     }
-    nobodys: dict[str, list[str]] = {"running": [], "waiting": []}
+    hidden: dict[str, list[str]] = {"running": [], "waiting": []}
     return {
         **view,
         "advisories": {**advisories, **own},
-        "adapters": {**view["adapters"], **nobodys},
+        "adapters": {**view["adapters"], **hidden},
     }
 
 
-def _by(gained: Mapping[_Key, float], name: str, label: str) -> dict[str, float]:
-    """Sums by the value of a label."""
-    sums: dict[str, float] = defaultdict(float)
-    for (of, labels), value in gained.items():
-        if of == name:
-            sums[dict(labels).get(label, "")] += value
-    return dict(sums)
+def _services(services: Mapping[str, ServiceStatus]) -> dict[str, Any]:
+    """Which processes run, and which models they serve."""
+    return {
+        "services": [
+            {"service": each.service, "name": name, "pid": each.pid, "state": each.state}
+            for name, each in sorted(services.items())
+        ],
+        "models": sorted({name for each in services.values() for name in each.models}),
+    }
+
+
+def _advisories(services: Mapping[str, ServiceStatus], lately: _Lately) -> dict[str, Any]:
+    return {
+        **hints_of([each.hints for each in services.values() if each.hints is not None]),
+        "outcomes": lately.per_s("advisories_total", "outcome"),
+        "of_agents": lately.per_s("agent_hints_total", "outcome"),
+    }
 
 
 def _now(samples: Iterable[Sample], name: str) -> int:
@@ -188,7 +214,7 @@ def _now(samples: Iterable[Sample], name: str) -> int:
 
 
 def _latest(samples: Iterable[Sample], name: str) -> float:
-    """Of a gauge that one process knows: the largest, since spares know nothing."""
+    """Of a gauge that one process sets: the largest, since standbys set none."""
     return max((value for of, _, value in samples if of == name), default=0.0)
 
 
@@ -223,10 +249,10 @@ def _workers(workers: Sequence[WorkerStatus], samples: Sequence[Sample]) -> list
     ]
 
 
-def _latency(gained: Mapping[_Key, float], name: str) -> dict[str, float | None]:
+def _latency(lately: _Lately, name: str) -> dict[str, float | None]:
     """Quantiles of a histogram, ms, within a bucket as if all were spread evenly over it."""
     buckets: dict[float, float] = defaultdict(float)
-    for bound, num in _by(gained, name, "le").items():
+    for bound, num in lately.by(name, "le").items():
         buckets[float(bound)] += num
     bounds = sorted(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0
@@ -247,9 +273,10 @@ def _quantile(bounds: Sequence[float], buckets: Mapping[float, float], rank: flo
     return round(1e3 * low_s, 2)
 
 
-def _batches(gained: Mapping[_Key, float], seconds: float) -> list[dict[str, Any]]:
+def _batches(lately: _Lately) -> list[dict[str, Any]]:
     """Of one-shot models that ran some."""
-    batches, jobs = (_by(gained, name, "model") for name in ("batches_total", "batch_jobs_total"))
+    batches, jobs = (lately.by(name, "model") for name in ("batches_total", "batch_jobs_total"))
+    seconds = lately.seconds
     return [
         {
             "model": model,
@@ -263,20 +290,20 @@ def _batches(gained: Mapping[_Key, float], seconds: float) -> list[dict[str, Any
 
 
 def _adapters(samples: Sequence[Sample]) -> dict[str, Any]:
-    """How many are known, and which run and wait by the latest word of each worker."""
+    """How many are known, and which run and wait by the latest report of each worker."""
     latest: dict[tuple[str, str], tuple[float, Labels]] = {}
     for name, labels, value in samples:
         key = labels.get("process", ""), labels.get("model", "")
         if name == "lora_requests_info" and value > latest.get(key, (0.0, labels))[0]:
             latest[key] = value, labels
-    told = [labels for _, labels in latest.values()]
+    reported = [labels for _, labels in latest.values()]
     return {
         "known": int(_latest(samples, "adapters")),
-        "running": _names(told, "running_lora_adapters"),
-        "waiting": _names(told, "waiting_lora_adapters"),
+        "running": _names(reported, "running_lora_adapters"),
+        "waiting": _names(reported, "waiting_lora_adapters"),
     }
 
 
-def _names(told: Iterable[Labels], label: str) -> list[str]:
-    names = (name for labels in told for name in labels.get(label, "").split(","))
+def _names(reported: Iterable[Labels], label: str) -> list[str]:
+    names = (name for labels in reported for name in labels.get(label, "").split(","))
     return sorted({name for name in names if name})

@@ -1,4 +1,4 @@
-"""Which requests are traced: what it costs has a limit, whoever asks for it."""
+"""Which requests are traced, within a limit on their number."""
 
 from dataclasses import dataclass
 

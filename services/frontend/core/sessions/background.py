@@ -1,7 +1,7 @@
-"""Responses that are made while nobody waits for them.
+"""Responses that are made in the background.
 
-Beside such a response, where it is stored, stands a word until it is there: while it is made, when
-who makes it last said so, in seconds; afterwards, how it ended instead.
+Until such a response is complete, a mark is stored beside it: while it is made, the time of its
+frontend's last heartbeat, in seconds; afterwards, how it ended instead.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import orjson
 
 from services.frontend.core.sessions.stored_responses import StoredResponse
 
-BEAT_S = 2.0  # how often who makes one says so
+BEAT_S = 2.0  # between heartbeats of a frontend that makes one
 WORD_BYTES_MAX = 2048
 LEASE_S = 60.0  # after which it is lost: its frontend is gone
 CANCELLED: Final = b"cancelled"
@@ -19,7 +19,7 @@ _FAILED: Final = b"failed "
 
 
 def failed(code: str, message: str) -> bytes:
-    """The word of one that failed, and why."""
+    """The mark of one that failed."""
     word = _FAILED + orjson.dumps({"code": code, "message": message})
     if len(word) <= WORD_BYTES_MAX:
         return word
@@ -31,15 +31,17 @@ def failed(code: str, message: str) -> bytes:
 LOST: Final = failed("frontend_lost", "the frontend that made it is gone: ask again")
 
 
-def told(stored: StoredResponse, word: bytes | None, now_s: float) -> StoredResponse:
+def as_shown(stored: StoredResponse, word: bytes | None, now_s: float) -> StoredResponse:
     """A response as it is answered now.
 
     Args:
-        word: what stands beside it; None: it is there.
+        word: its mark; None: it is complete.
 
     >>> begun = StoredResponse({"status": "in_progress"}, [], [])
-    >>> told(begun, b"100", 103.0).response["status"], told(begun, b"100", 203.0).response["status"]
-    ('in_progress', 'failed')
+    >>> as_shown(begun, b"100", 103.0).response["status"]
+    'in_progress'
+    >>> as_shown(begun, b"100", 203.0).response["status"]
+    'failed'
     """
     if word is None:
         return stored

@@ -1,4 +1,4 @@
-"""What a request may leave behind of its session: nothing any more once the session was deleted."""
+"""Sessions that requests have open: once a session is deleted, they may store nothing of it."""
 
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -8,7 +8,7 @@ from shared.ids import SessionId, TenantId
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OpenSession:
-    """One request's, from before it read the session's record until nobody holds it any more.
+    """A session as one request has it open, from before it reads the session's record.
 
     Attributes:
         generation: of the session when the record was read, see `shared.sessions`.
@@ -22,19 +22,19 @@ class OpenSession:
 
 
 class OpenSessions:
-    """Every claim that a request of this frontend holds."""
+    """Every session that a request of this frontend has open."""
 
     def __init__(self) -> None:
-        self._claims: WeakSet[OpenSession] = WeakSet()
+        self._open: WeakSet[OpenSession] = WeakSet()
 
     def make(self, tenant: TenantId, session_id: SessionId) -> OpenSession:
-        """The claim of a request that begins now."""
-        claim = OpenSession(tenant, session_id)
-        self._claims.add(claim)
-        return claim
+        """Open the session for a request. It is closed when the last reference is dropped."""
+        opened = OpenSession(tenant, session_id)
+        self._open.add(opened)
+        return opened
 
     def forget(self, tenant: TenantId, session_id: SessionId) -> None:
         """The session was deleted."""
-        for claim in self._claims:
-            if (claim.tenant, claim.session_id) == (tenant, session_id):
-                claim.is_forgotten = True
+        for opened in self._open:
+            if (opened.tenant, opened.session_id) == (tenant, session_id):
+                opened.is_forgotten = True

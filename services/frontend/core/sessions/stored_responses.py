@@ -11,7 +11,7 @@ from shared.ids import SessionId, new_id
 from shared.sessions import MARK_CHARS, session_mark
 
 PREFIX = "resp"
-OWN_SESSION = "conv"  # what sessions are called that nobody named
+OWN_SESSION = "conv"  # begins the names of sessions that their clients did not name
 RESPONSE_BYTES_MAX = 4 * 1024 * 1024  # as it is stored
 CHAIN_BYTES_MAX = 8 * 1024 * 1024  # of a response and those before it
 CHAIN_MAX = 4096
@@ -56,7 +56,7 @@ class Past:
 
 
 def new_response_id(session_id: SessionId | None) -> str:
-    """A fresh id, which tells where a response of this session is stored."""
+    """A new id, which contains where a response of this session is stored."""
     return new_id(PREFIX if session_id is None else f"{PREFIX}-{session_mark(session_id)}")
 
 
@@ -72,12 +72,12 @@ def mark_in(response_id: str) -> str | None:
 
 
 def new_session() -> SessionId:
-    """For a conversation whose sender names none."""
+    """A name for a conversation whose client gives none."""
     return SessionId(new_id(OWN_SESSION))
 
 
 def is_own_session(session_id: SessionId) -> bool:
-    """Whether it may be one of those: nothing but responses is in it, as far as can be told."""
+    """Whether it may be one of those, which hold nothing but responses."""
     return session_id.startswith(f"{OWN_SESSION}-")
 
 
@@ -93,10 +93,10 @@ def decode_stored(response: bytes, items: bytes) -> StoredResponse | None:
         answered = orjson.loads(response)
     except ValueError:
         return None
-    told = decode_items(items)
-    if told is None or not isinstance(answered, dict):
+    decoded = decode_items(items)
+    if decoded is None or not isinstance(answered, dict):
         return None
-    return StoredResponse(answered, *told)
+    return StoredResponse(answered, *decoded)
 
 
 def decode_items(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:

@@ -1,4 +1,4 @@
-"""Where sessions' next turns are expected, as the scheduler told: such a turn can be sent to its
+"""Workers that the scheduler has assigned to sessions' next turns: such a turn is sent to its
 worker at once.
 """
 
@@ -25,39 +25,39 @@ class Assignment:
     kv_at: Mapping[HostId, int]
 
     def located(self, kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
-        """Where the session's KV is, by what the scheduler knew and by what others tell."""
-        told = known_places(kv_at) if self.kv_at else kv_at
+        """Where the session's KV is: what the scheduler knew, joined with `kv_at`."""
+        known = known_places(kv_at) if self.kv_at else kv_at
         return dict(self.kv_at) | {
-            host_id: max(num, self.kv_at.get(host_id, 0)) for host_id, num in told.items()
+            host_id: max(num, self.kv_at.get(host_id, 0)) for host_id, num in known.items()
         }
 
 
 class Assignments:
-    """What was told last of each session. It may be out of date: the scheduler decides."""
+    """The latest assignment of each session. It may be out of date: the scheduler decides."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[tuple[TenantId, SessionId], Assignment] = OrderedDict()
+        self._assignments: OrderedDict[tuple[TenantId, SessionId], Assignment] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._assignments)
 
     def on_placed(self, placed: SessionPlaced, now_ns: int) -> None:
-        """A place is kept; of too many, those told of first are forgotten."""
+        """Keep an assignment; of too many, the oldest are dropped."""
         key = (placed.tenant, placed.session_id)
         expires_at_ns = now_ns + placed.expires_in_ns
         kv_at = known_places(worth_keeping(placed.kv_at))
-        self._places[key] = Assignment(placed.worker_id, placed.model_id, expires_at_ns, kv_at)
-        self._places.move_to_end(key)
-        if len(self._places) > ASSIGNMENTS_MAX:
-            self._places.popitem(last=False)
+        self._assignments[key] = Assignment(placed.worker_id, placed.model_id, expires_at_ns, kv_at)
+        self._assignments.move_to_end(key)
+        if len(self._assignments) > ASSIGNMENTS_MAX:
+            self._assignments.popitem(last=False)
 
     def take(
         self, tenant: TenantId, session_id: SessionId | None, model_id: ModelId, now_ns: int
     ) -> Assignment | None:
-        """What is kept for this turn, which uses it up; None: nothing is known."""
+        """Remove and return the assignment for this turn, if it is still good."""
         if session_id is None:
             return None
-        place = self._places.pop((tenant, session_id), None)
-        if place is None or place.model_id != model_id or now_ns >= place.expires_at_ns:
+        found = self._assignments.pop((tenant, session_id), None)
+        if found is None or found.model_id != model_id or now_ns >= found.expires_at_ns:
             return None
-        return place
+        return found

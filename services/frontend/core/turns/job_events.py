@@ -17,7 +17,7 @@ Outcome = Literal["dropped", "failed", "unanswered"]
 class JobLimits:
     """Attributes:
     gather_ns: how long a job waits for others to be submitted with.
-    silent_min_ns: jobs of which nothing is heard are submitted again after half of the time that
+    silent_min_ns: jobs without an event are submitted again after half of the time that
         is left to their deadline, but not sooner than this.
     grace_ns: how long after its deadline a request still waits for its results.
     reply_bytes_max: of one answer to a pull, unless a single input is larger.
@@ -76,7 +76,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell a shard that nobody waits for these jobs any more."""
+    """Cancel jobs at a shard."""
 
     shard: int
     message: JobsCancel

@@ -54,7 +54,7 @@ class _Group:
     values: dict[JobId, str] = field(default_factory=dict)
 
     def check_at_ns(self, limits: JobLimits) -> int:
-        """When to submit again or to give up, if nothing is heard until then."""
+        """When to submit again or to give up, unless an event comes before."""
         if self.missed_at_ns is not None:
             return self.missed_at_ns + limits.missed_ns
         heard_at_ns = max(self.news_at_ns, self.submitted_at_ns)
@@ -156,7 +156,7 @@ class Jobs:
         return effects
 
     def on_cancel(self, request_id: str) -> list[Effect]:
-        """Nobody waits for this request any more; unknown and ended ones are fine."""
+        """The client is gone; unknown and ended requests are ignored."""
         group = self._groups.get(request_id)
         return [] if group is None else self._close(group)
 
@@ -168,7 +168,7 @@ class Jobs:
         return [*self._flush(now_ns), *self._announce()]
 
     def on_stop(self) -> list[Effect]:
-        """This frontend ends: nobody will hear of the requests it still waits for."""
+        """This frontend ends: fail all open requests."""
         effects: list[Effect] = []
         for group in list(self._groups.values()):
             why = self._why(group, "stopping", "this frontend is stopping")
@@ -233,7 +233,7 @@ class Jobs:
             for request_id in request_ids:
                 group = self._groups[request_id]
                 if group.new.deadline_at_ns <= now_ns:
-                    continue  # the alarm rang late: nobody can serve these any more
+                    continue  # the alarm was late: no worker can finish these in time
                 group.was_submitted = True
                 group.submitted_at_ns = now_ns
                 jobs += _submits(group, now_ns)

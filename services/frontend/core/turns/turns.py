@@ -117,7 +117,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell the scheduler that nobody waits for this turn any more."""
+    """Cancel the turn at the scheduler."""
 
     message: TurnCancel
 
@@ -323,7 +323,7 @@ class Turns:
         return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
 
     def on_cancel(self, turn_id: TurnId, num_kept: int = 0) -> list[Effect]:
-        """Nobody waits for this turn any more; unknown and ended turns are fine.
+        """The client is gone; unknown and ended turns are ignored.
 
         Args:
             num_kept: as of `TurnCancel`.
@@ -333,7 +333,7 @@ class Turns:
         return [Cancel(TurnCancel(turn_id=turn_id, num_kept=num_kept))]
 
     def on_stop(self) -> list[Effect]:
-        """This frontend ends: nobody will hear of the turns it still waits for."""
+        """This frontend ends: fail all open turns."""
         effects: list[Effect] = []
         for turn in list(self._turns.values()):
             effects.append(self._fail(turn, "stopping", "this frontend is stopping"))
@@ -349,7 +349,7 @@ class Turns:
         return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.is_taken]
 
     def on_tick(self, now_ns: int) -> list[Effect]:
-        """Look after turns that nothing was heard of, and end those that have had their time."""
+        """Submit silent turns again, and end those that take too long."""
         effects: list[Effect] = []
         limits = self._limits
         for turn in list(self._turns.values()):

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.frontend.api.responses import background as making
-from services.frontend.core.sessions.background import CANCELLED, told
+from services.frontend.core.sessions.background import CANCELLED, as_shown
 from services.frontend.core.sessions.stored_responses import decode_stored
 from services.frontend.sessions import background
 from services.frontend.sessions.response_store import ResponseStore
@@ -161,7 +161,7 @@ def test_its_frontend_stops(servers: Servers, hold: asyncio.Event) -> None:
             fields = (name, name + b":items", name + b":run")
             data, items, word = cast(list[bytes], await redis.hmget(KEY, list(fields)))
             stored = decode_stored(data, items)
-            assert stored is not None and told(stored, word, 0.0).response["status"] == "failed"
+            assert stored is not None and as_shown(stored, word, 0.0).response["status"] == "failed"
 
     asyncio.run(run())
 

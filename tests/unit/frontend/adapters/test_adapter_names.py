@@ -40,8 +40,8 @@ def tell(
     at_s: float = 0,
     who: TenantId = T,
 ) -> None:
-    names.on_told(who, "a", own, int(at_s * S))
-    names.on_told(EVERYBODY, "a", everybody or StoredAdapter(None), int(at_s * S))
+    names.on_stored(who, "a", own, int(at_s * S))
+    names.on_stored(EVERYBODY, "a", everybody or StoredAdapter(None), int(at_s * S))
 
 
 def test_a_name_is_asked_for_once_and_then_known() -> None:
@@ -104,7 +104,7 @@ def test_order_and_repetition_change_nothing(
 
     def after(events: Sequence[tuple[bool, int]]) -> AdapterRecord | None:
         names = AdapterNames()
-        names.on_told(EVERYBODY, "a", StoredAdapter(None), 0)
+        names.on_stored(EVERYBODY, "a", StoredAdapter(None), 0)
         for is_broadcast, revision in events:
             new = record(revision=revision) if revision % 2 else None
             if is_broadcast:
@@ -112,7 +112,7 @@ def test_order_and_repetition_change_nothing(
                     AdapterChanged(name="a", tenant=T, revision=revision, record=new), 0
                 )
             else:
-                names.on_told(T, "a", StoredAdapter(new, 0 if new else revision), 0)
+                names.on_stored(T, "a", StoredAdapter(new, 0 if new else revision), 0)
         return find(names).record
 
     newest = max((revision for _, revision in events), default=0)
@@ -130,7 +130,7 @@ def test_a_flood_of_names_is_bounded_and_spares_those_that_are_known(
     names = AdapterNames()
     tell(names, StoredAdapter(record()))
     for number in range(100):
-        names.on_told(T, f"n{number}", StoredAdapter(None), 0)
+        names.on_stored(T, f"n{number}", StoredAdapter(None), 0)
     assert find(names) == Answer(record()) and len(names) == 11
     for number in range(100):
         names.on_changed(changed(record(f"n{number}")), 0)

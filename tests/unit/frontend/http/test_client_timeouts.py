@@ -171,8 +171,8 @@ def test_our_own_standstill_is_nobody_elses() -> None:
     clock = ResponsiveClock(1.0, 100.0)
     for second in range(101, 111):
         clock.on_tick(float(second))
-    assert clock.attentive_s(110.0) == 110.0
+    assert clock.responsive_s(110.0) == 110.0
     clock.on_tick(150.0)  # 39 s late
-    assert clock.attentive_s(150.0) == 111.0
+    assert clock.responsive_s(150.0) == 111.0
     clock.on_tick(151.5)  # a little late: busy
-    assert clock.attentive_s(151.5) == 112.5
+    assert clock.responsive_s(151.5) == 112.5
