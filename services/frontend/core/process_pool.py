@@ -2,15 +2,15 @@
 
 A child does one piece at a time. Work that a child does not end within the limit is over, and so is
 the child: nothing else stops what it runs. Work whose child died for another reason is given to
-another one once, unless the work itself ended the child. Tenants whose work waits have their turns
-one after the other.
+another one once, unless the work itself ended the child. `TenantQueues` says whose work is next.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, TenantId
+from shared.tenant_queues import TenantQueues
 
 Why = Literal["full", "lost", "too_long", "crashed"]
 State = Literal["absent", "starting", "idle", "busy", "ending"]
@@ -102,22 +102,19 @@ class ProcessPool:
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._children = [_Child() for _ in range(limits.num_children)]
-        self._waiting: deque[_Work] = deque()
-        self._num_given = 0
-        self._given_at: dict[TenantId, int] = {}  # of tenants that have work here
+        self._waiting: TenantQueues[_Work] = TenantQueues()
 
     def on_work(self, work: int, now_ns: int, tenant: TenantId = DEFAULT_TENANT) -> list[Effect]:
         """Add a piece of a tenant's work."""
-        num_own = sum(waiting.tenant == tenant for waiting in self._waiting)
-        limits = self._limits
+        limits, num_own = self._limits, self._waiting.counts().get(tenant, 0)
         if len(self._waiting) >= limits.waiting_max or num_own >= limits.waiting_of_tenant:
             return [Fail(work, "full")]
-        self._waiting.append(_Work(work, tenant, now_ns + limits.wait_ns))
+        self._waiting.put(tenant, _Work(work, tenant, now_ns + limits.wait_ns))
         return self._serve(now_ns)
 
     def on_abandoned(self, work: int) -> None:
         """Its requester is gone. Work that a child has begun runs to its end."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.number != work)
+        self._waiting.drop(lambda waiting: waiting.number == work)
         for child in self._children:
             if child.work is not None and child.work.number == work:
                 child.work.is_second_try = True  # it need not be given to another one
@@ -162,7 +159,7 @@ class ProcessPool:
         elif ended.work is not None:
             ended.work.is_second_try = True
             ended.work.until_ns = now_ns + self._limits.wait_ns
-            self._waiting.appendleft(ended.work)
+            self._waiting.put(ended.work.tenant, ended.work, is_first=True)
         elif ended.state == "starting":
             effects += self._fail_unless_served()
         elif ended.state == "ending" and ended.has_begun:  # the next long text need not wait for it
@@ -181,8 +178,7 @@ class ProcessPool:
             effects.append(Kill(number))
             if child.state == "starting":
                 effects += self._fail_unless_served()
-        late = [work for work in self._waiting if work.until_ns <= now_ns]
-        self._waiting = deque(work for work in self._waiting if work.until_ns > now_ns)
+        late = self._waiting.drop(lambda work: work.until_ns <= now_ns)
         return effects + [Fail(work.number, "full") for work in late]
 
     def next_at_ns(self) -> int | None:
@@ -195,7 +191,6 @@ class ProcessPool:
         effects: list[Effect] = []
         for number, child in enumerate(self._children):
             if child.state == "idle" and (work := self._next()) is not None:
-                self._waiting.remove(work)
                 until_ns = now_ns + self._limits.start_ns
                 self._children[number] = _Child("busy", work, until_ns)
                 effects.append(Give(number, work.number))
@@ -210,8 +205,8 @@ class ProcessPool:
     def _num_servable(self) -> int:
         """Pieces of waiting work that their tenants' shares allow to run now."""
         most, busy = self._most_of_tenant(), self._num_busy()
-        waiting = Counter(work.tenant for work in self._waiting)
-        return sum(min(count, most - busy[tenant]) for tenant, count in waiting.items())
+        waiting = self._waiting.counts().items()
+        return sum(min(count, most - busy[tenant]) for tenant, count in waiting)
 
     def _most_of_tenant(self) -> int:
         return self._limits.children_of_tenant or len(self._children)
@@ -221,20 +216,8 @@ class ProcessPool:
         return Counter(child.work.tenant for child in self._children if child.work is not None)
 
     def _next(self) -> _Work | None:
-        """The first piece of the tenant that has the fewest children, and waits for longest."""
-        firsts: dict[TenantId, _Work] = {}
-        for work in self._waiting:
-            firsts.setdefault(work.tenant, work)
-        busy = self._num_busy()
-        known = self._given_at.items()
-        self._given_at = {of: at for of, at in known if of in firsts or of in busy}
-        allowed = [work for work in firsts.values() if busy[work.tenant] < self._most_of_tenant()]
-        if not allowed:
-            return None
-        work = min(allowed, key=lambda w: (busy[w.tenant], self._given_at.get(w.tenant, 0)))
-        self._num_given += 1
-        self._given_at[work.tenant] = self._num_given
-        return work
+        taken = self._waiting.take(self._num_busy(), self._most_of_tenant())
+        return None if taken is None else taken[1]
 
     def _start(self, child: int, now_ns: int) -> Start:
         self._children[child] = _Child("starting", until_ns=now_ns + self._limits.start_ns)
@@ -244,5 +227,4 @@ class ProcessPool:
         """A start failed: what waits need not wait for one more unless another child lives."""
         if any(child.state in {"starting", "idle", "busy"} for child in self._children):
             return []
-        waiting, self._waiting = self._waiting, deque()
-        return [Fail(work.number, "lost") for work in waiting]
+        return [Fail(work.number, "lost") for work in self._waiting.drop(lambda _: True)]

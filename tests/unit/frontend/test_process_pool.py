@@ -186,3 +186,15 @@ def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
         if not open_works:
             break
     assert not open_works, f"seed {seed}: {open_works} never ended"
+
+
+def test_tenants_that_come_again_and_again_do_not_starve_one_that_waits() -> None:
+    pool = ProcessPool(replace(LIMITS, num_children=1, children_of_tenant=1, waiting_max=8))
+    assert pool.on_work(1, 0, A) == [Start(0)]
+    assert pool.on_ready(0, 0) == [Give(0, 1)]
+    assert pool.on_work(2, 0, A) == pool.on_work(10, 0, B) == []
+    assert pool.on_done(0, 1) == [Give(0, 10)]
+    assert pool.on_work(20, 1, C) == []
+    assert pool.on_done(0, 2) == [Give(0, 20)]
+    assert pool.on_work(11, 2, B) == [], "B had its turn after A"
+    assert pool.on_done(0, 3) == [Give(0, 2)]
