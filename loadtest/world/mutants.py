@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "silence is not followed by a new submit", FRONTEND_TURNS,
-        "elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:", "elif False:",
+        "elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= silence_ns:", "elif False:",
     ),
     # Turns, at the scheduler.
     Mutant(

@@ -98,7 +98,7 @@ async def carry_out(
     request_id: str,
     trace: str,
 ) -> None:
-    """Do what a request's `kv_hints` ask for. Nothing of it can fail the request.
+    """Carry out a request's `kv_hints`. Nothing here can fail the request.
 
     Args:
         model_id: that the request asks, for wishes about its own session.

@@ -63,7 +63,7 @@ class HintGate:
         await self._bus.subscribe(HINTS_ENDED, self._accounts.on_ended, self.frontend_id)
 
     def take(self, tenant: TenantId, place: str, cost: float = 1.0) -> None:
-        """One more advisory of this sender.
+        """Count one more advisory of this sender.
 
         Raises:
             HintsThrottled: too many of its earlier ones came to nothing.
@@ -128,9 +128,7 @@ class HintGate:
         timeout_s: float = TRACKER_TIMEOUT_S,
         grace_s: float = NO_RESPONDER_GRACE_S,
     ) -> AdvisoryState:
-        """Ask the tracker; of a divided one the shard that has the session, by what this frontend
-        knows of their number. As `Bus.request`.
-        """
+        """Ask the tracker, of several shards the one that has the session. As `Bus.request`."""
         tenant, session_id = message.tenant, message.session_id
         wire, ids = at_shard(subject, tenant, session_id, self._num_shards)
         return await self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)

@@ -32,7 +32,7 @@ def served_tenant() -> TenantId:
 
 
 def note(**fields: Any) -> None:
-    """Add to the line of the request at hand, if there is one: ``model``, ``adapter``,
+    """Add to the line of the current request, if there is one: ``model``, ``adapter``,
     ``prompt_tokens``, ``cached_tokens``, ``completion_tokens``, ``first_token_ms``, ``inputs``,
     ``error``.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.frontend.core.observability.deployment_view import Answers, DeploymentView
 from services.frontend.http.errors import TooManyRequests
-from services.frontend.observability.deployment_metrics import Census, DeploymentMetrics
+from services.frontend.observability.deployment_metrics import DeploymentMetrics, Poll
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
@@ -26,9 +26,9 @@ class DeploymentFeed:
     def __init__(self, bus: Bus, clock: Clock, metrics: DeploymentMetrics) -> None:
         self._clock = clock
         self._metrics = metrics
-        self._services = Census(bus, SERVICE_STATUS, Empty(), lambda reply: reply.process)
-        self._schedulers = Census(bus, SCHEDULER_STATUS, Empty(), lambda reply: reply.process)
-        self._stores = Census(bus, KV_STATS, Empty(), lambda reply: reply.host_id)
+        self._services = Poll(bus, SERVICE_STATUS, Empty(), lambda reply: reply.process)
+        self._schedulers = Poll(bus, SCHEDULER_STATUS, Empty(), lambda reply: reply.process)
+        self._stores = Poll(bus, KV_STATS, Empty(), lambda reply: reply.host_id)
         self._view = DeploymentView()
         self._latest: tuple[int, dict[str, Any]] | None = None
         self._looking = asyncio.Lock()

@@ -19,7 +19,7 @@ PATIENCE_S = 1.0
 ROUNDS_MISSED_MAX = 3
 
 
-class Census(Generic[Req, Rep]):
+class Poll(Generic[Req, Rep]):
     """A question to all processes that answer it. It waits for those that answered lately, for a
     second at most, and for no others.
     """
@@ -53,14 +53,14 @@ class Census(Generic[Req, Rep]):
 
 
 class Shared(Generic[Made]):
-    """Work that is done once for all who want its result at the same time."""
+    """Shares one run of some work among all callers that wait for its result."""
 
     def __init__(self, make: Callable[[], Awaitable[Made]]) -> None:
         self._make = make
         self._running: asyncio.Future[Made] | None = None
 
     async def get(self) -> Made:
-        """The result of work that runs, or of what begins now."""
+        """The result of the current run, or of a new one."""
         if self._running is None or self._running.done():
             self._running = asyncio.ensure_future(self._make())
         return await asyncio.shield(self._running)
@@ -94,11 +94,11 @@ class _Round:
         self._process = process
         self._as_openmetrics = as_openmetrics
         wanted = MetricsWanted(as_openmetrics=as_openmetrics)
-        self._census = Census(bus, SERVICE_METRICS, wanted, lambda reply: reply.process)
+        self._poll = Poll(bus, SERVICE_METRICS, wanted, lambda reply: reply.process)
         self.shared = Shared(self._ask)
 
     async def _ask(self) -> str:
-        answers = await self._census.take()
+        answers = await self._poll.take()
         return await asyncio.to_thread(self._together, answers)
 
     def _together(self, answers: dict[str, ServiceMetrics]) -> str:

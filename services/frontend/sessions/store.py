@@ -1,4 +1,4 @@
-"""Session records in Redis, where Redis may be slow, empty or gone: then a session is unknown."""
+"""Session records in Redis. If Redis is slow, empty or away, sessions are unknown."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ AOF_TIMEOUT_S = 5.0
 LOCATING_MAX = 16  # advisories whose sessions are looked up at once; more are not looked up
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
 COUNTER_BYTES = 4  # of deletions
-LIVES_NS = 2_000_000_000  # how long what hosts claim is taken for true
+LIVES_NS = 2_000_000_000  # how long hosts' claims of being alive are cached
 
 
 class StoreAway(NoCapacity):
@@ -58,7 +58,7 @@ class KnownSession:
     """What Redis knows of a session when its turn comes.
 
     Attributes:
-        generation: to be handed to `SessionStore.put`.
+        generation: for `SessionStore.put`.
         kv_at: leading blocks by host; `ANYWHERE`, if that is unknown.
     """
 
@@ -104,7 +104,7 @@ class SessionStore:
         self._rewriter = AofRewriter(open_redis(AOF_TIMEOUT_S))
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Disconnect."""
         await self._rewriter.close()
         await self._redis.aclose()
 

@@ -108,7 +108,7 @@ class Keyring:
         return frozenset({DEFAULT_TENANT, *(caller.tenant for caller in callers)})
 
     def allows(self, tenant: TenantId, scope: str) -> bool:
-        """Whether some key of the tenant's holds `scope`; where none are asked for, anybody."""
+        """Whether some key of the tenant's holds `scope`; without keys, always."""
         if self._callers is None:
             return True
         of_tenant = (each for each in self._callers.values() if each.tenant == tenant)

@@ -1,4 +1,4 @@
-"""The shell around `core.turns`: bus messages in, effects out, each turn's news to its mailbox."""
+"""The shell of `core.turns`: bus messages in, effects out, events of turns to their mailboxes."""
 
 import asyncio
 from functools import partial
@@ -79,23 +79,23 @@ class Mailbox:
         reader: hung up on if it leaves more than `UNREAD_MAX` unread; None: nothing to hang up on.
     """
 
-    __slots__ = ("_is_abandoned", "_news", "_num_unread", "_waiter", "reader")
+    __slots__ = ("_events", "_is_abandoned", "_num_unread", "_waiter", "reader")
 
     def __init__(self) -> None:
         self.reader: Reader | None = None
-        self._news: list[tuple[int, Deliver | Fail]] = []
+        self._events: list[tuple[int, Deliver | Fail]] = []
         self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
         self._is_abandoned = False
 
     def put(self, index: int, event: Deliver | Fail) -> None:
-        """Add news of the request's turn number `index`."""
+        """Add an event of the request's turn number `index`."""
         if self._is_abandoned:
             return
-        self._news.append((index, event))
+        self._events.append((index, event))
         if isinstance(event, Deliver):
             self._num_unread += event.num_entries
-            # Otherwise news waits because this process is busy, not because of the reader.
+            # Otherwise events wait because this process is busy, not because of the reader.
             if self._num_unread > UNREAD_MAX and self.reader is not None and self.reader.is_behind:
                 self.reader.hang_up("unread")
                 self.abandon()
@@ -105,22 +105,22 @@ class Mailbox:
     def abandon(self) -> None:
         """The client hung up, or was hung up on."""
         self._is_abandoned = True
-        self._news = []
+        self._events = []
         self._wake()
 
     async def take(self) -> list[tuple[int, Deliver | Fail]]:
-        """Wait for news; returns everything that came since the last call, in order.
+        """Wait for events; returns all that came since the last call, in order.
 
         Raises:
             ClientGone: the client is gone.
         """
-        while not self._news and not self._is_abandoned:
+        while not self._events and not self._is_abandoned:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._is_abandoned:
             raise ClientGone
-        news, self._news, self._num_unread = self._news, [], 0
-        return news
+        events, self._events, self._num_unread = self._events, [], 0
+        return events
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -157,7 +157,7 @@ class Hub:
         self._asked = asyncio.Event()
 
     async def start(self, runtime: Runtime) -> None:
-        """Subscribe, and run what runs for the life of the service."""
+        """Subscribe, and start the tasks that run until the service ends."""
         await self._bus.serve(PROMPT_PULL, self._on_pull, self._frontend_id)
         await self._bus.subscribe(STEP_OUTPUT, self._on_step, self._frontend_id)
         await self._bus.subscribe(SESSION_PLACED, self._on_placed)
@@ -170,7 +170,7 @@ class Hub:
         runtime.spawn(self._ask_scheduler(), "scheduler probe")
 
     def open(self, new: NewTurn, mailbox: Mailbox, index: int) -> None:
-        """Start a turn whose news go to `mailbox` as number `index`."""
+        """Start a turn whose events go to `mailbox` as number `index`."""
         self._boxes[new.turn_id] = (mailbox, index)
         self._perform(self._turns.on_new(new, self._clock.now_ns()))
 
@@ -241,7 +241,7 @@ class Hub:
         is_last = isinstance(event, Fail) or event.finish is not None
         boxes = self._boxes
         found = boxes.pop(event.turn_id, None) if is_last else boxes.get(event.turn_id)
-        assert found is not None, f"news of {event.turn_id}, which was not opened"
+        assert found is not None, f"an event of {event.turn_id}, which was not opened"
         mailbox, index = found
         mailbox.put(index, event)
 

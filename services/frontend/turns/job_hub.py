@@ -59,7 +59,7 @@ class JobHub:
         self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self, runtime: Runtime) -> None:
-        """Subscribe, and run what runs for the life of the service."""
+        """Subscribe, and start the tasks that run until the service ends."""
         await self._bus.serve(INPUT_PULL, self._on_pull, self._frontend_id)
         await self._bus.subscribe(JOB_RESULTS, self._on_results, self._frontend_id)
         await self._bus.subscribe(JOBS_DROPPED, self._on_dropped, self._frontend_id)
@@ -133,7 +133,7 @@ class JobHub:
     def _end(self, event: Done | Fail) -> None:
         waiter = self._waiters.pop(event.request_id)
         if waiter.done():
-            return  # its client has just hung up
+            return  # the client has just hung up
         count(event)
         if isinstance(event, Done):
             waiter.set_result(event)

@@ -1,4 +1,4 @@
-"""What waits to be published: one bounded queue with one consumer."""
+"""Messages that wait to be published: one bounded queue with one consumer."""
 
 import asyncio
 import logging
@@ -51,8 +51,7 @@ class Outbox:
             try:
                 await send()
             except (PeerUnavailable, ValueError) as error:
-                # Silence leads to another submit. ValueError: a peer's id that can stand in no
-                # subject.
+                # Silence leads to another submit. ValueError: a peer's id fits into no subject.
                 log.warning("not published", extra={"error": str(error)})
             finally:
                 self._queue.task_done()
@@ -66,8 +65,7 @@ class Outbox:
 
 
 class Submits(Generic[T]):
-    """Submits that go together: those that come before the outbox is at their place, as in one pass
-    of the event loop.
+    """Submits that are sent together: all that come before the outbox reaches the first of them.
 
     Args:
         send: publishes them.

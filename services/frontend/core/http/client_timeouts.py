@@ -16,8 +16,8 @@ BODY_BYTES_PER_S = 16 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutLimits:
     """Attributes:
-    request_s: for a head, from its first byte; for the first byte; for a body, which wins a second
-        for every 16 KiB that come, but is never more than this ahead.
+    request_s: for the first byte; for a head, from its first byte; for a body, extended by a
+        second for every 16 KiB that come, to at most this.
     reader_s: without progress of an answer that waits to be read.
     """
 
@@ -49,7 +49,7 @@ class ClientTimeouts:
         self._unread_since_s: float | None = None
 
     def on_bytes(self, now_s: float) -> None:
-        """Something came, of whatever."""
+        """Bytes came, of any kind."""
         if self._phase == "between":  # line breaks between requests too: they are no request
             self._phase, self._since_s = "head", now_s
 
@@ -64,8 +64,8 @@ class ClientTimeouts:
         self._body_until_s, self._is_rest = now_s + self._limits.request_s, False
 
     def on_body(self, num_bytes: int, now_s: float) -> None:
-        """A part of a body came. What came fast earlier buys no slow end: a body that is nearly
-        whole is what costs most to wait for.
+        """A part of a body came. Bytes that came fast earlier do not allow a slow end: a
+        body that is nearly whole costs most to wait for.
         """
         won_s = self._body_until_s + num_bytes / BODY_BYTES_PER_S
         self._body_until_s = min(won_s, now_s + self._limits.request_s)
@@ -83,7 +83,7 @@ class ClientTimeouts:
         self._is_rest = self._phase == "body" and self._num_open == 0
 
     def awaits_too_long(self, now_s: float) -> Reason | None:
-        """What of a request should have been there by now."""
+        """The part of a request that is overdue, if any."""
         if self._phase == "between":
             return None
         num_earlier = self._num_open
@@ -96,11 +96,11 @@ class ClientTimeouts:
         return self._phase if now_s - self._since_s >= self._limits.request_s else None
 
     def on_all_sent(self) -> None:
-        """Nothing of ours waits to be sent."""
+        """The send buffer is empty."""
         self._unread_since_s = None
 
     def is_unread_too_long(self, num_acked: int, now_s: float) -> bool:
-        """Something waits to be sent. Whether its reader has taken nothing for too long.
+        """Data waits to be sent: whether the client has read nothing for too long.
 
         Args:
             num_acked: bytes that the other side has taken since the connection began.

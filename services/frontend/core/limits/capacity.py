@@ -1,11 +1,11 @@
-"""How much input one frontend holds at once: large bodies, and what goes out to one-shot models."""
+"""Limit on the input that one frontend holds: large bodies, and inputs of one-shot models."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from shared.errors import NoCapacity
 
-FREE_BODY_BYTES = 64 * 1024  # a body with more takes room
+FREE_BODY_BYTES = 64 * 1024  # larger bodies take room
 
 
 @dataclass(slots=True)
@@ -60,8 +60,8 @@ class Taking(Protocol):
 
 
 class HeldCapacity:
-    """What a body takes of the capacity while it comes in and is worked on. A context: leaving it
-    gives everything back.
+    """The room that one body takes while it is received and processed. A context: leaving it gives
+    everything back.
 
     Args:
         free_bytes: bodies up to this length take nothing.
@@ -79,7 +79,7 @@ class HeldCapacity:
         self.give_back()
 
     def give_back(self) -> None:
-        """Nothing of the body is kept any more."""
+        """The body is not kept any more."""
         self._capacity.give(0, self._num_bytes)
         self._num_bytes = 0
 
@@ -90,7 +90,7 @@ class HeldCapacity:
         return other
 
     def grow_to(self, num_bytes: int) -> None:
-        """So much of the body has come.
+        """So many bytes of the body were received.
 
         Raises:
             NoCapacity: there is no room for it.

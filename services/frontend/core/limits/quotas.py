@@ -26,8 +26,8 @@ WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """Of one tenant; 0: none of its own, but for turns, jobs and their bytes its share of the
-    frontend's, see `Quotas`.
+    """Limits of one tenant. 0: no limit of its own; turns, jobs and their bytes are then limited to
+    its share of the frontend's, see `Quotas`.
 
     Attributes:
         turns: choices at once.
@@ -53,15 +53,15 @@ class TenantLimits:
 
 
 class Quotas:
-    """What each tenant has at the moment.
+    """Usage and limits of each tenant.
 
     Args:
         default: limits of tenants that have none of their own.
         own: limits of those that have.
-        free: by kind how much of the frontend's own is free, if several tenants share it. One
-            without a limit then has at most `SHARE` times as much as is left for the others. So
-            one alone may have 4/5 of all, two 4/9 each, and something is always left for one that
-            has nothing yet.
+        free: by kind, how much of the frontend's total is free, if several tenants share it. A
+            tenant without a limit then has at most `SHARE` times what is left for the others: one
+            alone may have 4/5 of the total, two 4/9 each, and something is always left for a
+            tenant that has nothing yet.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Quotas:
         return self._used[tenant].get(kind, 0) if tenant in self._used else 0
 
     def take(self, tenant: TenantId, amounts: Amounts) -> Kind | None:
-        """Take all of `amounts`, or nothing. Answers which limit does not let it have them."""
+        """Take all of `amounts`, or nothing. Returns the limit that is exceeded, if any."""
         if (kind := self._passed(tenant, amounts)) is not None:
             return kind
         used = self._used.setdefault(tenant, {})
@@ -125,11 +125,11 @@ class Quotas:
         for name, amount in amounts.items():
             used[name] = used.get(name, 0) - amount
             assert used[name] >= 0, "more given back than was taken"
-        if not any(used.values()):  # without keys anybody may name tenants
+        if not any(used.values()):  # without keys any client may name tenants
             self._used.pop(tenant, None)
 
     def check_turns(self, tenant: TenantId) -> None:
-        """Spare the work on a prompt that could not be taken.
+        """Check early, before work on a prompt.
 
         Raises:
             TenantQuota: the tenant has as many turns as it may.
@@ -153,8 +153,8 @@ class Quotas:
 
 
 class Admission:
-    """What the turns of one request take of their tenant's quotas. A context: leaving it gives
-    everything back.
+    """The turns of one request in their tenant's quotas. A context: leaving it gives everything
+    back.
 
     Args:
         prompts: tokens of each turn's prompt.
@@ -187,7 +187,7 @@ class Admission:
 
 
 class TenantCapacity:
-    """A frontend's `Capacity` as one request of a tenant finds it."""
+    """A frontend's `Capacity`, within the quotas of one tenant."""
 
     def __init__(self, capacity: Capacity, quotas: Quotas, tenant: TenantId) -> None:
         self._capacity = capacity

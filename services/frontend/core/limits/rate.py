@@ -7,7 +7,7 @@ from shared.errors import TenantQuota
 from shared.ids import TenantId
 
 MINUTE_NS = 60_000_000_000
-FULL_ONES_MAX = 1024  # tenants that are looked at for having a whole minute's worth again
+FULL_ONES_MAX = 1024  # tenants; above this, those with a full allowance are forgotten
 
 
 class TenantRate:
@@ -25,7 +25,7 @@ class TenantRate:
         self._free_at_ns: dict[TenantId, int] = {}  # when it has a whole minute's worth again
 
     def take(self, tenant: TenantId) -> None:
-        """One more.
+        """Count one more.
 
         Raises:
             TenantQuota: it is too early for another one.

@@ -1,7 +1,7 @@
-"""Results that tenants ask for again and again, within one limit for all of them.
+"""A cache of results by tenant, with one limit on the bytes of all.
 
-A tenant finds what it asked for itself, and what is too much is dropped from the tenant that holds
-most: no tenant can evict another's by asking for much.
+A tenant finds only its own results, and evictions hit the tenant that holds most: no tenant can
+evict another's results by filling the cache.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ class TenantCache:
         self._num_bytes: dict[str, int] = {}
 
     def get(self, tenant: str, key: bytes) -> str | None:
-        """What is kept of a tenant, which is now its latest."""
+        """A tenant's value, now its most recently used."""
         kept = self._kept.get(tenant)
         if kept is None or key not in kept:
             return None

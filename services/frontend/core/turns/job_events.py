@@ -1,4 +1,4 @@
-"""What goes in and out of `core.turns.jobs`: requests, limits, effects."""
+"""Inputs, limits and effects of `core.turns.jobs`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class JobLimits:
     grace_ns: how long after its deadline a request still waits for its results.
     reply_bytes_max: of one answer to a pull, unless a single input is larger.
     missed_ns: how long after an input missed its batch its job is submitted again: the scheduler
-        ignores what has just ended.
+        ignores jobs that have just ended.
     """
 
     gather_ns: int = 1_000_000
@@ -41,7 +41,7 @@ class NewJob:
 
     @property
     def num_bytes(self) -> int:
-        """Size on the wire, roughly and rather more."""
+        """Upper bound of its size on the wire."""
         given = self.input
         size = len(given.job_id) + len(given.tokens) + len(given.segments) + len(given.pixels)
         return size + INPUT_FIELDS_BYTES
@@ -49,7 +49,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """Jobs as the HTTP edge hands them over, ready to run.
+    """Jobs of one HTTP request, ready to run.
 
     Attributes:
         shard: of the scheduler.
@@ -101,7 +101,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
-    """The request ends without an answer; `why` is of the first job that cannot be had."""
+    """The request ends without an answer; `why` is of the first job that failed."""
 
     request_id: str
     num_jobs: int

@@ -39,7 +39,7 @@ from shared.messages import (
 
 JOBS_PER_MESSAGE_MAX = 1024
 INPUT_MISSING = "input_missing"
-STATUS_OF = {"invalid_input": 400}  # of what a worker says of a job; 500 of the rest
+STATUS_OF = {"invalid_input": 400}  # HTTP status by a worker's error code; others are 500
 STALE_TIMERS_MIN = 1024
 
 
@@ -66,7 +66,7 @@ class _Group:
 
 
 class Jobs:
-    """Every request for jobs that this frontend waits for.
+    """Every open request for jobs of this frontend.
 
     Args:
         frontend_id: where workers send results.
@@ -86,7 +86,7 @@ class Jobs:
         return len(self._of_job)
 
     def on_new(self, new: NewRequest, now_ns: int) -> list[Effect]:
-        """A client wants these jobs; they are submitted together with what else comes now."""
+        """Submit new jobs, together with others that come within `gather_ns`."""
         assert new.request_id not in self._groups, f"{new.request_id} twice"
         assert new.jobs, "a request without inputs"
         jobs = {job.input.job_id: job for job in new.jobs}
@@ -101,7 +101,7 @@ class Jobs:
         return self._announce()
 
     def on_pull(self, pull: InputPull, now_ns: int) -> list[Effect]:
-        """A worker wants inputs: the first of them that fit into one answer, at least one."""
+        """A worker pulls inputs: answer as many as fit into one message, at least one."""
         inputs: list[JobInput] = []
         num_bytes = 0
         for job_id in pull.job_ids:
@@ -146,7 +146,7 @@ class Jobs:
         return [*effects, *self._announce()]
 
     def on_dropped(self, message: JobsDropped) -> list[Effect]:
-        """The scheduler will not have these jobs run: their requests end."""
+        """The scheduler dropped these jobs: fail their requests."""
         effects: list[Effect] = []
         spare = {dropped.job_id for dropped in message.jobs}
         for dropped in message.jobs:
@@ -188,8 +188,8 @@ class Jobs:
         return [*effects, *self._announce()]
 
     def _on_missed(self, group: _Group, now_ns: int) -> list[Effect]:
-        """A batch ran without an input that is here: its job goes into another one, if there is
-        time for that.
+        """A batch ran without an input that is here: submit its job for another batch, if there is
+        time.
         """
         again_at_ns = now_ns + self._limits.missed_ns
         if again_at_ns + group.new.fastest_ns > group.new.deadline_at_ns:
@@ -208,7 +208,7 @@ class Jobs:
             self._queue(group, now_ns)
             group.submitted_at_ns, group.missed_at_ns = now_ns, None
             check_at_ns = group.check_at_ns(self._limits)
-        # An alarm that rings late finds the deadline past: it is too late to submit again.
+        # After a late wake-up the deadline may be past: it is too late to submit again.
         self._check_at(group, check_at_ns if check_at_ns > now_ns else give_up_at_ns)
         return []
 
@@ -224,7 +224,7 @@ class Jobs:
             self._flush_at_ns = flush_at_ns
 
     def _flush(self, now_ns: int) -> list[Effect]:
-        """One message a shard for everything that waits, or a few if that is very much."""
+        """One message a shard for all that waits, or several if there are many jobs."""
         self._flush_at_ns = None
         unsent, self._unsent = self._unsent, {}
         effects: list[Effect] = []
@@ -289,7 +289,7 @@ class Jobs:
 
 
 def _submits(group: _Group, now_ns: int) -> list[JobSubmit]:
-    """What a request's open jobs say of themselves at this moment."""
+    """Submit messages for a request's open jobs."""
     return [
         JobSubmit(
             job_id=job_id,

@@ -1,12 +1,12 @@
-"""The life of a turn, seen from the frontend that owns it.
+"""The life of a turn in the frontend that owns it.
 
-A turn is submitted to the scheduler, runs on a worker, is streamed back as deltas, and ends. What
-is kept here (the prompt and every token so far) outlives any worker: a later attempt pulls it and
-goes on where the last one stopped. Two rules make the stream exact whatever the network does: a
-delta counts only if it is of the current attempt, and only for the tokens that lie right behind
-those already taken. A pull makes its attempt current and voids those below. So does the first delta
-of an attempt that needed no pull, because its start brought a short prompt along: such a one begins
-at the beginning, and must say again what was said before.
+A turn is submitted to the scheduler, runs on a worker, is streamed back as deltas, and ends. The
+prompt and every token so far are kept here and outlive any worker: a later attempt pulls them and
+continues where the last one stopped. Two rules make the stream exact on any network: a delta counts
+only if it is of the current attempt, and only for tokens that directly follow those already taken.
+A pull makes its attempt current and voids earlier ones. So does the first delta of an attempt that
+needed no pull because its start carried a short prompt: such an attempt starts from the beginning
+and repeats earlier tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ from shared.messages import (
 
 ENVELOPE_BYTES = 64  # of an answer around its prompts
 NO_LIMIT = 1 << 62
-TOKEN_BYTES = 4  # of one in a prompt, and more as text
-# Of what a worker says of a turn; 500 of the rest.
+TOKEN_BYTES = 4  # of one in a prompt, at least: it is longer as text
+# HTTP status by a worker's error code; others are 500.
 STATUS_OF = {
     "overloaded": 503,
     "no_capacity": 503,
@@ -57,9 +57,9 @@ class TurnLimits:
         submitted again.
     silent_ns: the same, afterwards.
     give_up_ns: silence of workers and scheduler, after which the turn fails.
-    attempts_lost_max: attempts in a row, without a token between, that may end without an end
-        before the turn fails.
-    turn_ns_max: after this a turn fails, whatever it is at.
+    attempts_lost_max: attempts in a row that may break off without a new token before the turn
+        fails.
+    turn_ns_max: after this a turn fails.
     prompt_bytes_max: of a prompt that goes along with its first submit; some 1,400 tokens.
     """
 
@@ -109,7 +109,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send the first attempt to the worker that keeps its place; the submit before it says so."""
+    """Send the first attempt to the assigned worker; the submit before it names that worker."""
 
     worker_id: WorkerId
     message: TurnStart
@@ -131,7 +131,7 @@ class AnswerPull:
 
 @dataclass(frozen=True, slots=True)
 class AskScheduler:
-    """Find out whether a scheduler is there; if so, call `Turns.on_scheduler_seen`."""
+    """Ping the scheduler; if it answers, call `Turns.on_scheduler_seen`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Deliver:
 
     @property
     def num_entries(self) -> int:
-        """How much there is to keep: generated tokens, and what was likely in their place."""
+        """Generated tokens, and alternatives with log-probabilities."""
         if self.logprobs is None:
             return len(self.tokens)
         return len(self.tokens) + sum(1 + len(entry.top) for entry in self.logprobs)
@@ -214,45 +214,45 @@ def _take(turn: _Turn, attempt: int, now_ns: int) -> None:
 
 
 class Turns:
-    """Every turn that this frontend waits for.
+    """Every open turn of this frontend.
 
     Args:
         frontend_id: where workers send tokens.
-        limits: when to worry.
+        limits: timeouts and sizes.
     """
 
     def __init__(self, frontend_id: FrontendId, limits: TurnLimits) -> None:
         self._frontend_id = frontend_id
         self._limits = limits
         self._turns: dict[TurnId, _Turn] = {}
-        self._places = Assignments()
+        self._assignments = Assignments()
         self._scheduler_seen_at_ns = 0
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def on_new(self, new: NewTurn, now_ns: int) -> list[Effect]:
-        """A client wants this turn."""
+        """Submit a new turn, to its assigned worker if there is one."""
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
         prompt = self._short_prompt(turn)
         turn.is_sent_along = bool(prompt)
-        place = self._places.take(new.tenant, new.session_id, new.model_id, now_ns)
-        if place is None:
+        assigned = self._assignments.take(new.tenant, new.session_id, new.model_id, now_ns)
+        if assigned is None:
             return [self._submit(turn, now_ns, prompt)]
-        turn.new = replace(new, kv_at=place.located(new.kv_at))
-        submit = self._submit(turn, now_ns, sent_to=place.worker_id)
-        return [submit, Start(place.worker_id, start_of(submit.message, turn.attempt, prompt))]
+        turn.new = replace(new, kv_at=assigned.located(new.kv_at))
+        submit = self._submit(turn, now_ns, sent_to=assigned.worker_id)
+        return [submit, Start(assigned.worker_id, start_of(submit.message, turn.attempt, prompt))]
 
     def on_placed(self, placed: SessionPlaced, now_ns: int) -> None:
-        """A worker keeps a place for a session's next turn."""
-        self._places.on_placed(placed, now_ns)
+        """The scheduler assigned a worker to a session's next turn."""
+        self._assignments.on_placed(placed, now_ns)
 
     def on_pull(
         self, pull: PromptPull, now_ns: int, payload_bytes_max: int = NO_LIMIT
     ) -> list[Effect]:
-        """A worker wants prompts. An attempt that is void, or of a turn that ended, is gone.
+        """A worker pulls prompts. An attempt that is void, or of a turn that ended, is `gone`.
 
         As many as fit the answer are in it; the worker asks again for the others, as if for the
         first time. One that fits no answer fails its turn.
@@ -286,7 +286,7 @@ class Turns:
         return [AnswerPull(PromptReply(prompts=prompts)), *effects]
 
     def on_delta(self, delta: TurnDelta, now_ns: int) -> list[Effect]:
-        """A worker made tokens. A gap before them means that some were lost with their attempt."""
+        """A worker generated tokens. A gap before them means that the attempt lost some."""
         turn = self._turns.get(delta.turn_id)
         if turn is None or delta.attempt < turn.attempt:
             return []
@@ -319,7 +319,7 @@ class Turns:
         return [self._deliver(turn, delta, num_repeated)]
 
     def on_failed(self, failure: TurnFailed) -> list[Effect]:
-        """The scheduler cannot have this turn served."""
+        """The scheduler gave up on this turn."""
         return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
 
     def on_cancel(self, turn_id: TurnId, num_kept: int = 0) -> list[Effect]:
@@ -341,11 +341,11 @@ class Turns:
         return effects
 
     def on_scheduler_seen(self, now_ns: int) -> None:
-        """A scheduler answered: a turn that waits is waiting for its place."""
+        """The scheduler answered: waiting turns are in its queue."""
         self._scheduler_seen_at_ns = now_ns
 
     def on_reconnect(self, now_ns: int) -> list[Effect]:
-        """The bus was away: what was submitted meanwhile may be lost."""
+        """The bus was away: submits may be lost, so send them again."""
         return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.is_taken]
 
     def on_tick(self, now_ns: int) -> list[Effect]:
@@ -354,7 +354,7 @@ class Turns:
         limits = self._limits
         for turn in list(self._turns.values()):
             silent_since_ns = max(turn.news_at_ns, self._scheduler_seen_at_ns)
-            patience_ns = limits.silent_ns if turn.is_taken else limits.untaken_ns
+            silence_ns = limits.silent_ns if turn.is_taken else limits.untaken_ns
             if now_ns - turn.began_at_ns >= limits.turn_ns_max:
                 message = f"the turn is not over after {limits.turn_ns_max / 1e9:g} s"
                 effects.append(self._fail(turn, "turn_timeout", message, 504))
@@ -362,17 +362,17 @@ class Turns:
             elif now_ns - silent_since_ns >= limits.give_up_ns:
                 effects.append(self._fail(turn, "no_capacity", "no scheduler answers"))
                 effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id)))
-            elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:
+            elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= silence_ns:
                 effects.append(self._submit(turn, now_ns))
         if effects:
             effects.append(AskScheduler())
         return effects
 
     def _short_prompt(self, turn: _Turn) -> str:
-        """The prompt as it goes along; empty if it is too long for that."""
+        """The prompt for a start message; empty if it is too long for that."""
         bytes_max = self._limits.prompt_bytes_max
         if len(turn.new.prompt) * TOKEN_BYTES > bytes_max:
-            return ""  # seen without writing it down
+            return ""  # no need to encode it
         prompt = encode(_prompt(turn, TurnRef(turn_id=turn.new.turn_id)))
         return prompt.decode() if len(prompt) <= bytes_max else ""
 

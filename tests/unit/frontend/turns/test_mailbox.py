@@ -37,7 +37,7 @@ def test_a_reader_that_leaves_too_much_unread_is_hung_up_on(num_top: int | None)
     for _ in range(100):
         mailbox.put(0, news(1, num_top))
     assert reader.reasons == ["unread"]
-    assert not mailbox._news
+    assert not mailbox._events
     with pytest.raises(ClientGone):
         asyncio.run(mailbox.take())
 
