@@ -1,11 +1,13 @@
 """The frontend's `main` in one process, on ports in memory: no socket, file, thread or process."""
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -14,6 +16,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from services import frontend
 from services.frontend.config import FrontendConfig
 from services.frontend.grammars import GrammarMaker
 from services.frontend.ports import Ports
@@ -29,6 +32,17 @@ from shared.ids import HostId, ModelId, WorkerId
 from shared.service import Runtime
 from shared.subjects import PROMPT_PULL, STEP_OUTPUT, TURN_SUBMIT, WORKER_REPORT, Subject
 
+IMPORT = re.compile(r"^\s*(?:import|from) ([\w.]+)", re.MULTILINE)
+OUTSIDE = {
+    "os", "random", "redis.asyncio", "resource", "secrets", "shared.redis_client", "socket",
+    "subprocess", "tempfile", "threading", "time",
+}  # fmt: skip
+PORTS = {
+    "adapters/upload_files.py", "api/page.py", "compiling/child.py", "http/connections.py",
+    "http/server.py",
+    "models/without_torch.py", "ports.py", "rendering/child.py", "rendering/pool.py",
+    "rendering/template_limits.py", "sessions/redis.py",
+}  # fmt: skip
 SAID = [2, 1, 0]
 WORDS = ["one", "two", "three", "four"]
 
@@ -267,3 +281,13 @@ async def complete(api: ASGIApp) -> None:
     assert choice["finish_reason"] == "length"
     assert choice["text"].split() == [WORDS[token] for token in SAID]
     assert answer.json()["usage"]["completion_tokens"] == len(SAID)
+
+
+def test_only_ports_import_what_reaches_outside_the_process() -> None:
+    folder = Path(frontend.__path__[0])
+    found = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if not OUTSIDE.isdisjoint(IMPORT.findall(path.read_text()))
+    }
+    assert found == PORTS
