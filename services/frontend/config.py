@@ -40,7 +40,7 @@ class FrontendConfig(ServiceConfig):
     body_bytes_max: larger request bodies are answered with 413.
     requests_max: choices generated at once, of all requests together; more are answered with 429.
     slow_request_s: how long a head may take, or a body that brings nothing.
-    stalled_reader_s: how long an answer may wait for a client that reads nothing of it.
+    stalled_reader_s: how long an answer may wait for a reader who takes nothing of it.
     connections_per_address: more from one address are closed at once; 0: any number.
     body_values_max: bodies that hold more JSON values are answered with 400.
     text_processes: that render and tokenize long texts, at most.
@@ -51,9 +51,9 @@ class FrontendConfig(ServiceConfig):
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
     deployed_models: models that the deployment serves: 503 while no worker does, and not 404.
-    metrics_of_house: ``/metrics`` has those of every process of the deployment.
-    reasoning_parser: how models mark their reasoning, see `core.thoughts`; `auto`: as their chat
-        templates say; `none`: it is part of the reply.
+    metrics_of_house: ``/metrics`` has those of every process of the house.
+    reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
+        tell; `none`: they are part of what is said.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
     tracker_shards: processes among which the tracker divides sessions and workflows.
     inputs_max: of one request to a one-shot model.
@@ -65,12 +65,12 @@ class FrontendConfig(ServiceConfig):
     tenant_adapter_changes_per_minute: additions and removals of adapters by a tenant's own keys;
         more are answered with 429. 0: any number.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
-        `core.limits.quotas.TenantLimits`; of what is counted here each frontend counts its own.
+        `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
     hints_per_client, hints_per_tenant: advisories that may come to nothing, see
         `shared.hint_accounts.HintLimits`; each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.
     trace_share: of requests that name no trace of their sender's, how many are traced.
-    traces_per_s: that are traced at most; each frontend counts its own.
+    traces_per_s: that are traced at most, whoever asks for it; each frontend counts its own.
     drain_s: on stop, how long open streams may take to finish.
     """
 
@@ -197,7 +197,7 @@ class FrontendConfig(ServiceConfig):
         """`cors_origins`.
 
         Raises:
-            ConfigError: they are all, and no key is asked for.
+            ConfigError: they are all, and nobody asks for a key.
         """
         if "*" in self.cors_origins and self.api_keys_file is None:
             raise ConfigError(
