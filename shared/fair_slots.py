@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from itertools import count
 
 from shared.errors import NoCapacity, TenantQuota
 from shared.ids import TenantId
+from shared.tenant_queues import TenantQueues
 
 
 class Overloaded(NoCapacity):
@@ -36,7 +37,7 @@ class FairLimits:
 
 
 class FairSlots:
-    """Who has a slot, and who gets the next one: tenants in turn, each in the order it asked.
+    """Slots of each tenant, and which waiting ticket gets the next one: see `TenantQueues`.
 
     Args:
         what: the work is called in errors, plural.
@@ -46,8 +47,7 @@ class FairSlots:
         self._what = what
         self._limits = limits
         self._running: Counter[TenantId] = Counter()
-        self._waiting: OrderedDict[TenantId, deque[int]] = OrderedDict()
-        self._num_waiting = 0
+        self._waiting: TenantQueues[int] = TenantQueues()
 
     def ask(self, tenant: TenantId, ticket: int) -> bool:
         """Whether a slot is there at once; else `ticket` waits for one.
@@ -56,24 +56,23 @@ class FairSlots:
             TenantQuota: as much of this tenant's runs and waits as may.
             Overloaded: of all tenants'.
         """
-        limits = self._limits
-        if tenant not in self._waiting and self._may_run(tenant):
+        limits, num_own = self._limits, self._waiting.counts().get(tenant, 0)
+        is_free = self._running.total() < limits.num and self._running[tenant] < limits.of_tenant
+        if is_free and not num_own:
             self._running[tenant] += 1
+            self._waiting.on_served(tenant)
             return True
-        queue = self._waiting.get(tenant, ())
-        if self._running[tenant] + len(queue) >= limits.of_tenant + limits.waiting_of_tenant:
-            num = limits.of_tenant + limits.waiting_of_tenant
+        num = limits.of_tenant + limits.waiting_of_tenant
+        if self._running[tenant] + num_own >= num:
             raise TenantQuota(f"this tenant has too many {self._what} at once: it may have {num}")
-        if self._num_waiting >= limits.waiting or len(queue) >= limits.waiting_of_tenant:
+        if len(self._waiting) >= limits.waiting or num_own >= limits.waiting_of_tenant:
             raise Overloaded(f"too many {self._what} at once")
-        self._waiting.setdefault(tenant, deque()).append(ticket)
-        self._num_waiting += 1
+        self._waiting.put(tenant, ticket)
         return False
 
     def leave(self, tenant: TenantId, ticket: int) -> None:
         """`ticket` does not wait any more."""
-        self._waiting[tenant].remove(ticket)
-        self._on_fewer(tenant)
+        self._waiting.remove(tenant, ticket)
 
     def give(self, tenant: TenantId) -> list[int]:
         """A slot of `tenant` is free again: the tickets that have one now."""
@@ -82,21 +81,14 @@ class FairSlots:
         if not self._running[tenant]:
             del self._running[tenant]
         served: list[int] = []
-        while (first := next(filter(self._may_run, self._waiting), None)) is not None:
+        while self._running.total() < self._limits.num:
+            taken = self._waiting.take(self._running, self._limits.of_tenant)
+            if taken is None:
+                break
+            first, next_ticket = taken
             self._running[first] += 1
-            served.append(self._waiting[first].popleft())
-            self._waiting.move_to_end(first)
-            self._on_fewer(first)
+            served.append(next_ticket)
         return served
-
-    def _may_run(self, tenant: TenantId) -> bool:
-        limits = self._limits
-        return self._running.total() < limits.num and self._running[tenant] < limits.of_tenant
-
-    def _on_fewer(self, tenant: TenantId) -> None:
-        self._num_waiting -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
 
 
 class FairGate:

@@ -108,7 +108,7 @@ def session_sizes_redis_key(tenant: TenantId) -> str:
 
 def session_mark(session_id: SessionId) -> str:
     """What ids of a session's responses begin with: it tells where in Redis they are. Scripts there
-    make it too (`services.frontend.redis_scripts`), with the one hash that they know.
+    make it too (`services.frontend.sessions.redis_scripts`), with the one hash that they know.
 
     >>> session_mark(SessionId("fox"))
     'ff0f0a8b656f0b44c26933ac'

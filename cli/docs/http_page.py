@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from cli.docs.schemas import table
 from services.frontend.app import App
-from services.frontend.auth import Keyring
+from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
-from services.frontend.edge import make_api
+from services.frontend.tenants.auth import Keyring
 
 Json = dict[str, Any]
 HEAD = """# HTTP reference

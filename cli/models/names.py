@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.models.catalog import DEMO
-from services.frontend.core.model_names import parse_name
+from services.frontend.core.models.model_names import parse_name
 from services.worker.demo_model import DEMO_MODEL_ID
 from shared.errors import ConfigError
 

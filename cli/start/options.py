@@ -32,7 +32,7 @@ class HouseOptions:
         num_shards: processes among which turns and one-shot models are divided; 1: one scheduler
             does all.
         num_tracker_shards: processes among which the tracker divides sessions and workflows.
-        served_names: other names of models, see `services.frontend.core.model_names`.
+        served_names: other names of models, see `services.frontend.core.models.model_names`.
         max_model_len: tokens of a prompt and its reply together; None: what the setting says.
         dtype: that models compute in; None: what the setting says.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.

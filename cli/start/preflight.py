@@ -8,8 +8,8 @@ from cli.config import LauncherConfig
 from cli.inspection.snapshot import redis_trouble
 from cli.start.options import HouseOptions
 from cli.start.plan import ChildPlan, HousePlan
-from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.tenants.auth import load_keyring
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig

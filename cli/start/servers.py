@@ -139,7 +139,7 @@ def redis_config(folder: Path, password: str, bytes_max: int) -> str:
         folder: for its data.
         bytes_max: what it may hold. Beyond that it refuses what takes more, and forgets nothing:
             those who write see to it before that what is of the tenant with most makes room
-            (`services.frontend.redis_scripts`).
+            (`services.frontend.sessions.redis_scripts`).
     """
     return (
         f"dir {_quoted(folder)}\n"

@@ -16,7 +16,7 @@ import uvloop
 
 from loadtest.jobs.order import ANSWERED, DROPPED, UNANSWERED, Model, Order, Outcome, read_order
 from loadtest.jobs.processes import cpu_s
-from services.frontend.core.job_events import (
+from services.frontend.core.turns.job_events import (
     AnswerPull,
     Cancel,
     Done,
@@ -27,7 +27,7 @@ from services.frontend.core.job_events import (
     NewRequest,
     Submit,
 )
-from services.frontend.core.jobs import Jobs
+from services.frontend.core.turns.jobs import Jobs
 from services.worker.oneshot.emulated import emulated_fingerprint
 from shared.bus import Bus
 from shared.effects import WakeAt

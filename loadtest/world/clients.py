@@ -11,9 +11,9 @@ from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
-from services.frontend.core.job_events import Done
-from services.frontend.core.job_events import Fail as JobsFail
-from services.frontend.core.turns import Deliver, Fail, NewTurn
+from services.frontend.core.turns.job_events import Done
+from services.frontend.core.turns.job_events import Fail as JobsFail
+from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TurnId
 from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
 from shared.shards import expected_as, turn_id_in

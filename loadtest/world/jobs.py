@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from services.frontend.core.turns.turns.jobs import INPUT_MISSING, Jobs
+
 from loadtest.sim.timeline import MS, Action
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate
@@ -11,8 +13,7 @@ from loadtest.world.desk import Desk
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
 from loadtest.world.wires import Reply
-from services.frontend.core import job_events as fe
-from services.frontend.core.jobs import INPUT_MISSING, Jobs
+from services.frontend.core.turns.turns import job_events as fe
 from services.scheduler.core import ProbeWorker
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays

@@ -16,8 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("services", "shared", "loadtest", "kernels")
 HUNT_MIN_S, SEED_MAX_S = 120.0, 0.5  # a hunt that takes longer is given up
-FRONTEND_TURNS = "services/frontend/core/turns.py"
-FRONTEND_JOBS = "services/frontend/core/jobs.py"
+FRONTEND_TURNS = "services/frontend/core/turns/turns.py"
+FRONTEND_JOBS = "services/frontend/core/turns/jobs.py"
 SCHEDULER_TURNS = "services/scheduler/core/turns/turns.py"
 SCHEDULER_BOARD = "services/scheduler/core/turns/board.py"
 OTHERS = "services/scheduler/core/turns/others.py"
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "silence is not followed by a new submit", FRONTEND_TURNS,
-        "elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:", "elif False:",
+        "elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= silence_ns:", "elif False:",
     ),
     # Turns, at the scheduler.
     Mutant(

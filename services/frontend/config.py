@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from services.frontend.core.door import HTTP_PORTS, Place, parse_place
-from services.frontend.core.model_names import parse_name
-from services.frontend.core.quotas import PRIORITIES, TenantLimits
+from services.frontend.core.http.request_guard import HTTP_PORTS, HostPort, parse_host
+from services.frontend.core.limits.quotas import PRIORITIES, TenantLimits
+from services.frontend.core.models.model_names import parse_name
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
@@ -131,7 +131,7 @@ class FrontendConfig(ServiceConfig):
     @classmethod
     def _places(cls, value: list[str]) -> list[str]:
         for name in value:
-            if parse_place(name) is None:
+            if parse_host(name) is None:
                 raise ValueError(f"{name!r} is no name: write chat.example.org or 10.0.0.7:8080")
         return value
 
@@ -147,7 +147,7 @@ class FrontendConfig(ServiceConfig):
     def _origins(cls, value: list[str]) -> list[str]:
         for origin in value:
             scheme, _, authority = origin.partition("://")
-            if origin != "*" and (scheme not in HTTP_PORTS or parse_place(authority) is None):
+            if origin != "*" and (scheme not in HTTP_PORTS or parse_host(authority) is None):
                 raise ValueError(f"{origin!r} is no origin: write https://app.example.org")
         return [origin.lower() for origin in value]
 
@@ -207,7 +207,7 @@ class FrontendConfig(ServiceConfig):
         return frozenset(self.cors_origins)
 
     @property
-    def allowed_places(self) -> frozenset[Place]:
+    def allowed_places(self) -> frozenset[HostPort]:
         """`allow_hosts`, parsed."""
-        places = map(parse_place, self.allow_hosts)
+        places = map(parse_host, self.allow_hosts)
         return frozenset(place for place in places if place is not None)

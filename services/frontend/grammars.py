@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGSEGV
 
 from services.frontend.compiling.child import TOO_LARGE
-from services.frontend.core.crew import CrewLimits, Why
 from services.frontend.core.forms import Form
-from services.frontend.core.tenant_cache import TenantCache
+from services.frontend.core.limits.tenant_cache import TenantCache
+from services.frontend.core.process_pool import PoolLimits, Why
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import ChildKind, Pool
 from shared.clock import Clock
@@ -19,7 +19,7 @@ PROCESSES = 2
 WORK_S = 5.0
 RETRY_S = 5.0
 KEPT_BYTES_MAX = 64 * 1024**2
-LIMITS = CrewLimits(
+LIMITS = PoolLimits(
     num_children=PROCESSES,
     children_of_tenant=PROCESSES - 1,  # another tenant's grammar never waits for its
     work_ns=int(WORK_S * 1e9),
@@ -71,7 +71,7 @@ class GrammarMaker:
     it, which depends on the grammar alone. That one took too long is not remembered.
     """
 
-    def __init__(self, clock: Clock, limits: CrewLimits = LIMITS) -> None:
+    def __init__(self, clock: Clock, limits: PoolLimits = LIMITS) -> None:
         self._pool = Pool(clock, limits, _CHILD)  # no process before it is used
         self._known = TenantCache(KEPT_BYTES_MAX)
         self._making: dict[tuple[TenantId, bytes], asyncio.Task[str]] = {}

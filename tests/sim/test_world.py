@@ -15,7 +15,7 @@ from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
 from loadtest.world.run import run_seed
 from loadtest.world.world import Options, World
-from services.frontend.core.turns import Deliver
+from services.frontend.core.turns.turns import Deliver
 from shared.eviction import EvictionName
 
 

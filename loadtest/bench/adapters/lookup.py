@@ -5,13 +5,16 @@ house's Redis, in this process.
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cli.runfile import RunState
-from services.frontend.adapters import AdapterDirectory
-from services.frontend.core.adapter_names import AdapterNames
-from services.frontend.models import Models
-from services.frontend.sessions import SessionStore
+from services.frontend.adapters.directory import AdapterDirectory
+from services.frontend.core.adapters.names import AdapterNames
+from services.frontend.models.files import LocalModelFiles
+from services.frontend.models.registry import Models
+from services.frontend.sessions.redis import redis_at
+from services.frontend.sessions.store import SessionStore
 from shared.clock import Clock, SystemClock
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, WorkerId
@@ -40,8 +43,9 @@ async def measure_lookups(
         PeerUnavailable: the house does not know one.
     """
     clock, base, tasks = SystemClock(), Path(source).name, Tasks("loading a tokenizer failed")
-    store = SessionStore(run.redis_url, clock, EXPIRY_S, run.redis_access)
-    models = Models(clock, lambda work, _name: tasks.spawn(work), (), _no_names)
+    store = SessionStore(redis_at(run.redis_url, run.redis_access), clock, EXPIRY_S)
+    files = LocalModelFiles(ThreadPoolExecutor(1))
+    models = Models(clock, lambda work, _name: tasks.spawn(work), files, (), _no_names)
     directory = AdapterDirectory(store, models, clock)
     try:
         await _load(models, tasks, base, source, lora)
@@ -54,7 +58,6 @@ async def measure_lookups(
         return {name: round(each, 2) for name, each in us.items()}
     finally:
         await directory.close()
-        models.close()
         await store.close()
 
 

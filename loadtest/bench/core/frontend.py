@@ -20,21 +20,28 @@ from fastapi import FastAPI
 
 from loadtest.bench.core import samples
 from loadtest.bench.core.timing import Took
-from services.frontend.app import App
-from services.frontend.auth import Keyring
+from services.frontend.app import (
+    App,
+    Base,
+    ModelParts,
+    Observability,
+    TenantParts,
+    TurnParts,
+)
+from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
-from services.frontend.core.capacity import Capacity
-from services.frontend.core.fleet import Fleet
-from services.frontend.core.quotas import Quotas, TenantLimits
-from services.frontend.core.slots import Slots
-from services.frontend.core.traced import TraceSampler
-from services.frontend.core.turns import TurnLimits, Turns
-from services.frontend.edge import make_api
-from services.frontend.hub import Hub
-from services.frontend.models import ServedModel
+from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.quotas import Quotas, TenantLimits
+from services.frontend.core.limits.slots import Slots
+from services.frontend.core.models.fleet import Fleet
+from services.frontend.core.observability.trace_sampler import TraceSampler
+from services.frontend.core.turns.turns import TurnLimits, Turns
+from services.frontend.models.registry import ServedModel
+from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.texts import Texts, is_short
+from services.frontend.tenants.auth import Keyring
 from services.frontend.tokenizer import ModelTokenizer
-from services.frontend.tracing import RequestTracer
+from services.frontend.turns.hub import Hub
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.ids import TurnId
@@ -221,28 +228,31 @@ class _House:
 
         unused = cast(Any, None)
         app = App(
-            config=config,
-            bus=cast(Bus, bus),
-            clock=clock,
-            models=unused,
-            sessions=unused,
-            hub=hub,
-            jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
-            slots=Slots(1 << 20),
-            texts=InProcessTexts(unused, unused),
-            claims=unused,
-            quotas=Quotas(TenantLimits(), {}),
-            adapters=cast(Any, SimpleNamespace(model=model)),
-            gates=unused,
-            uploads=unused,
-            adapter_changes=unused,
-            hints=unused,
-            grammars=unused,
-            responses=unused,
-            background=unused,
-            house=unused,
-            watch=unused,
-            tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0)),
+            base=Base(config=config, bus=cast(Bus, bus), clock=clock),
+            library=ModelParts(
+                models=unused,
+                adapters=cast(Any, SimpleNamespace(model=model)),
+                uploads=unused,
+                texts=InProcessTexts(unused, unused),
+                grammars=unused,
+            ),
+            storage=unused,
+            turns=TurnParts(
+                hub=hub,
+                jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
+                hints=unused,
+            ),
+            tenants=TenantParts(
+                slots=Slots(1 << 20),
+                quotas=Quotas(TenantLimits(), {}),
+                gates=unused,
+                adapter_changes=unused,
+            ),
+            observability=Observability(
+                metrics=unused,
+                feed=unused,
+                tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0), lambda: 0.5),
+            ),
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

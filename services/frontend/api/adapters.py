@@ -5,6 +5,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from services.frontend.adapters.registration import (
+    NewAdapter,
+    add_adapter,
+    count_change,
+    info_of,
+    owner_of,
+    remove_adapter,
+    unknown,
+)
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import (
     ID_CHARS_MAX,
@@ -22,16 +31,7 @@ from services.frontend.api.schemas import (
     answers,
 )
 from services.frontend.app import app_of
-from services.frontend.registration import (
-    NewAdapter,
-    add_adapter,
-    count_change,
-    info_of,
-    owner_of,
-    remove_adapter,
-    unknown,
-)
-from services.frontend.request import caller_of, read_body, request_id_of
+from services.frontend.http.request import caller_of, read_body, request_id_of
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest
 from shared.messages import AdapterInfos
@@ -113,9 +113,9 @@ async def put_adapter(request: Request, name: Name) -> Response:
     app, caller = app_of(request), caller_of(request)
     check_adapter_name(name)
     count_change(app, caller)  # before its files are taken
-    with app.uploads.opened(caller.tenant) as upload:
+    with app.library.uploads.opened(caller.tenant) as upload:
         content_type = request.headers.get("content-type", "")
-        received = await app.uploads.receive(upload, content_type, request.stream())
+        received = await app.library.uploads.receive(upload, content_type, request.stream())
         fields = upload.fields
         for field in fields:
             if field not in FORM_FIELDS:

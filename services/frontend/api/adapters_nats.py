@@ -7,10 +7,7 @@ adapters here if one of its API keys may, for NATS knows nothing of scopes.
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from services.frontend.access import access_line, note
-from services.frontend.app import App
-from services.frontend.auth import SCOPE_ADAPTERS, Caller, Forbidden, Keyring
-from services.frontend.registration import (
+from services.frontend.adapters.registration import (
     NewAdapter,
     add_adapter,
     count_change,
@@ -18,7 +15,10 @@ from services.frontend.registration import (
     remove_adapter,
     unknown,
 )
-from services.frontend.tenant_links import Link
+from services.frontend.app import App
+from services.frontend.observability.access_log import access_line, note
+from services.frontend.tenants.auth import SCOPE_ADAPTERS, Caller, Forbidden, Keyring
+from services.frontend.tenants.links import Link
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import TenantId, new_id

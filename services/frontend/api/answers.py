@@ -9,7 +9,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.request import watched
+from services.frontend.http.request import watched
 
 NAME_FIELD = b"event: "  # begins an event that has a name; no JSON begins so
 

@@ -26,7 +26,7 @@ from services.frontend.api.schemas import (
     one_group,
     only_with,
 )
-from services.frontend.request import Origin
+from services.frontend.http.request import Origin
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX
 from shared.ids import SessionId

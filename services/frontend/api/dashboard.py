@@ -12,9 +12,9 @@ from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.page import FOLDER, GUARDS
 from services.frontend.api.schemas import HOUSE, STRING, answers, record
 from services.frontend.app import App, app_of
-from services.frontend.auth import SCOPE_ADMIN, Caller
-from services.frontend.core.house_view import for_tenant
-from services.frontend.request import caller_of
+from services.frontend.core.observability.deployment_view import for_tenant
+from services.frontend.http.request import caller_of
+from services.frontend.tenants.auth import SCOPE_ADMIN, Caller
 
 router = APIRouter(tags=["operations"])
 EVENTS: dict[int | str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ async def dashboard() -> Response:
 async def house(request: Request) -> Response:
     """Every process, host and worker, what they do, and what was counted lately."""
     app = app_of(request)
-    return Json(_shown(await app.watch.look(), caller_of(request)))
+    return Json(_shown(await app.observability.feed.look(), caller_of(request)))
 
 
 @router.get("/v1/house/events", response_class=Response, responses=EVENTS)
@@ -49,7 +49,7 @@ async def house_events(request: Request) -> Response:
 async def _chunks(
     app: App, caller: Caller, is_gone: asyncio.Event
 ) -> AsyncGenerator[list[bytes], None]:
-    async for view in app.watch.views(is_gone, caller.tenant):
+    async for view in app.observability.feed.views(is_gone, caller.tenant):
         yield [orjson.dumps(_shown(view, caller))]
 
 

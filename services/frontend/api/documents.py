@@ -5,7 +5,7 @@ from typing import Any
 from services.frontend.api.bodies import Body
 from services.frontend.api.fields import TABLE, TEXT
 from services.frontend.api.schemas import STRING, record
-from services.frontend.request import (
+from services.frontend.http.request import (
     AGENT_HEADER,
     HEADER_CHARS_MAX,
     SESSION_HEADER,

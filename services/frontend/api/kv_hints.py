@@ -9,7 +9,7 @@ An envelope holds actions, each with a version of its own. Four of them mean som
 
 What concerns the request's own session is done when its turn is over, the rest at once. Its own
 session's KV also outlives this turn for as long as it is retained, if that is longer than it would,
-and for a minute if it is released (`core.kv_expiry`). All other
+and for a minute if it is released (`core.sessions.kv_expiry`). All other
 actions are counted and ignored, and so is what payloads say of blocks, tokens and other servers.
 """
 
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend import telemetry
+from services.frontend.observability import telemetry
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
 

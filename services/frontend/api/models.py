@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.answers import Json
 from services.frontend.api.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
-from services.frontend.models import OneshotModel, ServedModel
-from services.frontend.request import caller_of
+from services.frontend.http.request import caller_of
+from services.frontend.models.registry import OneshotModel, ServedModel
 from shared.messages import AdapterRecord, ModelCard, OneshotCard
 
 router = APIRouter(tags=["models"])

@@ -17,8 +17,6 @@ from typing import Any
 
 import orjson
 
-from services.frontend import telemetry
-from services.frontend.access import Fields, access_line, note, served_tenant, serving
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
 from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot.classify import label
@@ -30,13 +28,21 @@ from services.frontend.api.text.completions import prepare_completion
 from services.frontend.api.text.delivery import answer_whole, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
-from services.frontend.auth import Keyring
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.errors import PayloadTooLarge, error_body
-from services.frontend.hint_gate import NATS_PLACE
-from services.frontend.job_hub import PendingJobs
-from services.frontend.request import Origin, check_shape
-from services.frontend.tenant_links import Link
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.hints.gate import NATS_PLACE
+from services.frontend.http.errors import PayloadTooLarge, error_body
+from services.frontend.http.request import Origin, check_shape
+from services.frontend.observability import telemetry
+from services.frontend.observability.access_log import (
+    Fields,
+    access_line,
+    note,
+    served_tenant,
+    serving,
+)
+from services.frontend.tenants.auth import Keyring
+from services.frontend.tenants.links import Link
+from services.frontend.turns.job_hub import PendingJobs
 from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.fair_slots import Overloaded
@@ -72,7 +78,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         sender = message.headers.get(TRACE_HEADER, "")
         with (
             log_context(request_id=request_id),
-            app.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
+            app.observability.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
             access_line(line),
         ):
             asked = _Asked(message.payload, reply, request_id, tenant, span, link)

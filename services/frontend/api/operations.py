@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.answers import Json
 from services.frontend.api.schemas import VERSION, answers
 from services.frontend.app import app_of
-from services.frontend.auth import SCOPE_ADMIN
-from services.frontend.errors import error_answer
-from services.frontend.request import caller_of
+from services.frontend.http.errors import error_answer
+from services.frontend.http.request import caller_of
+from services.frontend.tenants.auth import SCOPE_ADMIN
 from shared.errors import NoCapacity
 from shared.exposition import (
     CONTENT_TYPE,
@@ -66,7 +66,7 @@ async def metrics(request: Request) -> Response:
     app = app_of(request)
     as_openmetrics = OPENMETRICS in request.headers.get("accept", "")
     if app.config.metrics_of_house:
-        text = await app.house.text(as_openmetrics=as_openmetrics)
+        text = await app.observability.metrics.text(as_openmetrics=as_openmetrics)
     else:
         text = own_metrics(as_openmetrics=as_openmetrics)
     if SCOPE_ADMIN not in caller_of(request).scopes:

@@ -1,1 +1,1 @@
-"""Decisions of the frontend: the life of a turn, text from tokens, who is alive, what to reuse."""
+"""Decisions of the frontend: turns, text from tokens, live workers, what to reuse."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.frontend.core.detokenizer import Decode, Detokenizer
-from services.frontend.core.turns import Deliver
+from services.frontend.core.turns.turns import Deliver
 from shared.messages import KvPlace, TokenLogprobs
 
 PublicFinish = Literal["stop", "length"]

@@ -29,8 +29,8 @@ def messages_of(given: Any, system: Any = None) -> list[dict[str, Any]]:
     if not turns:
         raise InvalidRequest("messages: there is nothing to reply to", "messages")
     messages: list[dict[str, Any]] = []
-    if system is not None and (told := _lines(_blocks(system, "system"))):
-        messages.append({"role": "system", "content": told})
+    if system is not None and (text := _lines(_blocks(system, "system"))):
+        messages.append({"role": "system", "content": text})
     for role, blocks in turns:
         if role == "assistant":
             messages.append(_said(blocks))
@@ -59,8 +59,8 @@ def input_of(arguments: str) -> str:
 
 
 def _turns(given: Any) -> list[tuple[str, Blocks]]:
-    """What each role says until another one does; of the assistant what is left without empty texts
-    and what nobody can read, unless it is thoughts alone."""
+    """What each role says until another one does; the assistant's without empty texts and blocks
+    of unknown types, unless all of it is reasoning."""
     if not isinstance(given, list):
         raise InvalidRequest("messages: give a list", "messages")
     turns: list[tuple[str, Blocks]] = []

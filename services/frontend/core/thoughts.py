@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from what it says.
+"""Separates a model's reasoning from its answer.
 
 | family | thinks |
 |---|---|
@@ -39,7 +39,7 @@ class Thinking:
 
     def begins_within(self, prompt: str) -> bool:
         """Whether the reply to this prompt begins in thoughts: not if they were closed before it,
-        as templates write it for who does not want any.
+        as templates write it where none is wanted.
         """
         prompt = prompt.rstrip(SPACE)
         if prompt.endswith(self.opening):
@@ -59,7 +59,7 @@ FAMILIES = {
 
 
 def thinking_of(template: str) -> Thinking | None:
-    """How a model thinks whose chat template this is; None: not that it tells.
+    """How a model with this chat template marks its reasoning; None: the template does not say.
 
     >>> thinking_of("{{ '</think>' }}").name, thinking_of("{{ messages }}")
     ('qwen3', None)
@@ -81,7 +81,7 @@ class _At(Enum):
 
 class ThoughtReader:
     """Reads a reply as it comes. Thoughts are its beginning or nowhere: a mark behind them is text.
-    Line breaks around them are nobody's.
+    Line breaks around them belong to neither.
 
     Attributes:
         has_begun: thoughts have, be they over.
@@ -104,12 +104,12 @@ class ThoughtReader:
         return self._at in {_At.CLOSED, _At.SAID}
 
     def feed(self, text: str) -> list[Thought | Said]:
-        """What more of the reply tells."""
+        """Take more of the reply."""
         self._held += text
-        told: list[Thought | Said] = []
-        while self._step(told):
+        parts: list[Thought | Said] = []
+        while self._step(parts):
             pass
-        return told
+        return parts
 
     def finish(self) -> list[Thought | Said]:
         """The reply is over."""
@@ -119,7 +119,7 @@ class ThoughtReader:
             return [Thought(thought)] if (thought := held.strip("\n")) else []
         return [Said(held)] if held else []
 
-    def _step(self, told: list[Thought | Said]) -> bool:
+    def _step(self, parts: list[Thought | Said]) -> bool:
         """Whether there may be more to read in what is held."""
         held, opening, closing = self._held, self._thinking.opening, self._thinking.closing
         match self._at:
@@ -141,7 +141,7 @@ class ThoughtReader:
                     thought = held[: len(held) - _num_of_mark(held, closing)]
                 thought = thought.rstrip("\n")
                 if thought:
-                    told.append(Thought(thought))
+                    parts.append(Thought(thought))
                 if mark:
                     return self._go(_At.CLOSED, rest)
                 return self._go(self._at, held[len(thought) :])
@@ -149,7 +149,7 @@ class ThoughtReader:
                 return self._go(_At.SAID if held.lstrip(SPACE) else self._at, held.lstrip(SPACE))
             case _At.SAID:
                 if held:
-                    told.append(Said(held))
+                    parts.append(Said(held))
                 return self._go(self._at, "")
 
     def _go(self, at: _At, held: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from services.frontend.light import without_torch
+from services.frontend.models.without_torch import without_torch
 from services.frontend.rendering import frames, template_limits
 from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
 from shared.dying import die_with_parent, limit_memory

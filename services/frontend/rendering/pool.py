@@ -1,4 +1,4 @@
-"""The shell around `core.crew`: child processes, and what is said to them."""
+"""The shell around `core.process_pool`: child processes, and what is said to them."""
 
 import asyncio
 import logging
@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import services
-from services.frontend.access import served_tenant
-from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start, Why
+from services.frontend.core.process_pool import (
+    Effect,
+    Fail,
+    Give,
+    Kill,
+    PoolLimits,
+    ProcessPool,
+    Start,
+    Why,
+)
+from services.frontend.observability.access_log import served_tenant
 from services.frontend.rendering import frames
 from shared.clock import Clock
 from shared.errors import NoCapacity
@@ -52,11 +61,11 @@ class _Work:
 class Pool:
     """Processes that are begun when there is work for them and do one piece at a time."""
 
-    def __init__(self, clock: Clock, limits: CrewLimits, kind: "ChildKind | None" = None) -> None:
+    def __init__(self, clock: Clock, limits: PoolLimits, kind: "ChildKind | None" = None) -> None:
         self._clock = clock
         self._limits = limits
         self._kind = kind or TEXTS
-        self._crew = Crew(limits)
+        self._crew = ProcessPool(limits)
         self._works: dict[int, _Work] = {}
         self._num_works = 0
         self._processes: dict[int, Process] = {}

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.frontend.core.reuse import extend_keys
+from services.frontend.core.sessions.prompt_reuse import extend_keys
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import Pool
 from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer

@@ -3,20 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import httpx
 from openai import AsyncOpenAI
 
 from cli.supervisor.children import free_port
 from loadtest.bench.core.frontend import InProcessTexts
-from services.frontend import service
 from services.frontend.config import FrontendConfig
-from services.frontend.rendering.texts import Texts
-from services.frontend.service import make_texts
+from services.frontend.ports import make_pools, open_ports
+from services.frontend.service import main
 from services.worker.demo_model import make_demo_model
 from shared import messages as m
 from shared.bus import Bus
@@ -254,9 +252,8 @@ async def house(
     url = f"http://127.0.0.1:{port}"
     make_demo_model(folder / "demo")
     async with AsyncExitStack() as stack:
-        if not has_processes:
-            stack.enter_context(patch.object(service, "make_texts", _in_process))
-        runtime = await stack.enter_async_context(running(service.main, config, "frontend"))
+        start = main if has_processes else _without_processes
+        runtime = await stack.enter_async_context(running(start, config, "frontend"))
         bus = await stack.enter_async_context(connected(nats_server.url))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -268,9 +265,11 @@ async def house(
         yield House(url, runtime, fake, bus, http, openai)
 
 
-def _in_process(runtime: Runtime, config: FrontendConfig, *, is_shared: bool) -> Texts:
-    texts = make_texts(runtime, config, is_shared=is_shared)
-    return InProcessTexts(texts._pool, texts._quick)
+async def _without_processes(runtime: Runtime, config: FrontendConfig) -> None:
+    def texts(is_shared: bool) -> InProcessTexts:
+        return InProcessTexts(*make_pools(runtime, config, is_shared=is_shared))
+
+    await main(runtime, config, replace(open_ports(runtime, config), texts=texts))
 
 
 async def wait_healthy(http: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.frontend import uploads
+from services.frontend.adapters.upload_files import UnnamedFile
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main as kvstore_main
 from shared import messages as m
@@ -492,7 +492,7 @@ def test_an_adapter_is_uploaded(
             def full(*_: object) -> None:
                 raise OSError(28, "No space left on device")
 
-            monkeypatch.setattr(uploads, "_write_all", full)
+            monkeypatch.setattr(UnnamedFile, "append", full)
             await refused(507, "disk_full", None, files=good)
             assert (await it.chat(MODEL)).status_code == 200
 

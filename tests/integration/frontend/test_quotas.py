@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from services.frontend.core.kv_expiry import RELEASED_S
+from services.frontend.core.sessions.kv_expiry import RELEASED_S
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import InvalidRequest

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from cli.top import app as top_app
 from cli.top import panels
 from cli.top.app import PANELS, TopApp
-from services.frontend.core.house_view import Answers, HouseView
+from services.frontend.core.observability.deployment_view import Answers, DeploymentView
 from shared.ids import HostId, TenantId, WorkerId
 from shared.messages import (
     HintRate,
@@ -42,7 +42,7 @@ def view(state: str = "ready") -> dict[str, Any]:
     )  # fmt: skip
     status = ServiceStatus(service="tracker", instance="0", pid=1, state=state, hints=hints)
     window = JobWindow(model="e/224", num_waiting=7, opens_in_ms=-1.5, closes_in_ms=2.25)
-    house, p = HouseView(), {"process": "p"}
+    house, p = DeploymentView(), {"process": "p"}
     for second, num in ((0, 1.0), (1, 2.0)):
         samples = [
             ("batches_total", {**p, "model": "e"}, num),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.frontend.core.choice import Choice, Piece, TextRules
-from services.frontend.core.turns import Deliver
+from services.frontend.core.turns.turns import Deliver
 from shared.ids import TurnId
 from shared.messages import FinishReason, TokenLogprobs
 

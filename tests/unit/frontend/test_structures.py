@@ -15,7 +15,7 @@ from services.frontend.core.tools.forcing import CallRule, calls_grammar
 from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
 from shared.sampling import GRAMMAR_BYTES_MAX
-from tests.unit.frontend.test_fields import parsed
+from tests.unit.frontend.api.test_fields import parsed
 
 TOKENIZER = byte_tokenizer()
 POINT: dict[str, Any] = {

@@ -14,7 +14,8 @@ from prometheus_client import REGISTRY
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 MODULES = (
-    "services.frontend.telemetry", "services.scheduler.service", "services.scheduler.job_service",
+    "services.frontend.observability.telemetry", "services.scheduler.service",
+    "services.scheduler.job_service",
     "services.tracker.service", "services.kvstore.telemetry", "services.worker.metrics",
     "shared.bus",
 )  # fmt: skip

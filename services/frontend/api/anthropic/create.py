@@ -16,9 +16,9 @@ from services.frontend.api.text.messages import rendered
 from services.frontend.api.text.tools import tools_of
 from services.frontend.api.text.translation import told_as
 from services.frontend.app import App, app_of
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.errors import ANTHROPIC_ERROR_RESPONSES
-from services.frontend.request import Origin, caller_of, read_body
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.http.errors import ANTHROPIC_ERROR_RESPONSES
+from services.frontend.http.request import Origin, caller_of, read_body
 from shared.ids import TenantId
 
 router = APIRouter(tags=["text"])

@@ -11,7 +11,7 @@ from services.frontend.api.text.tools import Call
 from services.frontend.core.message_blocks import input_of
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
-from services.frontend.errors import anthropic_error
+from services.frontend.http.errors import anthropic_error
 from shared.errors import SymphonyError
 from shared.ids import new_id
 

@@ -25,7 +25,7 @@ from services.frontend.api.oneshot.requests import (
 )
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.api.schemas import CLASSES, answers
-from services.frontend.models import OneshotModel
+from services.frontend.models.registry import OneshotModel
 
 router = APIRouter(tags=["one-shot models"])
 

@@ -26,7 +26,7 @@ from services.frontend.api.oneshot.requests import (
 )
 from services.frontend.api.oneshot.vectors import packed, scaled, shortened, written
 from services.frontend.api.schemas import COHERE_EMBEDDINGS, EMBEDDINGS, answers
-from services.frontend.models import OneshotModel
+from services.frontend.models.registry import OneshotModel
 from shared.errors import InvalidRequest
 from shared.ids import new_id
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import TypeVar
 
 from services.frontend.app import App
-from services.frontend.core.job_events import Fail, NewJob
-from services.frontend.errors import JobError
-from services.frontend.gates import Workers
-from services.frontend.hub import ClientGone
-from services.frontend.images import ImageProcessor, TooManyPixels, data_url_bytes
-from services.frontend.job_hub import PendingJobs, count
-from services.frontend.models import OneshotModel
+from services.frontend.core.turns.job_events import Fail, NewJob
+from services.frontend.http.errors import JobError
+from services.frontend.models.images import ImageProcessor, TooManyPixels, data_url_bytes
+from services.frontend.models.registry import OneshotModel
+from services.frontend.tenants.gates import Workers
+from services.frontend.turns.hub import ClientGone
+from services.frontend.turns.job_hub import PendingJobs, count
 from shared.errors import InvalidRequest
 from shared.fair_slots import Overloaded
 from shared.ids import JobId

@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 from fastapi import Request, Response
 
-from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
 from services.frontend.api.documents import target_header
@@ -21,11 +20,9 @@ from services.frontend.api.oneshot.inputs import Context, Preparation, image_job
 from services.frontend.api.oneshot.texts import text_jobs
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.core.job_events import NewJob, NewRequest
-from services.frontend.job_hub import PendingJobs
-from services.frontend.models import OneshotModel
-from services.frontend.request import (
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.turns.job_events import NewJob, NewRequest
+from services.frontend.http.request import (
     SLO_HEADER,
     caller_of,
     read_body,
@@ -33,6 +30,9 @@ from services.frontend.request import (
     slo_ms,
     watched,
 )
+from services.frontend.models.registry import OneshotModel
+from services.frontend.observability.access_log import note
+from services.frontend.turns.job_hub import PendingJobs
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import new_id, shard_of
 

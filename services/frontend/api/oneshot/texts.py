@@ -14,8 +14,8 @@ from services.frontend.api.oneshot.inputs import (
     job_id_of,
     variant_of,
 )
-from services.frontend.core.job_events import NewJob
-from services.frontend.models import OneshotModel
+from services.frontend.core.turns.job_events import NewJob
+from services.frontend.models.registry import OneshotModel
 from services.frontend.tokenizer import INLINE_CHARS_MAX, Cut, ModelInput, ModelTokenizer, Query
 from shared.errors import InvalidRequest
 from shared.messages import JobInput, pack_ints

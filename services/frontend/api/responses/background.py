@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
-from services.frontend import telemetry
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.text.delivery import add_all
 from services.frontend.app import App
-from services.frontend.core.background import LEASE_S, failed
-from services.frontend.hub import ClientGone
-from services.frontend.sessions import StoreAway
+from services.frontend.core.sessions.background import LEASE_S, failed
+from services.frontend.observability import telemetry
+from services.frontend.sessions.store import StoreAway
+from services.frontend.turns.hub import ClientGone
 from shared.errors import NoCapacity, SymphonyError
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ async def begin(app: App, writer: ResponseWriter) -> bytes:
         SymphonyError: it cannot be begun, or not be stored.
     """
     begun: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    app.background.spawn(_make(app, writer, begun))
+    app.storage.background.spawn(_make(app, writer, begun))
     return await begun
 
 
@@ -40,7 +40,7 @@ async def _make(app: App, writer: ResponseWriter, begun: asyncio.Future[bytes]) 
             with writer.generation:
                 if not await writer.store("begin"):
                     raise NoCapacity("background: there is no room to store it")
-                stack.enter_context(app.background.running(tenant, writer.id, abandon))
+                stack.enter_context(app.storage.background.running(tenant, writer.id, abandon))
                 _tell(begun, writer.begun())
                 await add_all(writer)
             is_stored = await _in_the_end(lambda: writer.store("rest"))

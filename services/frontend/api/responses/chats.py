@@ -5,8 +5,8 @@ from typing import Any
 from services.frontend.api.bodies import ChatBody, ResponsesBody, Tool, ToolFunction
 from services.frontend.api.fields import unsupported
 from services.frontend.api.text.translation import as_tool, chat_like, json_format
-from services.frontend.core.response_items import messages_of
-from services.frontend.core.stored_responses import Past
+from services.frontend.core.sessions.response_items import messages_of
+from services.frontend.core.sessions.stored_responses import Past
 from shared.errors import InvalidRequest
 
 OWN_WORDS = {

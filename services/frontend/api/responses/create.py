@@ -15,10 +15,10 @@ from services.frontend.api.text.chat import generation_of_chat
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.translation import told_as
 from services.frontend.app import App
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.core.response_items import items_of, plain
-from services.frontend.core.stored_responses import Past, new_session
-from services.frontend.request import Origin
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.sessions.response_items import items_of, plain
+from services.frontend.core.sessions.stored_responses import Past, new_session
+from services.frontend.http.request import Origin
 from shared.errors import InvalidRequest
 
 router = APIRouter(tags=["text"])

@@ -9,10 +9,10 @@ from services.frontend.api.bodies import ID_CHARS_MAX
 from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
-from services.frontend.core.background import CANCELLED
-from services.frontend.core.response_items import page_of, shown
-from services.frontend.core.stored_responses import is_own_session
-from services.frontend.request import caller_of
+from services.frontend.core.sessions.background import CANCELLED
+from services.frontend.core.sessions.response_items import page_of, shown
+from services.frontend.core.sessions.stored_responses import is_own_session
+from services.frontend.http.request import caller_of
 from shared.errors import InvalidRequest, NoCapacity
 from shared.messages import AdvisoryKey
 
@@ -54,7 +54,7 @@ async def cancel_response(request: Request, response_id: ResponsePath) -> Respon
     if not stored.response.get("background"):
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
     if await app.responses.say(tenant, response_id, CANCELLED):
-        app.background.abandon(tenant, response_id)
+        app.storage.background.abandon(tenant, response_id)
         stored = await app.responses.read(tenant, response_id)
     return Json(stored.whole())
 
@@ -65,7 +65,7 @@ async def delete_response(request: Request, response_id: ResponsePath) -> Respon
     goes, its KV too."""
     app, tenant = app_of(request), caller_of(request).tenant
     left = await app.responses.drop(tenant, response_id)
-    app.background.abandon(tenant, response_id)
+    app.storage.background.abandon(tenant, response_id)
     if left is not None and is_own_session(left):
         try:
             await delete_everywhere(app, AdvisoryKey(session_id=left, tenant=tenant))

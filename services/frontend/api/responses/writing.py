@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 
-from services.frontend import telemetry
 from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
@@ -16,12 +15,13 @@ from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.core.stored_responses import Past, StoredResponse, new_response_id
+from services.frontend.core.sessions.stored_responses import Past, StoredResponse, new_response_id
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
-from services.frontend.errors import error_fields
-from services.frontend.responses import Which
-from services.frontend.sessions import StoreAway
+from services.frontend.http.errors import error_fields
+from services.frontend.observability import telemetry
+from services.frontend.sessions.response_store import Which
+from services.frontend.sessions.store import StoreAway
 from shared.errors import SymphonyError
 from shared.ids import new_id
 

@@ -5,17 +5,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from services.frontend.access import note
-from services.frontend.advising import let_in, submit
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, ID_CHARS_MAX, AdvisoryBody, parse
 from services.frontend.api.documents import takes
 from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import App, app_of
-from services.frontend.core.quotas import priority_within
-from services.frontend.hint_gate import NATS_PLACE
-from services.frontend.request import caller_of, read_body, request_id_of, span_of
-from services.frontend.tenant_links import Link
+from services.frontend.core.limits.quotas import priority_within
+from services.frontend.hints.advising import let_in, submit
+from services.frontend.hints.gate import NATS_PLACE
+from services.frontend.http.request import caller_of, read_body, request_id_of, span_of
+from services.frontend.observability.access_log import note
+from services.frontend.tenants.links import Link
 from shared.advisory_checks import check_advisory
 from shared.errors import InvalidRequest
 from shared.hint_accounts import TAKE_BACK_COST

@@ -24,7 +24,7 @@ from services.frontend.app import App
 from services.frontend.core.choice import Piece, PublicFinish
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
-from services.frontend.request import Origin
+from services.frontend.http.request import Origin
 
 router = APIRouter(tags=["text"])
 

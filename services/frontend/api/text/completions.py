@@ -23,8 +23,8 @@ from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_toke
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.models import ServedModel
-from services.frontend.request import Origin
+from services.frontend.http.request import Origin
+from services.frontend.models.registry import ServedModel
 from shared.errors import InvalidRequest
 from shared.messages import TokenLogprobs
 

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
-from services.frontend import telemetry
-from services.frontend.access import note
 from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.bodies import Streamable, parse
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.choice import Piece
-from services.frontend.request import Origin, caller_of, origin_of, read_body, watched
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.http.request import Origin, caller_of, origin_of, read_body, watched
+from services.frontend.observability import telemetry
+from services.frontend.observability.access_log import note
 from shared.errors import SymphonyError
 
 Body = TypeVar("Body", bound=Streamable)

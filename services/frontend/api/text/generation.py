@@ -9,9 +9,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from services.frontend import telemetry
-from services.frontend.access import note
-from services.frontend.advising import carry_out
 from services.frontend.api.kv_hints import Wish
 from services.frontend.api.text.prompts import (
     Owner,
@@ -21,13 +18,16 @@ from services.frontend.api.text.prompts import (
     remember,
 )
 from services.frontend.app import App
-from services.frontend.core.capacity import HeldCapacity
 from services.frontend.core.choice import Choice, Piece, TextRules
-from services.frontend.core.quotas import Admission
-from services.frontend.core.turns import Deliver, Fail, NewTurn
-from services.frontend.errors import TooManyRequests, TurnError
-from services.frontend.hub import Mailbox
-from services.frontend.models import ServedModel
+from services.frontend.core.limits.capacity import HeldCapacity
+from services.frontend.core.limits.quotas import Admission
+from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
+from services.frontend.hints.advising import carry_out
+from services.frontend.http.errors import TooManyRequests, TurnError
+from services.frontend.models.registry import ServedModel
+from services.frontend.observability import telemetry
+from services.frontend.observability.access_log import note
+from services.frontend.turns.hub import Mailbox
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id

@@ -8,10 +8,10 @@ from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
 from services.frontend.core.forms import Held
-from services.frontend.core.kv_expiry import kv_expiry_s
-from services.frontend.core.quotas import priority_within
-from services.frontend.models import ServedModel
-from services.frontend.request import Origin
+from services.frontend.core.limits.quotas import priority_within
+from services.frontend.core.sessions.kv_expiry import kv_expiry_s
+from services.frontend.http.request import Origin
+from services.frontend.models.registry import ServedModel
 from shared.errors import InvalidRequest
 from shared.ids import ModelId
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from services.frontend import telemetry
 from services.frontend.app import App
-from services.frontend.core.claims import Claim
-from services.frontend.core.reuse import unseen_text
-from services.frontend.models import ServedModel
+from services.frontend.core.sessions.open_sessions import OpenSession
+from services.frontend.core.sessions.prompt_reuse import unseen_text
+from services.frontend.models.registry import ServedModel
+from services.frontend.observability import telemetry
 from services.frontend.rendering.texts import keys_of
-from services.frontend.sessions import KnownSession
+from services.frontend.sessions.store import KnownSession
 from shared.blocks import BlockKey, child_key, pack_keys, root_key, sequence_root, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
@@ -43,7 +43,7 @@ class TokenizedPrompt:
     tokens: list[int]
     keys: list[BlockKey]
     num_turns: int = 0
-    claim: Claim | None = None
+    claim: OpenSession | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
 
@@ -191,7 +191,7 @@ async def given_tokens(
     *,
     text: str,
     num_turns: int = 0,
-    claim: Claim | None = None,
+    claim: OpenSession | None = None,
 ) -> TokenizedPrompt:
     """A prompt of which the tokens are known.
 
@@ -266,7 +266,9 @@ async def _keys_to_end(
     return [*keys, child_key(keys[-1] if keys else root, rest)] if rest else keys
 
 
-async def _claimed(app: App, tenant: TenantId, session_id: SessionId) -> tuple[Claim, KnownSession]:
+async def _claimed(
+    app: App, tenant: TenantId, session_id: SessionId
+) -> tuple[OpenSession, KnownSession]:
     """The request's claim, made before the session is looked up, and what is known of that."""
     claim = app.claims.make(tenant, session_id)
     known = await app.sessions.get(tenant, session_id)

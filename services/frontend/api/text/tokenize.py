@@ -10,8 +10,8 @@ from services.frontend.api.documents import takes
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.api.text.messages import rendered
 from services.frontend.app import App, app_of
-from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.request import caller_of, read_body
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.http.request import caller_of, read_body
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 

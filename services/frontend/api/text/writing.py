@@ -12,7 +12,7 @@ from services.frontend.api.bodies import Generate, StreamOptions
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import name_of, prompt_list
 from services.frontend.core.choice import Piece
-from services.frontend.errors import error_body
+from services.frontend.http.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id
 from shared.messages import TokenLogprobs

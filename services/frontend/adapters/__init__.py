@@ -1,0 +1,1 @@
+"""Adapters: by name, registered, uploaded."""

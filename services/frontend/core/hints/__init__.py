@@ -1,0 +1,1 @@
+"""How senders of useless advisories are slowed down."""

@@ -1,0 +1,1 @@
+"""Quotas, rates and capacities."""

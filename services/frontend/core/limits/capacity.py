@@ -1,0 +1,102 @@
+"""Limit on the input that one frontend holds: large bodies, and inputs of one-shot models."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.errors import NoCapacity
+
+FREE_BODY_BYTES = 64 * 1024  # larger bodies take room
+
+
+@dataclass(slots=True)
+class Capacity:
+    """Inputs and their bytes, each with a limit. What is taken must be given back.
+
+    Attributes:
+        num_max: inputs.
+        bytes_max: of all inputs together, as they go over the wire.
+    """
+
+    num_max: int
+    bytes_max: int
+    num: int = 0
+    num_bytes: int = 0
+
+    @property
+    def num_free(self) -> int:
+        """Inputs for which there is room."""
+        return self.num_max - self.num
+
+    @property
+    def num_free_bytes(self) -> int:
+        """Bytes for which there is room."""
+        return self.bytes_max - self.num_bytes
+
+    def take(self, num: int, num_bytes: int) -> bool:
+        """Whether there is room; if so it is taken."""
+        if self.num + num > self.num_max or self.num_bytes + num_bytes > self.bytes_max:
+            return False
+        self.num += num
+        self.num_bytes += num_bytes
+        return True
+
+    def give(self, num: int, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self.num -= num
+        self.num_bytes -= num_bytes
+        assert self.num >= 0 and self.num_bytes >= 0, "more given back than was taken"
+
+
+class Taking(Protocol):
+    """A `Capacity`, or a tenant's part of it."""
+
+    def take(self, num: int, num_bytes: int) -> bool:
+        """Whether there is room; if so it is taken."""
+        ...
+
+    def give(self, num: int, num_bytes: int) -> None:
+        """Give back what was taken."""
+        ...
+
+
+class HeldCapacity:
+    """The room that one body takes while it is received and processed. A context: leaving it gives
+    everything back.
+
+    Args:
+        free_bytes: bodies up to this length take nothing.
+    """
+
+    def __init__(self, capacity: Taking, free_bytes: int) -> None:
+        self._capacity = capacity
+        self._free_bytes = free_bytes
+        self._num_bytes = 0
+
+    def __enter__(self) -> "HeldCapacity":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """The body is not kept any more."""
+        self._capacity.give(0, self._num_bytes)
+        self._num_bytes = 0
+
+    def move(self) -> "HeldCapacity":
+        """Move what is taken to a new holder, which the caller must close."""
+        other = HeldCapacity(self._capacity, self._free_bytes)
+        other._num_bytes, self._num_bytes = self._num_bytes, 0
+        return other
+
+    def grow_to(self, num_bytes: int) -> None:
+        """So many bytes of the body were received.
+
+        Raises:
+            NoCapacity: there is no room for it.
+        """
+        if num_bytes <= self._free_bytes:
+            return
+        if not self._capacity.take(0, num_bytes - self._num_bytes):
+            raise NoCapacity("too many large bodies at once")
+        self._num_bytes = num_bytes

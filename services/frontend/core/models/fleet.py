@@ -1,0 +1,193 @@
+"""Which models can be served now, from the workers' reports alone."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.frontend.core.models.catalog import Catalog
+from shared.ids import HostId, ModelId, WorkerId
+from shared.messages import Modality, ModelCard, OneshotCard, WorkerReport
+
+INTERVALS_MISSED_MAX = 3
+MARGIN_NS = 500_000_000
+LEARNING_NS = 5_000_000_000  # workers report twice a second; their connections may be new, too
+REMEMBERED_NS = 600_000_000_000
+
+
+class Files(NamedTuple):
+    """What a tokenizer or image processor is made of.
+
+    Attributes:
+        fingerprint: of a one-shot model: another model at the same place has other files. Empty
+            for a model for text, whose workers may differ in dtype over the same files.
+    """
+
+    source: str
+    fingerprint: str
+    modality: Modality
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTokenizer:
+    """A model was seen whose tokenizer is not known."""
+
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProcessor:
+    """A one-shot model was seen whose tokenizer or image processor is not known."""
+
+    card: OneshotCard
+
+
+@dataclass(slots=True)
+class _Seen:
+    report: WorkerReport
+    at_ns: int
+
+    def alive(self, now_ns: int) -> bool:
+        patience_ns = INTERVALS_MISSED_MAX * self.report.interval_ns + MARGIN_NS
+        return now_ns - self.at_ns <= patience_ns
+
+
+class Fleet:
+    """Workers that reported. A worker that is silent for three report intervals is gone. What it
+    served is remembered for ten minutes: it may come back.
+    """
+
+    def __init__(self, started_at_ns: int = 0) -> None:
+        self._started_at_ns = started_at_ns
+        self._has_heard = False
+        self._seen: dict[WorkerId, _Seen] = {}
+        self._known: dict[ModelId, ModelCard] = {}
+        self._known_oneshot: dict[ModelId, OneshotCard] = {}
+        self._named_at_ns: dict[ModelId, int] = {}
+        self._asked: set[Files] = set()
+        self._catalog = Catalog()
+
+    def on_report(self, report: WorkerReport, now_ns: int) -> list[LoadTokenizer | LoadProcessor]:
+        """A worker lives. Reports that were overtaken by a later one are dropped."""
+        seen = self._seen.get(report.worker_id)
+        if (
+            seen is not None
+            and seen.report.incarnation == report.incarnation
+            and report.seq <= seen.report.seq
+        ):
+            return []
+        self._has_heard = True
+        self._seen[report.worker_id] = _Seen(report, now_ns)
+        cards = report.oneshot if report.state == "ready" else []
+        self._catalog.put(report.worker_id, [card for card in cards if _has_times(card)])
+        effects: list[LoadTokenizer | LoadProcessor] = []
+        for card in report.models:
+            self._known[card.model_id] = card
+            self._named_at_ns[card.model_id] = now_ns
+            if self._is_new(card):
+                effects.append(LoadTokenizer(card))
+        for oneshot in report.oneshot:
+            self._known_oneshot[oneshot.model_id] = oneshot
+            self._named_at_ns[oneshot.model_id] = now_ns
+            if self._is_new(oneshot):
+                effects.append(LoadProcessor(oneshot))
+        return effects
+
+    def is_learning(self, now_ns: int) -> bool:
+        """Whether this frontend has just started, and no worker has reported yet."""
+        return not self._has_heard and now_ns - self._started_at_ns < LEARNING_NS
+
+    def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
+        """Ask again at the next report: the files may be on their way."""
+        self._asked.discard(files_of(card))
+
+    def forget_dead(self, now_ns: int) -> None:
+        """Drop workers that are gone, and what they alone had some time ago, so that neither piles
+        up.
+        """
+        for worker_id in [name for name, seen in self._seen.items() if not seen.alive(now_ns)]:
+            del self._seen[worker_id]
+            self._catalog.put(worker_id, [])
+        oldest_ns = now_ns - REMEMBERED_NS
+        for model_id in [name for name, at_ns in self._named_at_ns.items() if at_ns < oldest_ns]:
+            del self._named_at_ns[model_id]
+            self._known.pop(model_id, None)
+            self._known_oneshot.pop(model_id, None)
+        self._asked &= self.files()
+
+    def files(self) -> set[Files]:
+        """What is worth keeping: the files of every model that a worker reports, and of those that
+        are remembered.
+        """
+        cards: list[ModelCard | OneshotCard] = [
+            *self._known.values(),
+            *self._known_oneshot.values(),
+        ]
+        for seen in self._seen.values():
+            cards += seen.report.models
+            cards += seen.report.oneshot
+        return {files_of(card) for card in cards}
+
+    def models(self, now_ns: int) -> dict[ModelId, ModelCard]:
+        """Models that some ready worker serves, by name."""
+        cards: dict[ModelId, ModelCard] = {}
+        for worker_id in sorted(self._seen):
+            seen = self._seen[worker_id]
+            if seen.report.state == "ready" and seen.alive(now_ns):
+                for card in seen.report.models:
+                    cards.setdefault(card.model_id, card)
+        return cards
+
+    def card(self, model_id: ModelId, now_ns: int) -> ModelCard | None:
+        """The model's card if it can be served now; cheap, for every request asks."""
+        for seen in self._seen.values():
+            if seen.report.state == "ready" and seen.alive(now_ns):
+                for card in seen.report.models:
+                    if card.model_id == model_id:
+                        return card
+        return None
+
+    def remembered(self, model_id: ModelId) -> ModelCard | None:
+        """The model's card if a worker named it lately: one may be about to serve it again."""
+        return self._known.get(model_id)
+
+    def oneshot_models(self, now_ns: int) -> list[OneshotCard]:
+        """One-shot models that some ready worker serves, by name."""
+        cards = (self.oneshot_card(model_id, now_ns) for model_id in self._catalog.names())
+        return [card for card in cards if card is not None]
+
+    def oneshot_card(self, model_id: ModelId, now_ns: int) -> OneshotCard | None:
+        """The one-shot model's card if it can be served now."""
+        workers = self._catalog.workers(model_id)
+        if any(self._seen[worker_id].alive(now_ns) for worker_id in workers):
+            return self._catalog.card(model_id)
+        return None
+
+    def oneshot_remembered(self, model_id: ModelId) -> OneshotCard | None:
+        """The one-shot model's card if a worker named it lately."""
+        return self._known_oneshot.get(model_id)
+
+    def holders(self, now_ns: int) -> tuple[set[WorkerId], set[HostId]]:
+        """What may have KV of sessions: live workers that are past loading, and those of their
+        hosts that reported a kvstore.
+        """
+        alive = [seen.report for seen in self._seen.values() if seen.alive(now_ns)]
+        workers = {report.worker_id for report in alive if report.state != "loading"}
+        return workers, {report.host_id for report in alive if report.has_kvstore}
+
+    def _is_new(self, card: ModelCard | OneshotCard) -> bool:
+        files = files_of(card)
+        if files in self._asked:
+            return False
+        self._asked.add(files)
+        return True
+
+
+def files_of(card: ModelCard | OneshotCard) -> Files:
+    """What makes a model's inputs."""
+    if isinstance(card, ModelCard):
+        return Files(card.source, "", "text")
+    return Files(card.source, card.fingerprint, card.modality)
+
+
+def _has_times(card: OneshotCard) -> bool:
+    """Whether the model can be batched at all."""
+    return bool(card.variants) and all(variant.batch_ns for variant in card.variants)

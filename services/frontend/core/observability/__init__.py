@@ -1,0 +1,1 @@
+"""Which requests are traced, and the dashboard's view."""

@@ -1,0 +1,1 @@
+"""What is stored of sessions and responses."""

@@ -1,0 +1,1 @@
+"""Turns and jobs in flight, from submission to their last token or result."""

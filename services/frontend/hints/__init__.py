@@ -1,0 +1,1 @@
+"""Advisories: admitted, and passed to the tracker."""

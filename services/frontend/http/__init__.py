@@ -1,0 +1,1 @@
+"""HTTP: connections, middleware, and what a request says outside its body."""

@@ -1,0 +1,1 @@
+"""Metrics, traces, access log, and the view of the whole deployment."""

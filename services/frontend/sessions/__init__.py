@@ -1,0 +1,1 @@
+"""Session records and stored responses in Redis."""

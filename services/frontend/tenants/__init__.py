@@ -1,0 +1,1 @@
+"""Tenants: their keys, their share of threads, their NATS connections."""

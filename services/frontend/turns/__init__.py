@@ -1,0 +1,1 @@
+"""Turns and jobs in flight, and what waits to be published for them."""

@@ -1,0 +1,61 @@
+"""The dashboard in a browser."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Server
+from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.pages.browser import ARGS, AXE, CHROMIUM, needs_chromium, playwright
+from tests.integration.frontend.pages.test_dashboard import staff
+
+# A name beside the longest that is told of anything, at a width where three lists are in a row.
+NAME_BESIDE = """() => {
+  const [name, told] = [document.createElement("dt"), document.createElement("dd")];
+  name.textContent = "encoder";
+  told.textContent = "8 jobs wait, open in 242.4 ms, at the latest in 253.1 ms";
+  document.querySelector("#windows").replaceChildren(name, told);
+  const lines = document.createRange();
+  lines.selectNodeContents(name);
+  return lines.getClientRects().length;
+}"""
+
+
+@needs_chromium
+def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
+    failures: list[str] = []
+
+    def on_line(line: Any) -> None:
+        if line.type == "error":
+            failures.append(line.text)
+
+    async def look(it: House, page: Any) -> None:
+        expect = playwright.expect
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        page.on("console", on_line)
+        await page.goto(f"{it.url}/dashboard")
+        await expect(page.locator("#workers td").first).to_have_text("h-w0")
+        await expect(page.locator("#hosts")).to_contain_text("60 B of 100 B")
+        await expect(page.locator("#state")).to_contain_text("processes are ready")
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 3}
+        await it.http.post("/v1/completions", json=body)
+        await expect(page.locator("#figures")).to_contain_text("ms")
+        await page.set_viewport_size({"width": 1200, "height": 900})
+        assert await page.evaluate(NAME_BESIDE) == 1, "lines of a name"
+        if AXE.is_file():
+            await page.evaluate(AXE.read_text())
+            found = await page.evaluate("axe.run()")
+            assert [each["id"] for each in found["violations"]] == []
+        assert failures == []
+
+    async def run() -> None:
+        async with (
+            house(nats_server, redis_server, tmp_path) as it,
+            playwright.async_playwright() as driver,
+        ):
+            await staff(it)
+            browser = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+            await look(it, await browser.new_page())
+            await browser.close()
+
+    asyncio.run(run())

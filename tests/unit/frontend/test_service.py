@@ -1,0 +1,293 @@
+"""The frontend's `main` in one process, on ports in memory: no socket, file, thread or process."""
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, Future
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from services import frontend
+from services.frontend.config import FrontendConfig
+from services.frontend.grammars import GrammarMaker
+from services.frontend.ports import Ports
+from services.frontend.rendering.texts import Texts
+from services.frontend.service import main
+from services.frontend.tenants.links import Connect
+from services.frontend.tokenizer import ModelTokenizer
+from shared import messages as m
+from shared.bus import Bus
+from shared.clock import ManualClock
+from shared.errors import NobodyListens
+from shared.ids import HostId, ModelId, WorkerId
+from shared.service import Runtime
+from shared.subjects import PROMPT_PULL, STEP_OUTPUT, TURN_SUBMIT, WORKER_REPORT, Subject
+
+IMPORT = re.compile(r"^\s*(?:import|from) ([\w.]+)", re.MULTILINE)
+OUTSIDE = {
+    "os", "random", "redis.asyncio", "resource", "secrets", "shared.redis_client", "socket",
+    "subprocess", "tempfile", "threading", "time",
+}  # fmt: skip
+PORTS = {
+    "adapters/upload_files.py", "api/page.py", "compiling/child.py", "http/connections.py",
+    "http/server.py",
+    "models/without_torch.py", "ports.py", "rendering/child.py", "rendering/pool.py",
+    "rendering/template_limits.py", "sessions/redis.py",
+}  # fmt: skip
+SAID = [2, 1, 0]
+WORDS = ["one", "two", "three", "four"]
+
+
+class MemoryBus:
+    """Passes messages to handlers by subject, encoded as on the wire."""
+
+    is_open = True
+    connected = True
+    steady_for_s = 1e9
+    payload_bytes_max = 1 << 20
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
+        self._servers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
+        self.num_drained = 0
+
+    async def subscribe(
+        self, subject: Subject[Any, Any], handler: Callable[[Any], None], *ids: str
+    ) -> None:
+        self._handlers[subject.name(*ids)].append(
+            lambda data: handler(m.decode(subject.request, data))
+        )
+
+    async def serve(
+        self, subject: Subject[Any, Any], handler: Callable[[Any], Awaitable[Any]], *ids: str
+    ) -> None:
+        async def answer(data: bytes) -> bytes:
+            return m.encode(await handler(m.decode(subject.request, data)))
+
+        self._servers[subject.name(*ids)] = answer
+
+    async def serve_tenants(self, *_: object, **__: object) -> None:
+        """Nobody comes over NATS."""
+
+    serve_raw = serve_tenants
+
+    async def publish(self, subject: Subject[Any, Any], message: Any, *ids: str) -> None:
+        for handler in self._handlers[subject.name(*ids)]:
+            asyncio.get_running_loop().call_soon(handler, m.encode(message))
+
+    async def request(
+        self, subject: Subject[Any, Any], message: Any, *ids: str, **_: object
+    ) -> Any:
+        server = self._servers.get(subject.name(*ids))
+        if server is None:
+            raise NobodyListens(f"nobody serves {subject.name(*ids)}")
+        return m.decode(subject.reply, await server(m.encode(message)))
+
+    def on_reconnect(self, _: Callable[[], None]) -> None:
+        """It never breaks."""
+
+    async def flush(self) -> None:
+        """Nothing waits."""
+
+    async def drain(self) -> None:
+        self.num_drained += 1
+
+
+class MemoryRedis:
+    """Knows of no session, and notes what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Any, ...]] = []
+        self.num_closed = 0
+
+    async def execute_command(self, *command: Any) -> Any:
+        if command[0] == "eval" and command[2]:  # keys: of adapters
+            return [None] * command[2]
+        if command[0] == "eval":
+            self.written.append(command)
+            return 1
+        return {"MGET": [None, None], "GETRANGE": b"", "HGETALL": {}}.get(command[0])
+
+    @asynccontextmanager
+    async def pipeline(self, transaction: bool = True) -> AsyncIterator["_Pipeline"]:
+        yield _Pipeline(self)
+
+    async def aclose(self) -> None:
+        self.num_closed += 1
+
+
+class _Pipeline:
+    def __init__(self, redis: MemoryRedis) -> None:
+        self._redis = redis
+        self._commands: list[tuple[Any, ...]] = []
+
+    def execute_command(self, *command: Any) -> None:
+        self._commands.append(command)
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        return [await self._redis.execute_command(*command) for command in self._commands]
+
+
+class MemoryHttp:
+    """Hands the application to who asks it, in this process."""
+
+    url = "memory:"
+
+    def __init__(self) -> None:
+        self.api: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
+        self._stopped = asyncio.Event()
+
+    async def serve(self, api: ASGIApp) -> None:
+        self.api.set_result(api)
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+class Inline(Executor):
+    """Does everything at once, in the caller's thread."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(work(*args, **kwargs))
+        return future
+
+
+class MemoryModelFiles:
+    """One tokenizer, of four words."""
+
+    async def prepare(self) -> None:
+        """Nothing is to be imported."""
+
+    async def tokenizer(self, source: str) -> ModelTokenizer:
+        words = {word: at for at, word in enumerate(WORDS)}
+        backend = Tokenizer(models.WordLevel(words, unk_token="four"))
+        return ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), source)
+
+    async def image_processor(self, source: str) -> Any:
+        raise AssertionError("no model takes images")
+
+
+@dataclass
+class Worker:
+    """Scheduler and worker in one: says `SAID` to every prompt."""
+
+    bus: MemoryBus
+    prompts: list[m.Prompt] = field(default_factory=list)
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    async def start(self) -> None:
+        await self.bus.subscribe(TURN_SUBMIT, self._on_submit, "0")
+        card = m.ModelCard(model_id=ModelId("m"), source="/m", fingerprint="f", max_model_len=64)
+        report = m.WorkerReport(
+            worker_id=WorkerId("w"), incarnation="i", seq=1, host_id=HostId("h"), state="ready",
+            models=[card], interval_ns=10**12,
+        )  # fmt: skip
+        await self.bus.publish(WORKER_REPORT, report)
+
+    def _on_submit(self, message: m.TurnsSubmit) -> None:
+        self.tasks += [asyncio.create_task(self._run(submit)) for submit in message.turns]
+
+    async def _run(self, submit: m.TurnSubmit) -> None:
+        ref = m.TurnRef(turn_id=submit.turn_id, attempt=1)
+        pulled = await self.bus.request(PROMPT_PULL, m.PromptPull(turns=[ref]), submit.frontend_id)
+        self.prompts += pulled.prompts
+        for at, token in enumerate(SAID):
+            delta = m.TurnDelta(
+                turn_id=submit.turn_id, attempt=1, index=at, tokens=[token],
+                finish="length" if at == len(SAID) - 1 else None,
+            )  # fmt: skip
+            await self.bus.publish(STEP_OUTPUT, m.StepOutput(deltas=[delta]), submit.frontend_id)
+
+
+@pytest.fixture
+def nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would reach outside the process fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the frontend reached outside its ports")
+
+    for name in (
+        "socket.create_server", "socket.create_connection", "asyncio.create_subprocess_exec",
+        "threading.Thread.start", "tempfile.TemporaryFile", "redis.asyncio.Redis.__init__",
+        "nats.aio.client.Client.connect",
+    ):  # fmt: skip
+        monkeypatch.setattr(name, refuse)
+
+
+@pytest.mark.usefixtures("nothing_outside")
+def test_the_production_main_completes_a_prompt_on_ports_in_memory() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            bus, redis, http = MemoryBus(), MemoryRedis(), MemoryHttp()
+            runtime = Runtime("frontend", "0", cast(Bus, bus), stack)
+            runtime.clock = clock = ManualClock(1)
+            stack.push_async_callback(runtime.cancel_tasks)
+            links: list[str] = []
+
+            async def connect(name: str) -> MemoryBus:
+                links.append(name)
+                return bus
+
+            unused = cast(Any, None)
+            ports = Ports(
+                http=http,
+                connect=cast(Connect, connect),
+                redis=lambda _: cast(Any, redis),
+                threads=lambda *_: Inline(),
+                texts=lambda _: Texts(unused, unused),
+                grammars=GrammarMaker(clock),
+                model_files=MemoryModelFiles(),
+                upload_files=unused,
+                draw=lambda: 0.5,
+            )
+            serving = asyncio.create_task(main(runtime, FrontendConfig(), ports))
+            api = await http.api
+            worker = Worker(bus)
+            await worker.start()
+            await asyncio.sleep(0)  # the report is delivered
+            await next(task for task in asyncio.all_tasks() if task.get_name() == "tokenizer m")
+            assert runtime.models() == ["m"]
+            await complete(api)
+            assert [m.unpack_ints(prompt.tokens) for prompt in worker.prompts] == [[0, 1, 3]]
+            assert any("fox" in command for command in redis.written), "the session is stored"
+            assert links == ["frontend-0-public-0"]
+            runtime.stopping.set()
+            await serving
+        assert runtime.exit_code == 0 and redis.num_closed == 2 and bus.num_drained == 1
+
+    asyncio.run(scenario())
+
+
+async def complete(api: ASGIApp) -> None:
+    """A completion of token ids."""
+    transport = httpx.ASGITransport(api)
+    headers = {"X-Session-Id": "fox"}
+    body = {"model": "m", "prompt": [0, 1, 3], "max_tokens": len(SAID)}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["text"].split() == [WORDS[token] for token in SAID]
+    assert answer.json()["usage"]["completion_tokens"] == len(SAID)
+
+
+def test_only_ports_import_what_reaches_outside_the_process() -> None:
+    folder = Path(frontend.__path__[0])
+    found = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if not OUTSIDE.isdisjoint(IMPORT.findall(path.read_text()))
+    }
+    assert found == PORTS
