@@ -20,7 +20,7 @@ from services.kvstore.core import (
     Told,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE
+from services.kvstore.core.tiers.arena_block import NO_PAGE
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId

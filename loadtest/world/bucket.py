@@ -76,7 +76,7 @@ class Bucket:
 
 
 class BucketSide:
-    """One kvstore's side, for one life of it; as `services/kvstore/objects` does it.
+    """One kvstore's side, for one life of it; as `services/kvstore/tiers/objects` does it.
 
     Args:
         on_listed: told once when it is known what was there at the start.

@@ -46,8 +46,8 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys

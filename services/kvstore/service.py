@@ -12,7 +12,6 @@ import lmdb
 from nats.aio.subscription import Subscription
 
 from services.kvstore.adapters.service import Adapters
-from services.kvstore.arenas import Arenas
 from services.kvstore.calls import keys_in, new_block, path_token
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import (
@@ -40,18 +39,19 @@ from services.kvstore.core import (
     WriteBlocks,
 )
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.disk import Disk, DiskDamaged
-from services.kvstore.found import found_blocks, lasting
-from services.kvstore.index import RedisIndex
+from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
-from services.kvstore.loader import Loader, LoadResults
-from services.kvstore.objects.link import ObjectLink
-from services.kvstore.objects.store import Bucket
-from services.kvstore.peering import Peering, patience_s
-from services.kvstore.start import Started, start_disk
+from services.kvstore.peers.peering import Peering, patience_s
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
-from services.kvstore.threads import WriteResults, WriterThread
-from services.kvstore.values import LAYERS_MAX
+from services.kvstore.tiers.disk import Disk, DiskDamaged
+from services.kvstore.tiers.disk.found import found_blocks, lasting
+from services.kvstore.tiers.disk.loader import Loader, LoadResults
+from services.kvstore.tiers.disk.start import Started, start_disk
+from services.kvstore.tiers.disk.threads import WriteResults, WriterThread
+from services.kvstore.tiers.memory.arenas import Arenas
+from services.kvstore.tiers.objects.link import ObjectLink
+from services.kvstore.tiers.objects.store import Bucket
+from services.kvstore.tiers.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys

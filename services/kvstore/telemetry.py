@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
-from services.kvstore.peering import Peering
+from services.kvstore.peers.peering import Peering
 from shared.metrics import counter, gauge, histogram
 
 BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])

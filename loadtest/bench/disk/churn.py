@@ -22,9 +22,9 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.disk import Disk, stored_bytes
-from services.kvstore.loader import Loader, LoadResults
-from services.kvstore.threads import WriteResults, WriterThread
+from services.kvstore.tiers.disk import Disk, stored_bytes
+from services.kvstore.tiers.disk.loader import Loader, LoadResults
+from services.kvstore.tiers.disk.threads import WriteResults, WriterThread
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, root_key
 from shared.clock import SystemClock

@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 
 from loadtest.bench.hosts.shape import Shape
-from services.kvstore.disk import DiskDamaged
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource
+from services.kvstore.tiers.disk import DiskDamaged
 from shared.arena import Bytes
 
 SECRET = b"bench hosts"

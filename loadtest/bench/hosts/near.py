@@ -17,11 +17,11 @@ import numpy as np
 from loadtest.bench.hosts.far import SECRET
 from loadtest.bench.hosts.shape import Shape
 from services.kvstore.core import LoadOutcome, ReadPages
-from services.kvstore.disk import Disk
-from services.kvstore.filling import Filling
-from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
+from services.kvstore.tiers.disk import Disk
+from services.kvstore.tiers.disk.loader import Loader, LoadResults
+from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena, Bytes, PageState
 from shared.urgency import DEMAND_PRIORITY
 

@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from services.kvstore.core.registry import Name
-from services.kvstore.redis_link import TIMEOUT_S, Presence, connect
+from services.kvstore.index.redis_link import TIMEOUT_S, Presence, connect
 from shared.access import RedisAccess
 from shared.adapters.record import (
     GONE_S,

@@ -1,9 +1,7 @@
 """Decisions of the kvstore: which page holds what, what is loaded next, what must go."""
 
-from services.kvstore.core.arena_block import ArenaBlock
-from services.kvstore.core.arrivals import FetchedPages
-from services.kvstore.core.arrived import Told
-from services.kvstore.core.effects import (
+from services.kvstore.core.base.arrived import Told
+from services.kvstore.core.base.effects import (
     BeginDiskAnew,
     DeleteBlocks,
     DiskEffect,
@@ -23,7 +21,7 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import (
+from services.kvstore.core.base.events import (
     Commit,
     NewBlock,
     Offer,
@@ -33,13 +31,8 @@ from services.kvstore.core.events import (
     Renew,
     Stage,
 )
-from services.kvstore.core.finding import sample_of
-from services.kvstore.core.found_blocks import FoundBlocks, Shape
-from services.kvstore.core.limits import Counts, Limits
-from services.kvstore.core.locations import Locations, LocationUpdate
-from services.kvstore.core.object_tier import LINKS_MAX
-from services.kvstore.core.peers import most_offered
-from services.kvstore.core.runs import (
+from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.runs import (
     Place,
     Run,
     earlier_owners,
@@ -47,8 +40,15 @@ from services.kvstore.core.runs import (
     folder_of,
     run_of,
 )
+from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.loading.finding import sample_of
+from services.kvstore.core.loading.peers import most_offered
 from services.kvstore.core.store import KvCore
-from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.core.tiers.arena_block import ArenaBlock
+from services.kvstore.core.tiers.locations import Locations, LocationUpdate
+from services.kvstore.core.tiers.object_tier import LINKS_MAX
+from services.kvstore.core.writing.arrivals import FetchedPages
 
 __all__ = [
     "LINKS_MAX",

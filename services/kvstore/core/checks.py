@@ -1,7 +1,7 @@
 """What a commit must be before any of it is taken over."""
 
-from services.kvstore.core.events import Commit, NewBlock
-from services.kvstore.core.workers import OpenWorker
+from services.kvstore.core.base.events import Commit, NewBlock
+from services.kvstore.core.tiers.workers import OpenWorker
 from shared.blocks import BLOCK_TOKENS, child_key
 from shared.errors import InvalidRequest
 

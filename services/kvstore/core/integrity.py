@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.store import KvCore
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.arena_tier import ArenaTier
 
 
 def check_integrity(core: KvCore) -> None:

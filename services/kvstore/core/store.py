@@ -12,13 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, takewhile
 
-from services.kvstore.core.arena_block import ArenaBlock
-from services.kvstore.core.arena_tier import ArenaTier
-from services.kvstore.core.arrivals import Arrivals, FetchedPages
-from services.kvstore.core.backlog import TierSpeed
-from services.kvstore.core.checks import check_commit
-from services.kvstore.core.disk_tier import DiskTier
-from services.kvstore.core.effects import (
+from services.kvstore.core.base.effects import (
     BeginDiskAnew,
     DiskWrite,
     Effect,
@@ -28,24 +22,30 @@ from services.kvstore.core.effects import (
     TouchBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
-from services.kvstore.core.finding import Finding
-from services.kvstore.core.found_blocks import FoundBlocks
-from services.kvstore.core.host_blocks import HostBlocks
-from services.kvstore.core.limits import Counts, Limits
-from services.kvstore.core.loads import Loads
-from services.kvstore.core.locations import Locations
-from services.kvstore.core.memory_tier import MemoryTier
-from services.kvstore.core.objects import Objects
-from services.kvstore.core.peers import Deleted, Peers
-from services.kvstore.core.runs import Place, Run
-from services.kvstore.core.shrinking import Shrinking
-from services.kvstore.core.staging import blocks_below, fill_prefix, pin_prefix
-from services.kvstore.core.storing import Storing
-from services.kvstore.core.tiers import Tiers
-from services.kvstore.core.workers import Ticket, Workers
-from services.kvstore.core.write_queue import WriteQueue
-from services.kvstore.core.writes import new_block
+from services.kvstore.core.base.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
+from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.runs import Place, Run
+from services.kvstore.core.checks import check_commit
+from services.kvstore.core.disk.disk_tier import DiskTier
+from services.kvstore.core.disk.found_blocks import FoundBlocks
+from services.kvstore.core.loading.finding import Finding
+from services.kvstore.core.loading.loads import Loads
+from services.kvstore.core.loading.peers import Deleted, Peers
+from services.kvstore.core.loading.staging import blocks_below, fill_prefix, pin_prefix
+from services.kvstore.core.tiers.arena_block import ArenaBlock
+from services.kvstore.core.tiers.arena_tier import ArenaTier
+from services.kvstore.core.tiers.backlog import TierSpeed
+from services.kvstore.core.tiers.host_blocks import HostBlocks
+from services.kvstore.core.tiers.locations import Locations
+from services.kvstore.core.tiers.memory_tier import MemoryTier
+from services.kvstore.core.tiers.shrinking import Shrinking
+from services.kvstore.core.tiers.tiers import Tiers
+from services.kvstore.core.tiers.workers import Ticket, Workers
+from services.kvstore.core.tiers.writes import new_block
+from services.kvstore.core.writing.arrivals import Arrivals, FetchedPages
+from services.kvstore.core.writing.objects import Objects
+from services.kvstore.core.writing.storing import Storing
+from services.kvstore.core.writing.write_queue import WriteQueue
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
 from shared.expiry import NS_PER_S

@@ -20,7 +20,7 @@ from services.kvstore.peers.wire import (
     Request,
     value_bytes,
 )
-from services.kvstore.values import ValueHeader, read_name, unpack_header
+from services.kvstore.tiers.values import ValueHeader, read_name, unpack_header
 from shared.arena import Arena, PageState
 from shared.urgency import Order, load_order
 

@@ -23,7 +23,7 @@ from services.kvstore.peers.wire import (
     unpack_answer,
     value_bytes,
 )
-from services.kvstore.values import HEADER_BYTES, BadValue, read_name
+from services.kvstore.tiers.values import HEADER_BYTES, BadValue, read_name
 from shared.arena import checksum
 
 _OUTCOMES = {

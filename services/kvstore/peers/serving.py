@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.kvstore.disk import DiskFailed
 from services.kvstore.peers.pace import Pace
 from services.kvstore.peers.sources import Pages, PageSource
 from services.kvstore.peers.stream import Broken, Stream, Views, after, as_views, send_all
@@ -23,6 +22,7 @@ from services.kvstore.peers.wire import (
     read_request,
     value_bytes,
 )
+from services.kvstore.tiers.disk import DiskFailed
 from shared.urgency import Order, load_order
 
 RUN_BYTES = 1024 * 1024  # sent by one call: what follows finds no code of ours in the caches

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kvstore.disk import BlockRecord, Disk, DiskDamaged, Reader
 from services.kvstore.peers.stream import Parts
-from services.kvstore.values import ValueHeader, pack_header
+from services.kvstore.tiers.disk import BlockRecord, Disk, DiskDamaged, Reader
+from services.kvstore.tiers.values import ValueHeader, pack_header
 from shared.arena import Bytes
 from shared.blocks import BlockKey
 

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared.blocks import KEY_BYTES, BlockKey
 
 VERSION = 1

@@ -11,11 +11,13 @@ from typing import Any
 import lmdb
 import pytest
 
-from services.kvstore import arenas, filling, index, service
+from services.kvstore import service
 from services.kvstore.core import KvCore, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.disk import ASIDE_NAME, Reader
+from services.kvstore.index import redis_index
 from services.kvstore.leases import LeaseFiles
+from services.kvstore.tiers.disk import ASIDE_NAME, Reader
+from services.kvstore.tiers.memory import arenas, filling
 from shared import messages as m
 from shared import subjects
 from shared.arena import Arena, Bytes, PageState
@@ -255,7 +257,7 @@ def test_a_wiped_redis_is_filled_again_while_running(place: Place) -> None:
 def test_a_redis_that_comes_back_with_an_old_snapshot_is_put_right(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(redis_index, "CHECK_INTERVAL_S", 0.1)
 
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
@@ -377,8 +379,8 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
 def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.kvstore.session_count.INTERVAL_S", 0.01)
-    monkeypatch.setattr("services.kvstore.session_count.REST_PER_WORK", 0)
+    monkeypatch.setattr("services.kvstore.index.session_count.INTERVAL_S", 0.01)
+    monkeypatch.setattr("services.kvstore.index.session_count.REST_PER_WORK", 0)
 
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis:

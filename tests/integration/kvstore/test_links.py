@@ -20,7 +20,7 @@ import pytest
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
 from loadtest.links import Link, Namespace, join, namespaces
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
 from shared.arena import PageState, checksum

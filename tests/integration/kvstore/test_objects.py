@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from loadtest.s3_server import NoServer, S3Server, s3_server
-from services.kvstore import peering
-from services.kvstore.core import Run, backoff, run_of
-from services.kvstore.objects import store
-from services.kvstore.objects.packed import Indexes
-from services.kvstore.objects.store import Bucket
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.core import Run, run_of
+from services.kvstore.core.base import backoff
+from services.kvstore.peers import peering
+from services.kvstore.tiers.objects import store
+from services.kvstore.tiers.objects.packed import Indexes
+from services.kvstore.tiers.objects.store import Bucket
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
 from shared.arena import PageState

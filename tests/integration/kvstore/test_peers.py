@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore import peering
-from services.kvstore.core import DiskWrite, backoff
-from services.kvstore.disk import Reader, StoredPage, Writer
+from services.kvstore.core import DiskWrite
+from services.kvstore.core.base import backoff
+from services.kvstore.peers import peering
+from services.kvstore.tiers.disk import Reader, StoredPage, Writer
 from shared import messages as m
 from shared import subjects
 from shared.arena import Bytes, PageState

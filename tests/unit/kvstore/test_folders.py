@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore import arenas as arenas_module
-from services.kvstore import filling as filling_module
 from services.kvstore import leases as leases_module
-from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
-from services.kvstore.filling import Filling
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.tiers.memory import arenas as arenas_module
+from services.kvstore.tiers.memory import filling as filling_module
+from services.kvstore.tiers.memory.arenas import Arenas
+from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena
 from shared.errors import ConfigError, NoCapacity
 from shared.ids import HostId, WorkerId

@@ -26,12 +26,12 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.arrivals import FetchedPages
-from services.kvstore.core.arrived import Told
-from services.kvstore.core.events import Offer
+from services.kvstore.core.base.arrived import Told
+from services.kvstore.core.base.events import Offer
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.core.workers import Lease
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.workers import Lease
+from services.kvstore.core.writing.arrivals import FetchedPages
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.kvstore.core.deadlines import STALE_MAX, Deadlines
-from services.kvstore.core.effects import TouchBlocks, WriteOutcome
-from services.kvstore.core.events import Offer
-from services.kvstore.core.found_blocks import FoundBlocks
-from services.kvstore.core.object_tier import ObjectTier
-from services.kvstore.core.runs import Run, run_of
-from services.kvstore.core.stored_block import StoredBlock
-from services.kvstore.disk.scan import pack_stamp, read_stamps
+from services.kvstore.core.base.deadlines import STALE_MAX, Deadlines
+from services.kvstore.core.base.effects import TouchBlocks, WriteOutcome
+from services.kvstore.core.base.events import Offer
+from services.kvstore.core.base.runs import Run, run_of
+from services.kvstore.core.disk.found_blocks import FoundBlocks
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.tiers.object_tier import ObjectTier
+from services.kvstore.tiers.disk.scan import pack_stamp, read_stamps
 from shared.expiry import EXPIRY_S_MAX, rounded_expiry_s
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import NOBODY, OwnerKey, owner_key

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from services.kvstore.core import LoadOutcome, PageReads, SetWords, Told, WriteOutcome, most_offered
-from services.kvstore.core.backoff import RETRY_MAX_NS, RETRY_NS
-from services.kvstore.core.events import Offer
-from services.kvstore.core.loads import SOURCES_MAX
-from services.kvstore.core.peers import (
+from services.kvstore.core.base.backoff import RETRY_MAX_NS, RETRY_NS
+from services.kvstore.core.base.events import Offer
+from services.kvstore.core.loading.loads import SOURCES_MAX
+from services.kvstore.core.loading.peers import (
     ASKED_MAX,
     DELETED_NS,
     Deleted,
     Peers,
 )
-from services.kvstore.core.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Source
+from services.kvstore.core.tiers.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Source
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from services.kvstore import service
-from services.kvstore.core.arena_block import NO_PAGE
 from services.kvstore.core.integrity import check_integrity
+from services.kvstore.core.tiers.arena_block import NO_PAGE
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host, key_of
 
 

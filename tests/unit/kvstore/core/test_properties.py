@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
-from services.kvstore.core.events import Offer
+from services.kvstore.core.base.events import Offer
 from shared.arena import PageState
 from shared.errors import NotFound
 from shared.eviction import EvictionName

@@ -10,7 +10,7 @@ from services.kvstore.core import (
     TouchBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.workers import HEARD_MAX
+from services.kvstore.core.tiers.workers import HEARD_MAX
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
 from shared.eviction import EvictionName

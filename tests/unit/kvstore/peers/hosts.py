@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
-from services.kvstore.disk import Disk
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
 from services.kvstore.peers.handshake import Welcome, greet
@@ -20,6 +19,7 @@ from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource, PageSource
 from services.kvstore.peers.stream import PlainStream
 from services.kvstore.peers.wire import Request, read_request
+from services.kvstore.tiers.disk import Disk
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
-from services.kvstore.disk import DiskDamaged, Reader, StoredPage
 from services.kvstore.peers import serving as serving_module
 from services.kvstore.peers.client import STALL_S
 from services.kvstore.peers.pace import SAVED_S, Pace
@@ -28,8 +27,9 @@ from services.kvstore.peers.wire import (
     pack_request,
     unpack_answer,
 )
-from services.kvstore.readers import Readers
-from services.kvstore.values import HEADER_BYTES, ValueHeader, unpack_header
+from services.kvstore.tiers.disk import DiskDamaged, Reader, StoredPage
+from services.kvstore.tiers.disk.readers import Readers
+from services.kvstore.tiers.values import HEADER_BYTES, ValueHeader, unpack_header
 from shared.arena import checksum
 from shared.blocks import BlockKey
 from shared.urgency import DEMAND_PRIORITY

@@ -1,0 +1,51 @@
+"""Asking all hosts for a session's KV, where nobody could tell where it is: Redis is away, and the
+scheduler has never heard of the session, or is new.
+
+What is asked is small, a few blocks spread over the sequence, and who has none of them is silent.
+Everybody hears every question, so each host knows how many are asked in the whole house, and asks
+nothing while that is too much: all of them together keep to a limit that nobody keeps account of.
+"""
+
+from collections.abc import Iterable
+from heapq import nlargest
+
+from services.kvstore.core.base.budget import Budget
+from services.kvstore.core.loading.peers import ASKED_MAX
+from shared.blocks import BlockKey
+from shared.ids import HostId
+
+QUESTIONS_PER_S = 200  # of all hosts: what answering them costs each of them
+SAMPLE_MAX = 8  # blocks that are asked for
+
+
+class Finding:
+    """Args:
+    host_id: our own, whose answers are not needed.
+    """
+
+    def __init__(self, host_id: HostId) -> None:
+        self._host_id = host_id
+        self._questions = Budget(QUESTIONS_PER_S)
+
+    def may_ask(self, now_ns: int) -> bool:
+        """Whether the house asks little enough."""
+        return self._questions.is_free(now_ns)
+
+    def on_question(self, now_ns: int) -> None:
+        """Somebody asked, perhaps this host."""
+        self._questions.take(1, now_ns)
+
+    def is_enough(self, host_id: HostId, num: int, num_asked: int) -> bool:
+        """Whether who has `num` of the sample has all that can be: its last block may be new."""
+        return host_id != self._host_id and num >= num_asked - 1
+
+    def worth_asking(self, answers: Iterable[tuple[HostId, int]]) -> list[HostId]:
+        """Of those who answered with how much of the sample they have: whom to ask for all."""
+        more = {host_id: num for host_id, num in answers if host_id != self._host_id and num > 0}
+        return nlargest(ASKED_MAX, more, key=lambda host_id: more[host_id])
+
+
+def sample_of(keys: list[BlockKey]) -> list[BlockKey]:
+    """Some of a sequence's blocks, its first and its last among them, evenly spread."""
+    num = min(len(keys), SAMPLE_MAX)
+    return [keys[i * (len(keys) - 1) // max(num - 1, 1)] for i in range(num)]

@@ -1,0 +1,216 @@
+"""The threads beside the event loop that bring pages from disk into the arena.
+
+They share one batch at a time, run of pages by run, in the order that the core has given; the next
+batch is begun when nothing of the one before waits. Each thread first takes of its run what the
+system has in memory, and has it begin to read all the rest before it waits for the first of that:
+so the device has many reads at a time.
+
+They report to the event loop in batches. A batch that finds no room is reported as failed at once:
+the event loop waits for no disk. Loads that fail are computed again.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from services.kvstore.core import LoadOutcome, PageReads, ReadPages
+from services.kvstore.tiers.disk import Disk, DiskDamaged, DiskFailed, Reader
+from services.kvstore.tiers.disk.threads import OnDamage
+from shared.arena import Arena, PageState
+
+log = logging.getLogger(__name__)
+
+LoadResults: TypeAlias = list[tuple[PageReads, list[LoadOutcome]]]
+
+NUM_THREADS = 2  # each has many reads with the device; more would wait for each other
+ORDERS_MAX = 16  # batches that wait; the core sends two
+RUN_BYTES_MIN = 128 * 1024  # less is not worth a snapshot of its own
+RUN_BYTES_MAX = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Attributes:
+    results: outcomes are FAILED until they are known.
+    num_left: runs that have not ended.
+    begun_s: when the first run was; None: none was.
+    has_failed: nothing more of it is read.
+    """
+
+    results: LoadResults
+    num_left: int = 0
+    begun_s: float | None = None
+    has_failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Consecutive pages of a batch that have no outcome yet: number of the reads in the batch, and
+    of the page in those.
+    """
+
+    batch: _Batch
+    pages: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class Loader:
+    """Copies pages from disk into the arena and publishes each page's word as soon as it is there.
+
+    Args:
+        arenas: by page size in bytes.
+        report: called with a batch's results and how long it took, seconds, without the time for
+            which the one before it was not done: in one of the threads, or by `submit`.
+        damaged: called in such a thread, before the results, when the database cannot be used.
+        fail: called in such a thread with what ended it.
+        orders_max: batches that may wait.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        arenas: Mapping[int, Arena],
+        report: Callable[[LoadResults, float], None],
+        damaged: OnDamage,
+        fail: Callable[[BaseException], None],
+        orders_max: int = ORDERS_MAX,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        self._disk = disk
+        self._arenas = arenas
+        self._report = report
+        self._damaged = damaged
+        self._fail = fail
+        self._orders_max = orders_max
+        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_waiting = 0  # batches that nobody has begun
+        self._ended_s = 0.0  # the last batch that did
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kv-loader-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, order: ReadPages) -> None:
+        """Load these pages. Without room for the order they fail."""
+        batch = _Batch([(reads, [LoadOutcome.FAILED] * len(reads.pages)) for reads in order.reads])
+        runs = _runs_of(batch, len(self._threads))
+        batch.num_left = len(runs)
+        with self._lock:
+            has_room = self._num_waiting < self._orders_max
+            self._num_waiting += has_room
+        if not has_room:
+            for run in runs:
+                self._give_up(run)
+            self._report(batch.results, 0.0)
+            return
+        for run in runs:
+            self._runs.put(run)
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end."""
+        for _ in self._threads:
+            self._runs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        try:
+            while (run := self._runs.get()) is not None:
+                self._begin(run.batch)
+                self._load(run)
+                self._end(run.batch)
+        except Exception as error:
+            self._fail(error)
+
+    def _begin(self, batch: _Batch) -> None:
+        with self._lock:
+            if batch.begun_s is None:
+                batch.begun_s = time.perf_counter()
+                self._num_waiting -= 1
+
+    def _end(self, batch: _Batch) -> None:
+        """A run did; with the last one, the batch."""
+        with self._lock:
+            batch.num_left -= 1
+            if batch.num_left:
+                return
+            assert batch.begun_s is not None, "it was begun"
+            now_s = time.perf_counter()
+            took_s = now_s - max(batch.begun_s, self._ended_s)
+            self._ended_s = now_s
+        self._report(batch.results, took_s)
+
+    def _load(self, run: _Run) -> None:
+        if run.batch.has_failed:
+            self._give_up(run)
+            return
+        try:
+            with self._disk.read() as reader:
+                for may_wait in (False, True):
+                    for _ in range(len(run.pages)):
+                        self._copy_next(reader, run, may_wait)
+        except DiskFailed as error:  # what was not begun of this batch will not come
+            with self._lock:
+                is_first = not run.batch.has_failed
+                run.batch.has_failed = True
+            if is_first:
+                log.warning("reading the KV database failed", extra={"error": str(error)})
+                if isinstance(error, DiskDamaged):
+                    self._damaged(error)
+            self._give_up(run)
+
+    def _copy_next(self, reader: Reader, run: _Run, may_wait: bool) -> None:
+        """The run's next page, which is published at once; or it becomes the last."""
+        at, number = run.pages[0]
+        reads, outcomes = run.batch.results[at]
+        arena = self._arenas[reads.page_bytes]
+        page = reads.pages[number]
+        key, out = reads.keys[number], arena.pages[page]
+        outcome = reader.copy(key, reads.layer, out, may_wait=may_wait)
+        run.pages.popleft()
+        if outcome is None:
+            run.pages.append((at, number))
+            return
+        state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+        arena.set_word(page, reads.generations[number], state)
+        outcomes[number] = outcome
+
+    def _give_up(self, run: _Run) -> None:
+        """What is left of it fails."""
+        for at, number in run.pages:
+            reads, _ = run.batch.results[at]
+            arena = self._arenas[reads.page_bytes]
+            arena.set_word(reads.pages[number], reads.generations[number], PageState.BAD)
+        run.pages.clear()
+
+
+def _runs_of(batch: _Batch, num_threads: int) -> list[_Run]:
+    """All its pages, in order; at least one run."""
+    num_bytes = sum(len(reads.pages) * reads.page_bytes for reads, _ in batch.results)
+    run_bytes = _run_bytes(num_bytes, num_threads)
+    runs = [_Run(batch)]
+    left_bytes = run_bytes
+    for at, (reads, _) in enumerate(batch.results):
+        for number in range(len(reads.pages)):
+            if left_bytes <= 0:
+                runs.append(_Run(batch))
+                left_bytes = run_bytes
+            runs[-1].pages.append((at, number))
+            left_bytes -= reads.page_bytes
+    return runs
+
+
+def _run_bytes(num_bytes: int, num_threads: int) -> int:
+    """So that every thread has two of a batch, unless they would be too small or too large.
+
+    >>> _run_bytes(8 * 1024**2, 4) // 1024, _run_bytes(1024, 4) // 1024
+    (1024, 128)
+    """
+    return min(max(num_bytes // (2 * num_threads), RUN_BYTES_MIN), RUN_BYTES_MAX)

@@ -1,0 +1,244 @@
+"""Pages from the object store into the arena: ranges of objects, many at a time, each page checked
+before its word says that it is there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from services.kvstore.core import FetchedPages, LoadOutcome, PageReads, Place, Run, Told
+from services.kvstore.tiers.objects.packed import Indexes
+from services.kvstore.tiers.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.tiers.packing import unpack
+from services.kvstore.tiers.values import HEADER_BYTES, BadValue, unpack_header
+from shared.arena import Arena, PageState, checksum
+from shared.blocks import BlockKey
+
+log = logging.getLogger(__name__)
+
+THREADS = 8  # requests at a time: each waits long for its first byte
+STOP_S = 5.0  # for requests that are under way
+RANGE_BYTES_MAX = 8 * 1024 * 1024  # of one request
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is reported together."""
+
+    reads: list[PageReads]
+    outcomes: list[list[LoadOutcome]]
+    told: list[list[Told | None]]
+    begun_s: float
+    num_left: int = 0
+    gone: set[Run] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Pages that lie behind each other in an object: of `reads[of]` those at `first` to `end`."""
+
+    of: int
+    first: int
+    end: int
+    place: Place
+
+
+OnRead = Callable[[list[FetchedPages], float, set[Run]], None]
+
+
+class ObjectReader:
+    """Args:
+    arenas: by page size in bytes.
+    report: called in any thread with what came of a batch, how long it took beyond the ones before
+        it, seconds, and runs that turned out not to be there.
+    fail: called in any thread with what must not have happened.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        arenas: Mapping[int, Arena],
+        report: OnRead,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._bucket = bucket
+        self._arenas = arenas
+        self._report = report
+        self._fail = fail
+        self._pool = ThreadPoolExecutor(THREADS, "kv-objects-read")
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._num_running = 0
+        self._is_stopped = False
+        self._ended_s = 0.0
+        self._indexes = Indexes()
+
+    def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
+        """Bring these pages; those of blocks whose place is not known fail."""
+        batch = _Batch(
+            reads,
+            [[LoadOutcome.FAILED] * len(each.pages) for each in reads],
+            [[None] * len(each.pages) for each in reads],
+            time.perf_counter(),
+        )
+        ranges = [found for of in range(len(reads)) for found in self._cut(batch, of, places)]
+        if self._is_stopped:
+            for each in ranges:
+                for index in range(each.first, each.end):
+                    self._publish(reads[each.of], index, LoadOutcome.FAILED)
+            ranges = []
+        batch.num_left = len(ranges)
+        if not ranges:
+            self._end(batch)
+        for each in ranges:
+            self._pool.submit(self._run, batch, each)
+
+    def stop(self) -> None:
+        """What has not begun comes to nothing, and what does not come soon."""
+        self._is_stopped = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._idle.wait_for(lambda: not self._num_running, STOP_S)
+
+    def _cut(self, batch: _Batch, of: int, places: Mapping[BlockKey, Place]) -> list[_Range]:
+        reads = batch.reads[of]
+        num_max = max(RANGE_BYTES_MAX // (HEADER_BYTES + reads.page_bytes), 1)
+        ranges: list[_Range] = []
+        for index, key in enumerate(reads.keys):
+            if (place := places.get(key)) is None:
+                self._publish(reads, index, LoadOutcome.FAILED)
+                continue
+            before = ranges[-1] if ranges else None
+            if (
+                before is not None
+                and before.end == index
+                and before.place.run == place.run
+                and before.place.at + index - before.first == place.at
+                and index - before.first < num_max
+            ):
+                ranges[-1] = _Range(of, before.first, index + 1, before.place)
+            else:
+                ranges.append(_Range(of, index, index + 1, place))
+        return ranges
+
+    def _run(self, batch: _Batch, each: _Range) -> None:
+        with self._lock:
+            self._num_running += 1
+        try:
+            self._read(batch, each)
+            with self._lock:
+                batch.num_left -= 1
+                is_last = not batch.num_left
+            if is_last:
+                self._end(batch)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._idle.notify_all()
+
+    def _end(self, batch: _Batch) -> None:
+        now_s = time.perf_counter()
+        with self._lock:
+            took_s = now_s - max(batch.begun_s, self._ended_s)
+            self._ended_s = now_s
+        pages = [
+            FetchedPages(reads, outcomes, told)
+            for reads, outcomes, told in zip(batch.reads, batch.outcomes, batch.told, strict=True)
+        ]
+        self._report(pages, took_s, batch.gone)
+
+    def _read(self, batch: _Batch, each: _Range) -> None:
+        reads, run = batch.reads[each.of], each.place.run
+        value_bytes = HEADER_BYTES + reads.page_bytes
+        values: list[memoryview] = []
+        missed = LoadOutcome.CORRUPT  # if it is shorter than its name says
+        try:
+            values = self._values(run, run.place(reads.layer, each.place.at), each.end - each.first)
+        except BadValue as error:
+            log.warning("an object is damaged", extra={"object": run.name, "error": str(error)})
+        except NoObject:
+            missed = LoadOutcome.MISSING
+            batch.gone.add(run)
+            self._indexes.forget([run])
+        except StoreFailed as error:
+            log.warning("reading the object store failed", extra={"error": str(error)})
+            missed = LoadOutcome.FAILED
+        if self._is_stopped:  # the arena may be gone
+            return
+        for index in range(each.first, each.end):
+            value = values[index - each.first] if values else memoryview(b"")
+            outcome, told = missed, None
+            if len(value) == value_bytes:
+                outcome, told = self._take(reads, index, value)
+            batch.outcomes[each.of][index] = outcome
+            batch.told[each.of][index] = told
+            self._publish(reads, index, outcome)
+
+    def _values(self, run: Run, first: int, num: int) -> list[memoryview]:
+        """Values that lie behind each other in an object; those that are not whole are too short.
+
+        Raises:
+            BadValue, NoObject, StoreFailed: see `Indexes.get`, `Bucket.get`.
+        """
+        values = self._values_once(run, first, num)
+        if run.is_packed and not all(values):  # its name may have been written again since
+            self._indexes.forget([run])
+            values = self._values_once(run, first, num)
+        return values
+
+    def _values_once(self, run: Run, first: int, num: int) -> list[memoryview]:
+        value_bytes = HEADER_BYTES + run.page_bytes
+        if run.is_packed:
+            read = partial(self._bucket.get, run.name)
+            at = self._indexes.get(run, read)[first : first + num + 1]
+        else:
+            at = [each * value_bytes for each in range(first, first + num + 1)]
+        data = self._bucket.get(run.name, at[0], at[-1] - at[0])
+        values = [data[begin - at[0] : end - at[0]] for begin, end in pairwise(at)]
+        return [_unpacked(value, value_bytes) for value in values] if run.is_packed else values
+
+    def _take(
+        self, reads: PageReads, index: int, value: memoryview
+    ) -> tuple[LoadOutcome, Told | None]:
+        """Copy a page to where it goes, if it is the right one."""
+        try:
+            header = unpack_header(value[:HEADER_BYTES])
+        except BadValue:
+            return LoadOutcome.CORRUPT, None
+        page = value[HEADER_BYTES:]
+        if (header.key, header.layer, header.page_bytes) != (
+            reads.keys[index],
+            reads.layer,
+            reads.page_bytes,
+        ):
+            return LoadOutcome.CORRUPT, None
+        if checksum(page) != header.checksum:
+            return LoadOutcome.CORRUPT, None
+        arena = self._arenas[reads.page_bytes]
+        np.copyto(arena.pages[reads.pages[index]], np.frombuffer(page, np.uint8))
+        told = Told(
+            header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
+        )
+        return LoadOutcome.READY, told
+
+    def _publish(self, reads: PageReads, index: int, outcome: LoadOutcome) -> None:
+        state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+        arena = self._arenas[reads.page_bytes]
+        arena.set_word(reads.pages[index], reads.generations[index], state)
+
+
+def _unpacked(value: memoryview, num_bytes: int) -> memoryview:
+    """Nothing, if it is not so many bytes packed."""
+    try:
+        return unpack(value, num_bytes).data
+    except BadValue:
+        return memoryview(b"")
