@@ -14,17 +14,21 @@ from services.kvstore.core import (
     FetchedPages,
     LoadOutcome,
     ObjectEffect,
-    Offer,
     PageReads,
     Place,
     Run,
     SaveOutcome,
     SaveRun,
-    Told,
     earlier_owners,
     find_places,
     folder_of,
     run_of,
+)
+from services.kvstore.core import (
+    PageFacts as Told,
+)
+from services.kvstore.core import (
+    RemotePrefix as Offer,
 )
 from shared import messages as m
 from shared.arena import PageState

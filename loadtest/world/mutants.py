@@ -42,6 +42,8 @@ LINK = "services/worker/core/kv_link.py"
 PULLING = "services/worker/core/pulling.py"
 BATCHES = "services/worker/oneshot/core.py"
 STORE = "services/kvstore/core/store.py"
+KV_CALLS = "services/kvstore/core/worker_calls.py"
+EXCHANGE = "services/kvstore/core/exchange.py"
 TIERS = "services/kvstore/core/tiers/tiers.py"
 ARENA = "services/kvstore/core/tiers/arena_tier.py"
 ARENA_BLOCK = "services/kvstore/core/tiers/arena_block.py"
@@ -371,14 +373,14 @@ MUTANTS = (
     ),
     # The kvstore.
     Mutant(
-        "a dead worker's tickets stay", STORE,
+        "a dead worker's tickets stay", KV_CALLS,
         "                self._tiers.unpin(ticket, now_ns, effects)\n            for page_bytes",
         "                pass\n            for page_bytes",
     ),
     Mutant(
-        "a reopened worker keeps what it held", STORE,
+        "a reopened worker keeps what it held", KV_CALLS,
         "            effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)\n",
-        "            self.workers.close(old.worker_id, old.incarnation)\n",
+        "            self._workers.close(old.worker_id, old.incarnation)\n",
     ),
     Mutant(
         "tickets do not expire", STORE,
@@ -386,7 +388,7 @@ MUTANTS = (
         "        for ticket in self.workers.take_expired(-1):",
     ),
     Mutant(
-        "forgotten leases stay", STORE,
+        "forgotten leases stay", KV_CALLS,
         "if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):",
         "if pages := worker.take_forgotten(event, -1):",
     ),
@@ -466,8 +468,8 @@ MUTANTS = (
     ),
     # Hosts.
     Mutant(
-        "what a peer will not bring is waited for", STORE,
-        "                self.arenas[block.page_bytes].abandon(block, effects)\n",
+        "what a peer will not bring is waited for", EXCHANGE,
+        "                self._arenas[block.page_bytes].abandon(block, effects)\n",
         "                pass\n",
     ),
     Mutant(

@@ -15,7 +15,6 @@ from services.kvstore.adapters.service import Adapters
 from services.kvstore.calls import keys_in, new_block, path_token
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import (
-    BeginDiskAnew,
     Commit,
     DeleteBlocks,
     DropMore,
@@ -25,11 +24,12 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     Limits,
-    Offer,
     Open,
     ReadPages,
     Release,
+    RemotePrefix,
     Renew,
+    ResetDisk,
     Run,
     SaveOutcome,
     SaveRun,
@@ -285,7 +285,7 @@ class KvService:
                 "symphony.blocks_asked": len(keys),
                 "symphony.blocks": staged.num_blocks,
                 "symphony.blocks_here": staged.num_here,
-                "symphony.pages_to_come": staged.num_from_disk,
+                "symphony.pages_to_come": staged.num_pages_loading,
                 "symphony.coming_from": staged.coming_from or "",
                 "symphony.from_host": "" if offer is None else offer.host_id,
             }
@@ -297,7 +297,7 @@ class KvService:
                 "session_id": message.session_id,
                 "worker_id": message.worker_id,
                 "num_blocks": staged.num_blocks,
-                "num_pages_to_come": staged.num_from_disk,
+                "num_pages_to_come": staged.num_pages_loading,
                 "from_host": None if offer is None else offer.host_id,
             },
         )
@@ -307,14 +307,14 @@ class KvService:
             keys="" if message.keys else pack_keys(keys[: staged.num_blocks]),
             pages=pack_ints(staged.pages),
             generations=pack_ints(staged.generations),
-            num_from_disk=staged.num_from_disk,
+            num_pages_loading=staged.num_pages_loading,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             source_bytes_per_s=staged.source_bytes_per_s,
             num_here=staged.num_here,
             coming_from=staged.coming_from,
         )
 
-    async def _offer(self, message: m.KvStage, keys: list[BlockKey]) -> Offer | None:
+    async def _offer(self, message: m.KvStage, keys: list[BlockKey]) -> RemotePrefix | None:
         """Who gives what this host lacks: another host, or the object store if that has more."""
         offer = await self._peering.offer(message, keys)
         if self._objects is None:
@@ -505,7 +505,7 @@ class KvService:
                     self._objects.perform(effect)
                 case DropMore():
                     self._loop.call_soon(self._drop_more)
-                case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
+                case WriteBlocks() | DeleteBlocks() | TouchBlocks() | ResetDisk():
                     self._writer.submit(effect)
         self._index.look()
         if self._objects_index is not None:

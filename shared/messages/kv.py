@@ -7,7 +7,9 @@ are laid out ``[layer][block]``.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
 from shared.owners import NOBODY
@@ -104,7 +106,8 @@ class KvStaged:
     generations: str = (
         ""  # packed int32 [layer][block]: what the page's word must still hold after reading
     )
-    num_from_disk: int = 0  # pages that were not in the arena yet: on disk, or on another host
+    # Pages that are not in the arena yet: they come from disk, another host or the object store.
+    num_pages_loading: Annotated[int, Field(alias="num_from_disk")] = 0
     # Packed int64, for each layer: when the last of its pages will probably be there, ns from the
     # answer on, by what waits before them and how fast their source was lately; empty: all are.
     ready_in_ns: str = ""

@@ -1,8 +1,7 @@
 """Decisions of the kvstore: which page holds what, what is loaded next, what must go."""
 
-from services.kvstore.core.base.arrived import Told
+from services.kvstore.core.base.arrived import PageFacts
 from services.kvstore.core.base.effects import (
-    BeginDiskAnew,
     DeleteBlocks,
     DiskEffect,
     DiskWrite,
@@ -14,6 +13,7 @@ from services.kvstore.core.base.effects import (
     ObjectEffect,
     PageReads,
     ReadPages,
+    ResetDisk,
     SaveOutcome,
     SaveRun,
     SetWords,
@@ -24,10 +24,10 @@ from services.kvstore.core.base.effects import (
 from services.kvstore.core.base.events import (
     Commit,
     NewBlock,
-    Offer,
     Open,
     Pinned,
     Release,
+    RemotePrefix,
     Renew,
     Stage,
 )
@@ -53,7 +53,6 @@ from services.kvstore.core.writing.arrivals import FetchedPages
 __all__ = [
     "LINKS_MAX",
     "ArenaBlock",
-    "BeginDiskAnew",
     "Commit",
     "Counts",
     "DeleteBlocks",
@@ -72,14 +71,16 @@ __all__ = [
     "Locations",
     "NewBlock",
     "ObjectEffect",
-    "Offer",
     "Open",
+    "PageFacts",
     "PageReads",
     "Pinned",
     "Place",
     "ReadPages",
     "Release",
+    "RemotePrefix",
     "Renew",
+    "ResetDisk",
     "Run",
     "SaveOutcome",
     "SaveRun",
@@ -87,7 +88,6 @@ __all__ = [
     "Shape",
     "Stage",
     "StoredBlock",
-    "Told",
     "TouchBlocks",
     "WriteBlocks",
     "WriteOutcome",

@@ -17,9 +17,9 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     LoadOutcome,
-    Offer,
+    PageFacts,
     PageReads,
-    Told,
+    RemotePrefix,
     most_offered,
     sample_of,
 )
@@ -115,7 +115,7 @@ class Peering:
         if ip_address(host).is_loopback and config.peer_address is None:
             log.info("only kvstores on this machine can fetch here", extra={"at": self.address})
 
-    async def offer(self, stage: m.KvStage, keys: list[BlockKey]) -> Offer | None:
+    async def offer(self, stage: m.KvStage, keys: list[BlockKey]) -> RemotePrefix | None:
         """Which host is to give what this one lacks of `keys`; None: none, as far as is known."""
         if self._server is None:
             return None
@@ -129,7 +129,7 @@ class Peering:
             return None
         question = _question(stage, keys)
         best = most_offered(await self._ask_all(hosts, question, patience_s(stage)), 0)
-        return None if best is None else Offer(*best)
+        return None if best is None else RemotePrefix(*best)
 
     def answer(self, question: m.KvLocate, keys: list[BlockKey]) -> m.KvLocated:
         """How much of that can be fetched here."""
@@ -335,9 +335,9 @@ def _counts_of(client: PeerClient) -> Counter[str]:
     )  # fmt: skip
 
 
-def _told(header: ValueHeader | None) -> Told | None:
+def _told(header: ValueHeader | None) -> PageFacts | None:
     if header is None:
         return None
-    return Told(
+    return PageFacts(
         header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
     )

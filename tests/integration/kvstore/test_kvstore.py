@@ -74,7 +74,7 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 await worker.open()
                 keys = await worker.store(4)
                 staged = await worker.stage([*keys, BlockKey(bytes(16))])
-                assert (staged.num_blocks, staged.num_from_disk) == (4, 0)
+                assert (staged.num_blocks, staged.num_pages_loading) == (4, 0)
                 await worker.assert_holds(staged, keys)
                 await until(locates(redis, 4))
             assert not place.config.arena_path.exists()
@@ -85,7 +85,7 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 assert caught.value.code == "unknown_worker"
                 await worker.open()
                 staged = await worker.stage(keys)
-                assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+                assert (staged.num_blocks, staged.num_pages_loading) == (4, 4 * NUM_LAYERS)
                 await worker.assert_holds(staged, keys)
             assert await locates(redis, 4)()
             assert await num_written(redis) == num_before, "it said so in its first life"

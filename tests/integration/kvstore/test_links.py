@@ -200,7 +200,7 @@ async def stage(worker: FakeWorker, keys: list[BlockKey], host_id: HostId) -> St
     await until(is_offered, 30.0)
     (staged,) = found
     pages = zip(unpack_ints(staged.pages), unpack_ints(staged.generations), strict=True)
-    return Staged(worker, keys, staged.ticket, staged.num_from_disk, list(pages))
+    return Staged(worker, keys, staged.ticket, staged.num_pages_loading, list(pages))
 
 
 @contextmanager

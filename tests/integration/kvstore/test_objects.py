@@ -184,7 +184,7 @@ def test_a_session_outlives_its_host(places: list[Place], bucket: Bucket) -> Non
             await told(places[0], 5)
         async with host(places[1]) as two:
             staged = await stage(two, keys, 5)
-            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
 
             async def has_moved() -> bool:
@@ -215,7 +215,7 @@ def test_what_came_from_there_is_not_written_there_again(
             assert (second.host_id, second.depth, second.num_blocks) == (H2, 3, 1)
         async with host(places[0]) as one:
             staged = await stage(one, all_keys, 4)
-            assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (4, 4 * NUM_LAYERS)
             await one.assert_holds(staged, all_keys)
 
     asyncio.run(scenario())
@@ -238,7 +238,7 @@ def test_an_own_earlier_life_is_known(places: list[Place], bucket: Bucket) -> No
         async with host(places[0]) as one:
             await told(places[0], 2)
             staged = await stage(one, keys, 0)
-            assert staged.num_from_disk == 2 * NUM_LAYERS
+            assert staged.num_pages_loading == 2 * NUM_LAYERS
             await one.assert_holds(staged, keys)
         assert len(runs_in(bucket)) == 1
 
@@ -342,7 +342,7 @@ def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
         assert len(whole) < packed.num_pages * value_bytes
         async with host(places[1]) as two:
             staged = await stage(two, keys, 5)
-            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
             await two.release(staged.ticket)
         at = Indexes().get(packed, lambda start, num: memoryview(whole)[start : start + num])
@@ -438,7 +438,7 @@ def test_nobody_else_waits_for_a_slow_object_store(
                     await saved(bucket, 6)
                     with slow.holding():
                         first, behind = [await stage(one, far[:num], 2) for num in (1, 2)]
-                        assert behind.num_from_disk == 2 * NUM_LAYERS
+                        assert behind.num_pages_loading == 2 * NUM_LAYERS
                         await eventually(lambda: slow.holds("GET", "of-the-house"))
                         await one.store(2, seed=3)
                         await eventually(lambda: slow.holds("PUT"))
@@ -447,7 +447,7 @@ def test_nobody_else_waits_for_a_slow_object_store(
                             session_id = SessionId(f"of-{number}")
                             kv_at = {host_id: 2, objects_of(host_id): 2}
                             staged = await one.stage(keys, session_id, kv_at)
-                            assert staged.num_from_disk == 2 * NUM_LAYERS
+                            assert staged.num_pages_loading == 2 * NUM_LAYERS
                             await one.assert_holds(staged, keys)
                         assert states(one, behind) == {PageState.FILLING}
                     await one.assert_holds(first, far[:1])

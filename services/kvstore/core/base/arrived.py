@@ -11,7 +11,7 @@ from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PageFacts:
     """What came with a page.
 
     Attributes:
@@ -42,7 +42,7 @@ class Arrived:
     owner: OwnerKey = NOBODY
     checksums: dict[int, int] = field(default_factory=dict)
 
-    def hear(self, key: BlockKey, layer: int, told: Told) -> bool:
+    def hear(self, key: BlockKey, layer: int, told: PageFacts) -> bool:
         """Take in what came with the page of this layer; False: it cannot be true."""
         if not self.tokens:
             if not 0 < len(told.tokens) <= BLOCK_TOKENS:

@@ -111,7 +111,7 @@ class DeleteBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginDiskAnew:
+class ResetDisk:
     """Throw everything on disk away, after everything asked of it before."""
 
 
@@ -154,6 +154,6 @@ class DropSession:
     owner: OwnerKey
 
 
-DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | BeginDiskAnew | TouchBlocks
+DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | ResetDisk | TouchBlocks
 ObjectEffect: TypeAlias = SaveRun | DropRuns | DropSession
 Effect: TypeAlias = SetWords | ReadPages | DropMore | DiskEffect | ObjectEffect

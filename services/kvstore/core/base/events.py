@@ -57,7 +57,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class RemotePrefix:
     """Another host has so many leading blocks of what is to be staged."""
 
     host_id: HostId
@@ -84,7 +84,7 @@ class Stage:
     priority: int = 0
     blocks_max: int = 1 << 31
     hinted_by: TenantId | None = None
-    offer: Offer | None = None
+    offer: RemotePrefix | None = None
     fingerprint: str = ""
     num_before: int = 0
 
@@ -94,7 +94,7 @@ class Pinned:
     """What a stage pinned. `pages` and `generations` are laid out ``[layer][block]``.
 
     Attributes:
-        num_from_disk: pages that have yet to come, from the disk or another host.
+        num_pages_loading: pages that have yet to come, from the disk or another host.
         source_bytes_per_s: how fast they come, by how fast their sources were lately.
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
@@ -106,7 +106,7 @@ class Pinned:
     num_blocks: int = 0
     pages: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
-    num_from_disk: int = 0
+    num_pages_loading: int = 0
     ready_in_ns: list[int] = field(default_factory=list)
     num_here: int = 0
     source_bytes_per_s: float = 0.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.kvstore.core.base.arrived import Told
+from services.kvstore.core.base.arrived import PageFacts
 from services.kvstore.core.base.effects import (
     DiskWrite,
     Effect,
@@ -26,7 +26,7 @@ class FetchedPages:
 
     reads: PageReads
     outcomes: list[LoadOutcome]
-    told: list[Told | None]
+    told: list[PageFacts | None]
 
 
 class Arrivals:
@@ -89,7 +89,7 @@ class Arrivals:
         self._queue.add_copies(writes, now_ns)
 
     def _judge(
-        self, arena: ArenaTier, block: ArenaBlock, layer: int, told: Told | None
+        self, arena: ArenaTier, block: ArenaBlock, layer: int, told: PageFacts | None
     ) -> LoadOutcome:
         if told is not None and told.owner in self._deleted:
             return LoadOutcome.MISSING

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from services.kvstore.core import (
-    BeginDiskAnew,
     DeleteBlocks,
     DiskEffect,
     DiskWrite,
+    ResetDisk,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -62,7 +62,7 @@ class _Settle:
     report: Callable[[bool], None]
 
 
-_Step: TypeAlias = DiskWrite | _Delete | _Touch | _Settle | BeginDiskAnew
+_Step: TypeAlias = DiskWrite | _Delete | _Touch | _Settle | ResetDisk
 
 
 class WriterThread:
@@ -113,7 +113,7 @@ class WriterThread:
             case TouchBlocks(keys, expiry_s):
                 if self._steps.qsize() < self._steps_max:
                     self._steps.put(_Touch(keys, expiry_s))
-            case BeginDiskAnew():
+            case ResetDisk():
                 self._steps.put(order)
 
     def settle(self, report: Callable[[bool], None]) -> None:
@@ -166,9 +166,9 @@ class WriterThread:
 
     def _begin_anew(self, steps: Sequence[_Step]) -> tuple[WriteResults, Sequence[_Step]]:
         """If the disk is to begin anew: what is lost of the steps before, and those after."""
-        if BeginDiskAnew() not in steps:
+        if ResetDisk() not in steps:
             return [], steps
-        at = len(steps) - 1 - list(reversed(steps)).index(BeginDiskAnew())
+        at = len(steps) - 1 - list(reversed(steps)).index(ResetDisk())
         self._undeleted.clear()
         self._disk.begin_anew()
         lost = [step for step in steps[:at] if isinstance(step, DiskWrite)]
@@ -217,7 +217,7 @@ class WriterThread:
                 writer.touch(keys, expiry_s)
             case _Settle():
                 pass  # answered after the transaction
-            case BeginDiskAnew():
+            case ResetDisk():
                 raise AssertionError("done before the transaction")
 
     def _answer(self, steps: Sequence[_Step]) -> None:

@@ -17,9 +17,9 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     ObjectEffect,
-    Offer,
     PageReads,
     Place,
+    RemotePrefix,
     Run,
     earlier_owners,
     find_places,
@@ -96,7 +96,7 @@ class ObjectLink:
 
     async def offer(
         self, stage: m.KvStage, keys: list[BlockKey], num_offered: int, patience_s: float
-    ) -> Offer | None:
+    ) -> RemotePrefix | None:
         """What the object store gives of what this host lacks, if it is more than `num_offered`
         blocks, which another host gives.
         """
@@ -153,7 +153,7 @@ class ObjectLink:
 
     def _offer_of(
         self, places: dict[BlockKey, Place], stage: m.KvStage, keys: list[BlockKey]
-    ) -> Offer | None:
+    ) -> RemotePrefix | None:
         offer = self._core.offer_of_objects(keys, stage.page_bytes, places)
         if offer is not None:
             for key, place in places.items():

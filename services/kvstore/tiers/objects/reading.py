@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from services.kvstore.core import FetchedPages, LoadOutcome, PageReads, Place, Run, Told
+from services.kvstore.core import FetchedPages, LoadOutcome, PageFacts, PageReads, Place, Run
 from services.kvstore.tiers.objects.packed import Indexes
 from services.kvstore.tiers.objects.store import Bucket, NoObject, StoreFailed
 from services.kvstore.tiers.packing import unpack
@@ -34,7 +34,7 @@ class _Batch:
 
     reads: list[PageReads]
     outcomes: list[list[LoadOutcome]]
-    told: list[list[Told | None]]
+    told: list[list[PageFacts | None]]
     begun_s: float
     num_left: int = 0
     gone: set[Run] = field(default_factory=set)
@@ -208,7 +208,7 @@ class ObjectReader:
 
     def _take(
         self, reads: PageReads, index: int, value: memoryview
-    ) -> tuple[LoadOutcome, Told | None]:
+    ) -> tuple[LoadOutcome, PageFacts | None]:
         """Copy a page to where it goes, if it is the right one."""
         try:
             header = unpack_header(value[:HEADER_BYTES])
@@ -225,7 +225,7 @@ class ObjectReader:
             return LoadOutcome.CORRUPT, None
         arena = self._arenas[reads.page_bytes]
         np.copyto(arena.pages[reads.pages[index]], np.frombuffer(page, np.uint8))
-        told = Told(
+        told = PageFacts(
             header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
         )
         return LoadOutcome.READY, told

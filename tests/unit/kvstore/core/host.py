@@ -26,8 +26,8 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.base.arrived import Told
-from services.kvstore.core.base.events import Offer
+from services.kvstore.core.base.arrived import PageFacts
+from services.kvstore.core.base.events import RemotePrefix
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.tiers.workers import Lease
@@ -258,7 +258,7 @@ class Host:
         worker: WorkerId = WORKERS[0],
         blocks_max: int = NUM_PAGES,
         hinted_by: str | None = None,
-        offer: Offer | None = None,
+        offer: RemotePrefix | None = None,
         first: int = 0,
     ) -> Pinned:
         keys = [key_of(sequence, index) for index in range(first, first + num_blocks)]
@@ -339,7 +339,7 @@ class Host:
         peer: HostId = PEERS[0],
         outcome: LoadOutcome = LoadOutcome.READY,
         owner: OwnerKey = NOBODY,
-        told: Callable[[Told], Told | None] = lambda told: told,
+        told: Callable[[PageFacts], PageFacts | None] = lambda told: told,
         duration_ns: int = 0,
         is_current: bool = True,
     ) -> list[PageRead]:
@@ -378,10 +378,10 @@ class Host:
             while batches:
                 self.finish_fetch(peer, owner=owner)
 
-    def _truth(self, key: BlockKey, owner: OwnerKey) -> Told:
+    def _truth(self, key: BlockKey, owner: OwnerKey) -> PageFacts:
         """Of a block that was made by `owner`."""
         sequence, index = name_of(key)
-        return Told(key_of(sequence, index - 1), [sequence], LAYERS, 0, owner)
+        return PageFacts(key_of(sequence, index - 1), [sequence], LAYERS, 0, owner)
 
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:
         """The writer's oldest block ends so."""

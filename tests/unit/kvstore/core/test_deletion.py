@@ -3,9 +3,9 @@
 import pytest
 
 from services.kvstore.core import (
-    BeginDiskAnew,
     DeleteBlocks,
     FoundBlocks,
+    ResetDisk,
     StoredBlock,
     WriteOutcome,
 )
@@ -94,7 +94,7 @@ def test_owners_are_known_again_after_a_restart(host: Host) -> None:
         host.finish_load()
     host.release(staged.ticket)
     host.perform(host.core.on_disk_damaged(1, 0))
-    assert BeginDiskAnew() in host.effects
+    assert ResetDisk() in host.effects
     assert host.delete([], FOX) == 1, "the arena's copy is the session's, too"
     assert host.stage(0, 1).num_blocks == 0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.kvstore.core.base.deadlines import STALE_MAX, Deadlines
 from services.kvstore.core.base.effects import TouchBlocks, WriteOutcome
-from services.kvstore.core.base.events import Offer
+from services.kvstore.core.base.events import RemotePrefix
 from services.kvstore.core.base.runs import Run, run_of
 from services.kvstore.core.disk.found_blocks import FoundBlocks
 from services.kvstore.core.disk.stored_block import StoredBlock
@@ -96,7 +96,7 @@ def test_use_is_noted_in_time_with_the_expiry_that_it_prolongs(host: Host) -> No
 
 def test_what_came_from_another_host_is_kept_as_its_session_is_here(host: Host) -> None:
     host.store([(0, 0)], S, expiry_s=7)
-    host.stage(0, 2, offer=Offer(PEERS[0], 2))
+    host.stage(0, 2, offer=RemotePrefix(PEERS[0], 2))
     host.finish_fetches(S)
     while host.writes:
         host.finish_write()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
-from services.kvstore.core.base.events import Offer
+from services.kvstore.core.base.events import RemotePrefix
 from shared.arena import PageState
 from shared.errors import NotFound
 from shared.eviction import EvictionName
@@ -105,7 +105,7 @@ class KvMachine(RuleBasedStateMachine):
         self, worker: WorkerId, sequence: int, num_blocks: int, num_offered: int, peer: HostId,
         priority: int,
     ) -> None:  # fmt: skip
-        offer = Offer(peer, num_offered)
+        offer = RemotePrefix(peer, num_offered)
         staged = self.host.stage(sequence, num_blocks, priority, worker, offer=offer)
         if staged.num_blocks:
             self.held[worker].append(staged)

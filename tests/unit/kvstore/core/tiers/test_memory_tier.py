@@ -92,9 +92,9 @@ def test_a_turn_that_finds_it_gets_every_page_of_it_at_once(host: Host) -> None:
     host.store([(0, 0), (0, 1), (0, 2)], OWNER)
     host.store([(1, 0), (1, 1)])
     hinted = host.stage(0, 3, hinted_by="t")
-    assert (hinted.num_blocks, hinted.num_from_disk, hinted.num_here) == (3, 0, 3)
+    assert (hinted.num_blocks, hinted.num_pages_loading, hinted.num_here) == (3, 0, 3)
     staged = host.stage(0, 3)
-    assert (staged.num_blocks, staged.num_from_disk, staged.num_here) == (3, 0, 3)
+    assert (staged.num_blocks, staged.num_pages_loading, staged.num_here) == (3, 0, 3)
     host.release(staged.ticket)
     host.release(hinted.ticket)
     assert host.lease(NUM_PAGES) != [] and not len(host.core.memory), "nothing stays pinned"

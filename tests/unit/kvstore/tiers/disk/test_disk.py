@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import (
-    BeginDiskAnew,
     DeleteBlocks,
     DiskWrite,
     LoadOutcome,
     PageReads,
     ReadPages,
+    ResetDisk,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -368,7 +368,7 @@ def test_the_writer_begins_a_damaged_database_anew_in_order(
     assert damages.get(timeout=60).life == 1
     assert [outcome for _, outcome, _ in reports.get(timeout=60)] == [WriteOutcome.FAILED]
     writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))  # of the old database
-    writer.submit(BeginDiskAnew())
+    writer.submit(ResetDisk())
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     writer.stop()
     assert [block.key for block in disk.scan().blocks] == [key(1)]
