@@ -71,31 +71,87 @@ def ready_words(generations: npt.ArrayLike) -> Words:
     return np.array(generations, np.uint64) << np.uint64(_STATE_BITS) | np.uint64(PageState.READY)
 
 
-class Arena:
+class ArenaView:
+    """An arena's words and pages, in whatever memory they are.
+
+    Attributes:
+        path: of the file, by which workers find the arena.
+        words: uint64 [num_pages]; written by the kvstore only.
+        pages: uint8 [num_pages, page_bytes].
+    """
+
+    def __init__(self, path: Path, words: Words, pages: Bytes) -> None:
+        self.path = path
+        self.words = words
+        self.pages = pages
+        self.num_pages: int = pages.shape[0]
+        self.page_bytes: int = pages.shape[1]
+
+    def word(self, page: int) -> tuple[int, PageState]:
+        """Generation and state of a page."""
+        value = int(self.words[page])
+        return value >> _STATE_BITS, PageState(value & 0xFF)
+
+    def set_word(self, page: int, generation: int, state: PageState) -> None:
+        """Publish a page's state; the kvstore's alone to call."""
+        self.words[page] = generation << _STATE_BITS | state
+
+    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
+        """`set_word` of many pages, of which none is named twice: each is one aligned store of
+        eight bytes, so that a reader sees the old word or the new one; in no order.
+        """
+        words = np.array(generations, np.uint64)
+        words <<= np.uint64(_STATE_BITS)
+        words |= np.uint64(state)
+        self.words[pages] = words
+
+    def promise(self, page: int, generation: int) -> PageState:
+        """How the bytes promised under `generation` stand, from one look at the word: FILLING,
+        READY, or BAD when they will not come (any more).
+
+        One look, because the word may change between two.
+        """
+        found, state = self.word(page)
+        if found != generation or state is PageState.FREE:
+            return PageState.BAD
+        return state
+
+    def promises(self, pages: list[int], generations: list[int]) -> States:
+        """`promise` of many pages, from one look at each word; uint8 [len(pages)]."""
+        words = self.words[pages]
+        states = (words & np.uint64(0xFF)).astype(np.uint8)
+        is_other = words >> np.uint64(_STATE_BITS) != np.array(generations, np.uint64)
+        states[is_other | (states == PageState.FREE)] = PageState.BAD
+        return states
+
+    def hold(self, pages: Pages, ready_words: Words) -> bool:
+        """Whether all these pages hold what was promised, from one look at each word.
+
+        Args:
+            ready_words: `ready_words` of the generations of the promises.
+        """
+        return bool((self.words[pages] == ready_words).all())
+
+
+class Arena(ArenaView):
     """A mapped arena. Make with `create` (kvstore) or `attach` (worker); `close` unmaps.
 
     Attributes:
         identity: device and inode of the file: its path may lead to a newer one.
-        words: uint64 [num_pages], shared; written by the kvstore only.
         filled: uint64 [1], shared: how many pages, from the first on, have memory behind them; it
             only grows, and the kvstore alone writes it.
-        pages: uint8 [num_pages, page_bytes], shared.
     """
 
     def __init__(
         self, path: Path, file_number: int, num_pages: int, page_bytes: int, first: int
     ) -> None:
-        self.path = path
         status = os.fstat(file_number)
         self.identity = (status.st_dev, status.st_ino)
-        self.num_pages = num_pages
-        self.page_bytes = page_bytes
         self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
-        self.words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
+        words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
+        pages: Bytes = np.frombuffer(self._map, np.uint8, num_pages * page_bytes, first)
+        super().__init__(path, words, pages.reshape(num_pages, page_bytes))
         self.filled: Words = np.frombuffer(self._map, np.uint64, 1, _FILLED_AT)
-        self.pages: Bytes = np.frombuffer(
-            self._map, np.uint8, num_pages * page_bytes, first
-        ).reshape(num_pages, page_bytes)
 
     @classmethod
     def create(
@@ -182,51 +238,6 @@ class Arena:
         finally:
             os.close(file_number)
         self.pages[first : first + num_pages].reshape(-1)[::_SYSTEM_PAGE_BYTES] = 0
-
-    def word(self, page: int) -> tuple[int, PageState]:
-        """Generation and state of a page."""
-        value = int(self.words[page])
-        return value >> _STATE_BITS, PageState(value & 0xFF)
-
-    def set_word(self, page: int, generation: int, state: PageState) -> None:
-        """Publish a page's state; the kvstore's alone to call."""
-        self.words[page] = generation << _STATE_BITS | state
-
-    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
-        """`set_word` of many pages, of which none is named twice: each is one aligned store of
-        eight bytes, so that a reader sees the old word or the new one; in no order.
-        """
-        words = np.array(generations, np.uint64)
-        words <<= np.uint64(_STATE_BITS)
-        words |= np.uint64(state)
-        self.words[pages] = words
-
-    def promise(self, page: int, generation: int) -> PageState:
-        """How the bytes promised under `generation` stand, from one look at the word: FILLING,
-        READY, or BAD when they will not come (any more).
-
-        One look, because the word may change between two.
-        """
-        found, state = self.word(page)
-        if found != generation or state is PageState.FREE:
-            return PageState.BAD
-        return state
-
-    def promises(self, pages: list[int], generations: list[int]) -> States:
-        """`promise` of many pages, from one look at each word; uint8 [len(pages)]."""
-        words = self.words[pages]
-        states = (words & np.uint64(0xFF)).astype(np.uint8)
-        is_other = words >> np.uint64(_STATE_BITS) != np.array(generations, np.uint64)
-        states[is_other | (states == PageState.FREE)] = PageState.BAD
-        return states
-
-    def hold(self, pages: Pages, ready_words: Words) -> bool:
-        """Whether all these pages hold what was promised, from one look at each word.
-
-        Args:
-            ready_words: `ready_words` of the generations of the promises.
-        """
-        return bool((self.words[pages] == ready_words).all())
 
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""

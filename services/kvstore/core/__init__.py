@@ -42,9 +42,10 @@ from services.kvstore.core.base.runs import (
 )
 from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.exchange import Exchange
 from services.kvstore.core.loading.finding import sample_of
 from services.kvstore.core.loading.peers import most_offered
-from services.kvstore.core.store import KvCore
+from services.kvstore.core.store import KvCore, Usage
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.locations import Locations, LocationUpdate
 from services.kvstore.core.tiers.object_tier import LINKS_MAX
@@ -62,6 +63,7 @@ __all__ = [
     "DropRuns",
     "DropSession",
     "Effect",
+    "Exchange",
     "FetchedPages",
     "FoundBlocks",
     "KvCore",
@@ -89,6 +91,7 @@ __all__ = [
     "Stage",
     "StoredBlock",
     "TouchBlocks",
+    "Usage",
     "WriteBlocks",
     "WriteOutcome",
     "earlier_owners",

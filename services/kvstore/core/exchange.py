@@ -19,10 +19,12 @@ from shared.owners import OwnerKey
 
 class Exchange:
     """Attributes:
-    finding: asks all hosts where no location is known.
+    host_id: our own.
+    finding: decides when all hosts are asked, because no location is known.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, host_id: HostId) -> None:
+        self.host_id = host_id
         self._arenas = parts.arenas
         self._blocks = parts.blocks
         self._loads = parts.loads
@@ -78,6 +80,10 @@ class Exchange:
     def on_no_answer(self, host_id: HostId, now_ns: int) -> None:
         """A host, or the object store, did not say what it has: it is not asked for a while."""
         self._peers.on_failed(host_id, now_ns)
+
+    def on_object_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
+        """A run was in the object store before the start, and is this host's."""
+        self._objects.on_listed(run, num_bytes, used_at_ns)
 
     def on_objects_gone(self, runs: Iterable[Run]) -> None:
         """These runs are not in the object store any more."""

@@ -94,7 +94,7 @@ class KvCore:
         self.on_release = calls.on_release
         self.on_commit = calls.on_commit
         self.on_stage = calls.on_stage
-        exchange = self.exchange = Exchange(parts)
+        exchange = self.exchange = Exchange(parts, host_id)
         self.on_fetched = exchange.on_fetched
         self.what_objects_may_give = exchange.what_objects_may_give
         self.offer_of_objects = exchange.offer_of_objects
@@ -179,10 +179,6 @@ class KvCore:
         if missing is not None:
             self._tiers.lose_copy(missing, now_ns, effects)
         return effects + self.objects.on_saved(run, outcome, now_ns, stored_bytes)
-
-    def on_object_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
-        """A run was in the object store before the start, and is this host's."""
-        self.objects.on_listed(run, num_bytes, used_at_ns)
 
     def on_objects_listed(self, now_ns: int) -> list[Effect]:
         """All runs that were there were listed: from now on runs are written and dropped."""

@@ -1,20 +1,18 @@
-"""Redis: where sessions' KV is, and sessions' records. An index: what it loses is told again, and
+"""Redis: where sessions' KV is, and sessions' records. An index: what it loses is sent again, and
 while it is away nothing fails here.
 """
 
 import asyncio
 import logging
 import math
-import time
 from base64 import urlsafe_b64encode
-from typing import Any
 
 from redis.exceptions import RedisError
 
 from services.kvstore.core import Locations, LocationUpdate
-from services.kvstore.index.redis_link import Presence, connect
+from services.kvstore.index.redis_link import Presence, Redis
 from services.kvstore.index.session_count import SessionCount
-from shared.access import RedisAccess
+from shared.clock import Clock
 from shared.errors import MalformedMessage
 from shared.expiry import NS_PER_S
 from shared.ids import HostId, SessionId, TenantId
@@ -32,15 +30,15 @@ from shared.tasks import end_if_cancelled
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
-CLOSE_TIMEOUT_S = 2.0  # what is not told by then is told after the next start
+CLOSE_TIMEOUT_S = 2.0  # what is not sent by then is sent after the next start
 LIFE_BYTES = 6  # eight characters
 
 # Keys: what hosts claim; the sessions'. Arguments: the host; its claim as it must stand there, if
-# that matters; its new one; how long a session's key outlives this, seconds; what to say of each
-# session, nothing: take back what was said. A key that is no hash is made one: it must not keep
-# what is behind it from being told. Answers whether all was done. The claim comes last: it is true
-# of what is there, whatever ends this before.
-_TELL = """
+# that matters; its new one; how long a session's key outlives this, seconds; the location of each
+# session, empty: remove it. A key that is no hash is made one: it must not keep the keys after it
+# from being set. Answers whether all was done. The claim comes last: it is true of what is there,
+# whatever ends this before.
+_SEND = """
 local host, before = ARGV[1], ARGV[2]
 local function number_of(name)
   local info = redis.pcall('INFO', 'memory')
@@ -49,9 +47,9 @@ end
 local bytes_max = number_of('maxmemory')
 local is_tight = bytes_max > 0 and number_of('used_memory') > bytes_max * 7 / 8
 local function set(key, field, value)
-  local told = redis.pcall('HSET', key, field, value)
-  if type(told) == 'table' and told.err then
-    if not string.find(told.err, 'WRONGTYPE') then error(told) end
+  local reply = redis.pcall('HSET', key, field, value)
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
     redis.call('DEL', key)
     redis.call('HSET', key, field, value)
   end
@@ -73,39 +71,34 @@ return 1
 
 
 class RedisIndex:
-    """Tells Redis where sessions' KV is on this host, as `locations` decides, and reads records.
+    """Sends Redis where sessions' KV is on this host, as `locations` decides, and reads records.
 
     Args:
-        ttl_s: how long what is told of a session outlives its last use here, if the session has no
+        ttl_s: how long what is sent of a session outlives its last use here, if the session has no
             longer expiry of its own.
     """
 
     def __init__(
-        self,
-        url: str,
-        host_id: HostId,
-        ttl_s: float,
-        locations: Locations,
-        access: RedisAccess | None = None,
+        self, redis: Redis, host_id: HostId, ttl_s: float, locations: Locations, clock: Clock
     ) -> None:
-        self._redis: Any = connect(url, access)
+        self._redis = redis
         self._host_id = host_id
         self._ttl_s = math.ceil(ttl_s)
         self._locations = locations
+        self._clock = clock
         self._wake = asyncio.Event()
         self._presence = Presence("Redis is away")
-        self._checked_at_s = -math.inf
-        self._sessions = SessionCount(self._redis)
+        self._checked_at_ns: int | None = None
+        self._sessions = SessionCount(redis, clock)
 
     async def close(self) -> None:
-        """Tell what is not told yet, if Redis is there, and disconnect."""
+        """Send what is not sent yet, if Redis is there."""
         if self._presence.is_up:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._step()
             except (RedisError, OSError) as error:  # a timeout is an OSError
                 self._presence.on_failed(error)
-        await self._redis.aclose()
 
     def look(self) -> None:
         """Something may have changed on disk."""
@@ -113,7 +106,7 @@ class RedisIndex:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep Redis in step and count its sessions, for ever."""
+        """Keep Redis up to date and count its sessions, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.keep_in_step())
             tasks.create_task(self._sessions.run())
@@ -132,7 +125,7 @@ class RedisIndex:
         return self._sessions.num_sessions
 
     async def keep_in_step(self) -> None:
-        """Tell Redis what is new, and see that it has lost nothing, for ever."""
+        """Send Redis what is new, and check that it has lost nothing, for ever."""
         while True:
             try:
                 is_in_step = await self._step()
@@ -153,27 +146,29 @@ class RedisIndex:
                 continue
 
     async def _step(self) -> bool:
-        """See whether Redis has what it was told, now and then, and tell it what is new; False if
+        """Check now and then whether Redis has what it was sent, and send it what is new; False if
         it turned out not to have it.
         """
         self._wake.clear()
-        now_s = time.monotonic()
-        if self._locations.is_in_doubt or now_s - self._checked_at_s >= CHECK_INTERVAL_S:
+        now_ns = self._clock.now_ns()
+        checked_at_ns = self._checked_at_ns
+        is_due = checked_at_ns is None or now_ns - checked_at_ns >= CHECK_INTERVAL_S * NS_PER_S
+        if self._locations.is_in_doubt or is_due:
             await self._check()
-            self._checked_at_s = now_s
+            self._checked_at_ns = now_ns
         while self._locations.has_news and not self._locations.is_in_doubt:
             if (update := self._locations.take()) is None:
-                await asyncio.sleep(0)  # there was much to look at, and nothing to tell
+                await asyncio.sleep(0)  # there was much to look at, and nothing to send
                 continue
-            is_told = False
+            is_taken = False
             try:
-                is_told = await self._send(update)
-            finally:  # also where a stop cut it off: `close` tells it
-                if is_told:
+                is_taken = await self._send(update)
+            finally:  # also where a stop cut it off: `close` sends it
+                if is_taken:
                     self._locations.on_sent()
                 else:
                     self._locations.on_failed()
-            if not is_told:
+            if not is_taken:
                 return False
         return True
 
@@ -183,15 +178,15 @@ class RedisIndex:
         self._locations.on_checked(claim, life)
         said = self._locations.said
         if said is not None and said.life == life:
-            log.info("telling Redis anew where sessions' KV is")
+            log.info("sending Redis all locations of sessions' KV again")
 
     async def _send(self, update: LocationUpdate) -> bool:
-        """Whether Redis had what it was told before, and so took this: all of it or nothing."""
+        """Whether Redis had what it was sent before, and so took this: all of it or nothing."""
         claim, before = update.claim, update.before
         keys = [KV_HOSTS_KEY, *map(location_redis_key, update.sessions)]
         said = [encode_location(claim.life, num) if num else "" for num in update.sessions.values()]
-        is_told = await self._redis.eval(
-            _TELL,
+        is_taken = await self._redis.eval(
+            _SEND,
             len(keys),
             *keys,
             self._host_id,
@@ -200,7 +195,7 @@ class RedisIndex:
             max(self._ttl_s, math.ceil(2 * update.expiry_ns / NS_PER_S)),
             *said,
         )
-        return bool(is_told)
+        return bool(is_taken)
 
 
 def _decode(data: bytes | None) -> SessionRecord | None:

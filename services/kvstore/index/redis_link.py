@@ -1,26 +1,50 @@
-"""How the kvstore reaches Redis, and what it says while that is away."""
+"""What the kvstore needs of Redis, and what it logs while that is away."""
 
 import logging
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, Protocol
 
-from services.kvstore.telemetry import REDIS_FAILURES
-from shared.access import RedisAccess
-from shared.redis_client import RedisClient
+from shared.metrics import counter
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
+REDIS_FAILURES = counter("kv_redis_failures_total", "Calls to Redis that failed")
 
 
-def connect(url: str, access: RedisAccess | None) -> RedisClient:
-    """A client that connects at its first command."""
-    return RedisClient(url, access, timeout_s=TIMEOUT_S)
+class Redis(Protocol):
+    """The commands that are used. Each may raise `RedisError` or `OSError`."""
+
+    def get(self, name: str, /) -> Awaitable[Any]: ...
+
+    def set(
+        self,
+        name: str,
+        value: str | bytes | int,
+        /,
+        *,
+        px: int | None = None,
+        nx: bool = False,
+    ) -> Awaitable[Any]: ...
+
+    def hget(self, name: str, key: str, /) -> Awaitable[Any]: ...
+
+    def smembers(self, name: str, /) -> Awaitable[Any]: ...
+
+    def zcount(self, name: str, low: int, high: str, /) -> Awaitable[Any]: ...
+
+    def time(self) -> Awaitable[Any]: ...
+
+    def eval(self, script: str, numkeys: int, /, *keys_and_args: Any) -> Awaitable[Any]: ...
+
+    def scan_iter(self, *, match: str, count: int) -> AsyncIterator[Any]: ...
 
 
 class Presence:
-    """Whether Redis answers, as far as is known. Its going and coming back are each told once.
+    """Whether Redis answers, as far as is known. Its going and coming back are logged once each.
 
     Args:
-        away: what to say when it goes.
+        away: the log line for when it goes.
     """
 
     def __init__(self, away: str) -> None:

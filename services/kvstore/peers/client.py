@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from services.kvstore.core import PageReads
@@ -19,7 +19,7 @@ from services.kvstore.peers.fetching import ClientCounts, Fetching
 from services.kvstore.peers.handshake import greet
 from services.kvstore.peers.stream import TICK_S, Broken, Stream, open_stream
 from services.kvstore.peers.wire import WireError
-from shared.arena import Arena
+from shared.arena import ArenaView
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PeerClient:
         self,
         address: tuple[str, int],
         secret: bytes,
-        arenas: Mapping[int, Arena],
+        arenas: Mapping[int, ArenaView],
         report: PeerReport,
         fail: Callable[[BaseException], None],
         *,
@@ -124,6 +124,15 @@ class PeerClient:
             if self._stream is not None:
                 self._stream.abort()
         self._thread.join()
+
+    def events(self) -> Counter[str]:
+        """What happened so far, by name, and `bytes_received`."""
+        seen = self.counts
+        return Counter(
+            connected=seen.num_connections, broken=seen.num_broken, lied=seen.num_refused,
+            corrupt=seen.num_corrupt, resumed=seen.num_resumed, late=seen.num_late,
+            bytes_received=seen.bytes_received,
+        )  # fmt: skip
 
     def _run(self) -> None:
         try:

@@ -21,7 +21,7 @@ from services.kvstore.peers.wire import (
     value_bytes,
 )
 from services.kvstore.tiers.values import ValueHeader, read_name, unpack_header
-from shared.arena import Arena, PageState
+from shared.arena import ArenaView, PageState
 from shared.urgency import Order, load_order
 
 REQUEST_SHARE = 4  # a request takes at most this part of the window, so that several are on the way
@@ -130,7 +130,9 @@ class Fetches:
         first_until_s: the earliest end of an order.
     """
 
-    def __init__(self, arenas: Mapping[int, Arena], report: PeerReport, window_bytes: int) -> None:
+    def __init__(
+        self, arenas: Mapping[int, ArenaView], report: PeerReport, window_bytes: int
+    ) -> None:
         self._arenas = arenas
         self._report = report
         self._window_bytes = window_bytes

@@ -106,7 +106,7 @@ async def slow_store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Async
     for it for as long as the test wants.
     """
     monkeypatch.setattr(store, "REQUEST_S", 600.0)
-    monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 60.0)
     port = urlsplit(server.environment["AWS_ENDPOINT_URL"]).port
     assert port is not None
     async with relay(port) as made:
@@ -268,7 +268,7 @@ def test_a_deletion_fails_while_the_object_store_is_away(
         async with host(places[0]) as one:
             await one.store(2)
             await saved(bucket, 2)
-            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 0.2)
+            monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 0.2)
             os.kill(server.process.pid, signal.SIGSTOP)
             try:
                 with pytest.raises(SymphonyError, match="not everything was deleted in time"):
@@ -276,7 +276,7 @@ def test_a_deletion_fails_while_the_object_store_is_away(
                 await one.store(2, seed=3)
             finally:
                 os.kill(server.process.pid, signal.SIGCONT)
-            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 30.0)
+            monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 30.0)
             await delete(one)
             assert owner_of(0) not in {run.owner for run in runs_in(bucket)}
 

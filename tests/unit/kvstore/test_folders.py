@@ -88,7 +88,8 @@ def test_an_arena_is_served_while_it_grows(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Arena, "populate", held)
     grown: list[tuple[int, int]] = []
-    arenas = Arenas(tmp_path, MIB, lambda page_bytes, pages: grown.append((page_bytes, pages)))
+    arenas = Arenas(tmp_path, MIB)
+    arenas.on_grown = lambda page_bytes, pages: grown.append((page_bytes, pages))
     arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
     assert (arena.num_pages, arenas.num_ready(4096), grown) == (256, 5, [])
     arena.pages[4] = 1

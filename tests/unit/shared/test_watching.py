@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 MODULES = (
     "services.frontend.telemetry", "services.scheduler.service", "services.scheduler.job_service",
-    "services.tracker.service", "services.kvstore.telemetry", "services.worker.metrics",
+    "services.tracker.service", "services.kvstore.service", "services.worker.metrics",
     "shared.bus",
 )  # fmt: skip
 ADDED = {"service", "process", "le", "job"}  # by the frontend, by histograms, by Prometheus

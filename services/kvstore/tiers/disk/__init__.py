@@ -3,6 +3,7 @@
 from services.kvstore.tiers.disk.disk import ASIDE_NAME, Disk, set_aside, stored_bytes, throw_away
 from services.kvstore.tiers.disk.errors import CorruptPage, DiskDamaged, DiskFailed, DiskFull
 from services.kvstore.tiers.disk.index import DATA_NAME, Index
+from services.kvstore.tiers.disk.ports import BlockReader, BlockStore, BlockWriter
 from services.kvstore.tiers.disk.reading import Reader, StoredPage
 from services.kvstore.tiers.disk.records import BlockRecord
 from services.kvstore.tiers.disk.scan import FOUND, FoundBlock, Scan, Slots
@@ -13,7 +14,10 @@ __all__ = [
     "ASIDE_NAME",
     "DATA_NAME",
     "FOUND",
+    "BlockReader",
     "BlockRecord",
+    "BlockStore",
+    "BlockWriter",
     "CorruptPage",
     "Disk",
     "DiskDamaged",

@@ -100,7 +100,7 @@ class Disk:
             log.warning("syncing the KV database failed", extra={"error": str(error)})
         self._close()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Set the database aside and make an empty one; the writer's thread only. If that cannot
         be, every read and write fails from now on.
         """

@@ -1,27 +1,29 @@
-"""The threads beside the event loop that bring pages from disk into the arena.
+"""Brings pages from disk into the arena, off the event loop.
 
-They share one batch at a time, run of pages by run, in the order that the core has given; the next
-batch is begun when nothing of the one before waits. Each thread first takes of its run what the
-system has in memory, and has it begin to read all the rest before it waits for the first of that:
-so the device has many reads at a time.
+Threads share one batch at a time, run of pages by run, in the order that the core has given; the
+next batch is begun when nothing of the one before waits. Each thread first takes of its run what
+the system has in memory, and starts reading all the rest before it waits for the first of that: so
+the device has many reads at a time.
 
-They report to the event loop in batches. A batch that finds no room is reported as failed at once:
-the event loop waits for no disk. Loads that fail are computed again.
+Results are reported in batches. A batch that finds no room is reported as failed at once: the event
+loop never waits for a disk. Blocks whose loads fail are computed again.
 """
 
 import logging
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from services.kvstore.core import LoadOutcome, PageReads, ReadPages
-from services.kvstore.tiers.disk import Disk, DiskDamaged, DiskFailed, Reader
-from services.kvstore.tiers.disk.threads import OnDamage
-from shared.arena import Arena, PageState
+from services.kvstore.tiers.disk.disk_writer import OnDamage
+from services.kvstore.tiers.disk.errors import DiskDamaged, DiskFailed
+from services.kvstore.tiers.disk.ports import BlockReader, BlockStore
+from services.kvstore.tiers.executors import Executor
+from shared.arena import ArenaView, PageState
+from shared.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +40,13 @@ class _Batch:
     """Attributes:
     results: outcomes are FAILED until they are known.
     num_left: runs that have not ended.
-    begun_s: when the first run was; None: none was.
+    begun_at_ns: when the first run was; None: none was.
     has_failed: nothing more of it is read.
     """
 
     results: LoadResults
     num_left: int = 0
-    begun_s: float | None = None
+    begun_at_ns: int | None = None
     has_failed: bool = False
 
 
@@ -63,44 +65,38 @@ class Loader:
 
     Args:
         arenas: by page size in bytes.
-        report: called with a batch's results and how long it took, seconds, without the time for
-            which the one before it was not done: in one of the threads, or by `submit`.
-        damaged: called in such a thread, before the results, when the database cannot be used.
-        fail: called in such a thread with what ended it.
+        executor: this loader's own.
+        report: called with a batch's results and how long it took, ns, without the time for which
+            the one before it was not done: in the executor, or by `submit`.
+        damaged: called in the executor, before the results, when the database cannot be used.
         orders_max: batches that may wait.
     """
 
     def __init__(
         self,
-        disk: Disk,
-        arenas: Mapping[int, Arena],
-        report: Callable[[LoadResults, float], None],
+        disk: BlockStore,
+        arenas: Mapping[int, ArenaView],
+        executor: Executor,
+        clock: Clock,
+        report: Callable[[LoadResults, int], None],
         damaged: OnDamage,
-        fail: Callable[[BaseException], None],
         orders_max: int = ORDERS_MAX,
-        num_threads: int = NUM_THREADS,
     ) -> None:
         self._disk = disk
         self._arenas = arenas
+        self._executor = executor
+        self._clock = clock
         self._report = report
         self._damaged = damaged
-        self._fail = fail
         self._orders_max = orders_max
-        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._num_waiting = 0  # batches that nobody has begun
-        self._ended_s = 0.0  # the last batch that did
-        self._threads = [
-            threading.Thread(target=self._work, name=f"kv-loader-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._lock = threading.Lock()  # guards what follows, and batches' counts
+        self._num_waiting = 0  # batches that are not begun
+        self._ended_at_ns = clock.now_ns()  # the last batch that did
 
     def submit(self, order: ReadPages) -> None:
         """Load these pages. Without room for the order they fail."""
         batch = _Batch([(reads, [LoadOutcome.FAILED] * len(reads.pages)) for reads in order.reads])
-        runs = _runs_of(batch, len(self._threads))
+        runs = _runs_of(batch, self._executor.num_threads)
         batch.num_left = len(runs)
         with self._lock:
             has_room = self._num_waiting < self._orders_max
@@ -108,31 +104,24 @@ class Loader:
         if not has_room:
             for run in runs:
                 self._give_up(run)
-            self._report(batch.results, 0.0)
+            self._report(batch.results, 0)
             return
         for run in runs:
-            self._runs.put(run)
+            self._executor.submit(partial(self._do, run))
 
     def stop(self) -> None:
         """Finish what was submitted, then end."""
-        for _ in self._threads:
-            self._runs.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._executor.stop()
 
-    def _work(self) -> None:
-        try:
-            while (run := self._runs.get()) is not None:
-                self._begin(run.batch)
-                self._load(run)
-                self._end(run.batch)
-        except Exception as error:
-            self._fail(error)
+    def _do(self, run: _Run) -> None:
+        self._begin(run.batch)
+        self._load(run)
+        self._end(run.batch)
 
     def _begin(self, batch: _Batch) -> None:
         with self._lock:
-            if batch.begun_s is None:
-                batch.begun_s = time.perf_counter()
+            if batch.begun_at_ns is None:
+                batch.begun_at_ns = self._clock.now_ns()
                 self._num_waiting -= 1
 
     def _end(self, batch: _Batch) -> None:
@@ -141,11 +130,11 @@ class Loader:
             batch.num_left -= 1
             if batch.num_left:
                 return
-            assert batch.begun_s is not None, "it was begun"
-            now_s = time.perf_counter()
-            took_s = now_s - max(batch.begun_s, self._ended_s)
-            self._ended_s = now_s
-        self._report(batch.results, took_s)
+            assert batch.begun_at_ns is not None, "it was begun"
+            now_ns = self._clock.now_ns()
+            duration_ns = now_ns - max(batch.begun_at_ns, self._ended_at_ns)
+            self._ended_at_ns = now_ns
+        self._report(batch.results, duration_ns)
 
     def _load(self, run: _Run) -> None:
         if run.batch.has_failed:
@@ -166,7 +155,7 @@ class Loader:
                     self._damaged(error)
             self._give_up(run)
 
-    def _copy_next(self, reader: Reader, run: _Run, may_wait: bool) -> None:
+    def _copy_next(self, reader: BlockReader, run: _Run, may_wait: bool) -> None:
         """The run's next page, which is published at once; or it becomes the last."""
         at, number = run.pages[0]
         reads, outcomes = run.batch.results[at]

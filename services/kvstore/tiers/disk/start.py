@@ -43,11 +43,11 @@ class DatabaseOutdated(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An open disk, what is on it, and whether it had to begin anew."""
+    """An open disk, what is on it, and whether it had to be reset."""
 
     disk: Disk
     scan: Scan
-    is_anew: bool
+    was_reset: bool
 
 
 def start_disk(folder: Path, bytes_max: int) -> Started:
@@ -57,7 +57,7 @@ def start_disk(folder: Path, bytes_max: int) -> Started:
     Raises:
         OSError, lmdb.Error: no database can be opened or made there.
     """
-    is_anew = False
+    was_reset = False
     scan = Scan()
     slots: Slots | None = None
     try:
@@ -68,19 +68,17 @@ def start_disk(folder: Path, bytes_max: int) -> Started:
             slots = scan.slots
         disk = Disk(folder, bytes_max, slots)
     except (DatabaseOutdated, lmdb.VersionMismatchError) as error:
-        log.warning(
-            "the KV database is another release's and begins anew", extra={"why": str(error)}
-        )
+        log.warning("the KV database is another release's and is reset", extra={"why": str(error)})
         throw_away(folder)
-        disk, scan, is_anew = Disk(folder, bytes_max), Scan(), True
+        disk, scan, was_reset = Disk(folder, bytes_max), Scan(), True
     except (DatabaseDamaged, lmdb.CorruptedError, lmdb.InvalidError) as error:
         log.error(
-            "the KV database is damaged and begins anew",
+            "the KV database is damaged and is reset",
             extra={"error": str(error), "aside": str(folder / ASIDE_NAME)},
         )
         set_aside(folder)
-        disk, scan, is_anew = Disk(folder, bytes_max), Scan(), True
-    return Started(disk, scan, is_anew)
+        disk, scan, was_reset = Disk(folder, bytes_max), Scan(), True
+    return Started(disk, scan, was_reset)
 
 
 def check_limit_s(num_bytes: int) -> float:

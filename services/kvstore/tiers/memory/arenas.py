@@ -17,32 +17,29 @@ log = logging.getLogger(__name__)
 
 MIN_ARENA_BYTES = 16 * 1024 * 1024
 SPARE_SHARE = 0.1  # of the free shared memory, left to others
-FIRST_BYTES = 64 * 1024 * 1024  # of an arena that is answered for: a fifth of a second, or less
+FIRST_BYTES = 64 * 1024 * 1024  # of an arena, before it is used: a fifth of a second, or less
 
 
 class Arenas:
     """Arenas by page size. One is served as soon as its first pages can be used; the others come
     in the background.
 
-    They are made anew in every life of the kvstore. A worker that mapped an earlier one keeps its
-    mapping, which nobody fills any more; it hears `unknown_worker`, opens again, and maps the new.
-
-    Args:
-        on_grown: called in a thread: page size, and how many pages can be used now.
+    Every life of the kvstore makes new ones. A worker that mapped an earlier one keeps its mapping,
+    which is not filled any more; it is answered `unknown_worker`, opens again, and maps the new.
 
     Attributes:
         by_page_bytes: the ones that exist; shared with the threads.
+        on_grown: called in a thread: page size, and how many pages can be used now.
     """
 
     def __init__(
         self,
         directory: Path,
         arena_bytes: int,
-        on_grown: Callable[[int, int], None] = lambda page_bytes, num_pages: None,
     ) -> None:
         self._directory = directory
         self._arena_bytes = arena_bytes
-        self._on_grown = on_grown
+        self.on_grown: Callable[[int, int], None] = lambda page_bytes, num_pages: None
         self._lock = asyncio.Lock()
         self._fillings: dict[int, Filling] = {}
         self.by_page_bytes: dict[int, Arena] = {}
@@ -90,7 +87,7 @@ class Arenas:
             log.info("arena made", extra={"path": str(path), "num_pages": num_pages})
             self.by_page_bytes[page_bytes] = arena
             self._fillings[page_bytes] = Filling(
-                arena, num_first, partial(self._on_grown, page_bytes)
+                arena, num_first, partial(self._report, page_bytes)
             )
             return arena
 
@@ -109,6 +106,9 @@ class Arenas:
         self.by_page_bytes.clear()
         with suppress(OSError):
             self._directory.rmdir()
+
+    def _report(self, page_bytes: int, num_pages: int) -> None:
+        self.on_grown(page_bytes, num_pages)
 
     def _free_bytes(self) -> int:
         stat = os.statvfs(self._directory)

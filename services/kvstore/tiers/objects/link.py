@@ -1,21 +1,21 @@
-"""This host and the object store: who has what there, what comes from it and what goes to it.
+"""The object store as this host uses it: which blocks are there, fetching them, writing to it.
 
-While it is away, or slow, nobody else waits: what was asked of it fails or comes late, and who
-waits for that computes.
+While the store is away or slow, nothing else waits: requests to it fail or come late, and turns
+that wait for them compute instead.
 """
 
 import asyncio
 import logging
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from services.kvstore.core import (
     LINKS_MAX,
+    Exchange,
     FetchedPages,
-    KvCore,
     ObjectEffect,
     PageReads,
     Place,
@@ -26,12 +26,13 @@ from services.kvstore.core import (
     folder_of,
     run_of,
 )
-from services.kvstore.tiers.disk import Disk, DiskDamaged
+from services.kvstore.tiers.disk import BlockStore, DiskDamaged
+from services.kvstore.tiers.executors import Executors
 from services.kvstore.tiers.objects.reading import ObjectReader
-from services.kvstore.tiers.objects.store import Bucket, Listed, StoreFailed
+from services.kvstore.tiers.objects.store import Listed, ObjectStore, StoreFailed
 from services.kvstore.tiers.objects.writing import ObjectWriter, OnSaved
 from shared import messages as m
-from shared.arena import Arena
+from shared.arena import ArenaView
 from shared.blocks import BlockKey
 from shared.clock import Clock
 from shared.ids import HostId
@@ -40,58 +41,68 @@ from shared.owners import NOBODY, OwnerKey, owner_key
 
 log = logging.getLogger(__name__)
 
-ASKERS = 4  # listings at a time
-ASKED_MAX = 64  # that wait
-PLACES_MAX = 262_144  # blocks of which it is remembered where they are
+LISTERS = 4  # listings at a time
+LISTINGS_WAITING_MAX = 64
+READERS = 8  # requests at a time: each waits long for its first byte
+PLACES_MAX = 262_144  # blocks whose place in the store is remembered
 SESSION_OBJECTS_MAX = 4096  # of one session, looked at
 LISTED_AT_ONCE = 50  # objects that the event loop looks at: more would hold it up
-STOP_LOOK_S = 0.5
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # of the first listing
 NS_PER_S = 1_000_000_000
 
 OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectEvents:
+    """Handlers, all called in the event loop.
+
+    Attributes:
+        fetched: source, what came, how long it took, ns, and True.
+        saved: what became of a run, a block of it that the disk does not have, and how many bytes
+            it has in the store.
+        listed: it is known what was there at the start.
+        damaged: the KV database cannot be used.
+    """
+
+    fetched: OnFetched
+    saved: OnSaved
+    listed: Callable[[], None]
+    damaged: Callable[[DiskDamaged], None]
+
+
 class ObjectLink:
     """Args:
-    core: that decides.
-    on_fetched: called in the event loop: from where, what came, how long it took, ns.
-    on_saved: called in the event loop with what became of a run, a block of it that the disk does
-        not have, and how many bytes it has there.
-    on_listed: called in the event loop when it is known what was there at the start.
-    damaged: called in a thread when the KV database cannot be used.
-    fail: called in any thread with what must not have happened.
+    exchange: decides.
+    arenas: by page size in bytes.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
-        host_id: HostId,
-        core: KvCore,
-        disk: Disk,
-        arenas: Mapping[int, Arena],
+        bucket: ObjectStore,
+        exchange: Exchange,
+        disk: BlockStore,
+        arenas: Mapping[int, ArenaView],
         clock: Clock,
-        on_fetched: OnFetched,
-        on_saved: OnSaved,
-        on_listed: Callable[[], None],
-        damaged: Callable[[DiskDamaged], None],
-        fail: Callable[[BaseException], None],
+        executors: Executors,
+        events: ObjectEvents,
     ) -> None:
         self._bucket = bucket
-        self._host_id = host_id
-        self._core = core
+        self._exchange = exchange
         self._clock = clock
+        self._events = events
         self._loop = asyncio.get_running_loop()
-        self._on_fetched = on_fetched
-        self._on_listed = on_listed
         self._places: OrderedDict[BlockKey, Place] = OrderedDict()
-        self._num_asked = 0
+        self._num_listing = 0
         self._is_closed = False
-        self._askers = ThreadPoolExecutor(ASKERS, "kv-objects-ask")
-        self._reader = ObjectReader(bucket, arenas, self._report_read, fail)
+        self._listers = ThreadPoolExecutor(LISTERS, "kv-objects-list")
+        self._reader = ObjectReader(
+            bucket, arenas, executors("kv-objects-read", READERS), clock,
+            partial(self._soon, self._on_read),
+        )  # fmt: skip
         self._writer = ObjectWriter(
-            bucket, disk, damaged,
-            lambda *saved: self._soon(partial(on_saved, *saved)), fail,
+            bucket, disk, executors("kv-objects-write", 1),
+            partial(self._soon, events.damaged), partial(self._soon, events.saved),
         )  # fmt: skip
 
     async def offer(
@@ -103,7 +114,7 @@ class ObjectLink:
         owner = owner_key(stage.tenant, stage.session_id)
         if owner == NOBODY:
             return None
-        num_said = self._core.what_objects_may_give(
+        num_said = self._exchange.what_objects_may_give(
             owner, keys, stage.num_before, stage.page_bytes, stage.kv_at, num_offered,
             self._clock.now_ns(),
         )  # fmt: skip
@@ -111,14 +122,14 @@ class ObjectLink:
             return None
         shape = (stage.num_layers, stage.page_bytes)
         find = partial(find_places, keys=keys, num_before=stage.num_before, shape=shape)
-        offer = self._offer_of(find(self._core.objects.tier.runs_of(owner)), stage, keys)
+        offer = self._offer_of(find(self._exchange.runs_of(owner)), stage, keys)
         if offer is None or offer.num_blocks < num_said:
-            runs = await self._ask(owner, stage.num_before, patience_s)
+            runs = await self._list(owner, stage.num_before, patience_s)
             offer = self._offer_of(find(runs), stage, keys) or offer
         return offer if offer is not None and offer.num_blocks > num_offered else None
 
     def fetch(self, reads: list[PageReads]) -> None:
-        """Bring these pages."""
+        """Load these pages into the arena."""
         self._reader.fetch(reads, self._places)
 
     def perform(self, effect: ObjectEffect) -> None:
@@ -130,23 +141,23 @@ class ObjectLink:
         self._writer.settle(report)
 
     async def list_all(self) -> None:
-        """Tell the core what this host wrote in earlier lives; tried until it can be."""
+        """Report to the core what this host wrote in earlier lives; tried until it succeeds."""
         wait_s = RETRY_S
         while True:
             try:
-                await self._loop.run_in_executor(self._askers, self._walk_all)
+                await self._list_own()
             except StoreFailed as error:
                 log.warning("the object store is away", extra={"error": str(error)})
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
             else:
                 break
-        self._on_listed()
+        self._events.listed()
 
     async def close(self) -> None:
-        """What is on its way comes to nothing."""
+        """Abandon what is in flight."""
         self._is_closed = True
-        self._askers.shutdown(wait=False, cancel_futures=True)
+        self._listers.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(
             asyncio.to_thread(self._reader.stop), asyncio.to_thread(self._writer.stop)
         )
@@ -154,7 +165,7 @@ class ObjectLink:
     def _offer_of(
         self, places: dict[BlockKey, Place], stage: m.KvStage, keys: list[BlockKey]
     ) -> RemotePrefix | None:
-        offer = self._core.offer_of_objects(keys, stage.page_bytes, places)
+        offer = self._exchange.offer_of_objects(keys, stage.page_bytes, places)
         if offer is not None:
             for key, place in places.items():
                 self._places[key] = place
@@ -163,27 +174,27 @@ class ObjectLink:
                 self._places.popitem(last=False)
         return offer
 
-    async def _ask(self, owner: OwnerKey, num_before: int, patience_s: float) -> list[Run]:
-        """What is there of a session, whoever wrote it; nothing, if that is not told in time."""
-        if self._num_asked >= ASKED_MAX:
+    async def _list(self, owner: OwnerKey, num_before: int, patience_s: float) -> list[Run]:
+        """Runs of a session, whichever host wrote them; none, if the answer takes too long."""
+        if self._num_listing >= LISTINGS_WAITING_MAX:
             return []
-        self._num_asked += 1
-        asked = self._loop.run_in_executor(self._askers, self._walk, owner, num_before)
-        asked.add_done_callback(self._on_answered)
+        self._num_listing += 1
+        listing = self._loop.run_in_executor(self._listers, self._walk, owner, num_before)
+        listing.add_done_callback(self._on_listing_done)
         try:
-            return await asyncio.wait_for(asyncio.shield(asked), patience_s)
+            return await asyncio.wait_for(asyncio.shield(listing), patience_s)
         except (StoreFailed, TimeoutError) as error:
             log.info("the object store does not say what it has", extra={"why": str(error)})
-            self._core.peers.on_failed(OBJECTS, self._clock.now_ns())
+            self._exchange.on_no_answer(OBJECTS, self._clock.now_ns())
             return []
 
-    def _on_answered(self, asked: "asyncio.Future[list[Run]]") -> None:
-        self._num_asked -= 1
-        if not asked.cancelled():
-            asked.exception()  # looked at, if nobody waits any more
+    def _on_listing_done(self, listing: "asyncio.Future[list[Run]]") -> None:
+        self._num_listing -= 1
+        if not listing.cancelled():
+            listing.exception()  # retrieved, in case `_list` timed out before
 
     def _walk(self, owner: OwnerKey, num_before: int) -> list[Run]:
-        """In a thread: a session's runs, and of those that begin it."""
+        """In a thread: a session's runs, and those of sessions that begin it."""
         runs: list[Run] = []
         todo = {owner}
         for _ in range(LINKS_MAX):
@@ -198,38 +209,36 @@ class ObjectLink:
                 break
         return runs
 
-    def _walk_all(self) -> None:
-        """In a thread, which waits for the event loop: that looks at a few at a time."""
+    async def _list_own(self) -> None:
+        """Raises:
+        StoreFailed: the listing broke off.
+        """
+        pages = self._bucket.walk()
         now_s = self._clock.wall_ns() // NS_PER_S
-        for page in self._bucket.walk():
-            found = [(run, item) for item in page if (run := run_of(item.name)) is not None]
-            own = [(run, item) for run, item in found if run.host_id == self._host_id]
+        while (
+            own := await self._loop.run_in_executor(self._listers, self._next, pages)
+        ) is not None:
             for at in range(0, len(own), LISTED_AT_ONCE):
-                told = threading.Event()
-                self._soon(partial(self._on_some, own[at : at + LISTED_AT_ONCE], now_s, told))
-                while not told.wait(STOP_LOOK_S):
-                    if self._is_closed:
-                        return
-            if self._is_closed:
-                return
+                now_ns = self._clock.now_ns()
+                for run, item in own[at : at + LISTED_AT_ONCE]:
+                    used_at_ns = now_ns - max(now_s - item.written_s, 0) * NS_PER_S
+                    self._exchange.on_object_listed(run, item.num_bytes, used_at_ns)
+                await asyncio.sleep(0)
 
-    def _on_some(self, own: list[tuple[Run, Listed]], now_s: int, told: threading.Event) -> None:
-        now_ns = self._clock.now_ns()
-        for run, item in own:
-            used_at_ns = now_ns - max(now_s - item.written_s, 0) * NS_PER_S
-            self._core.objects.on_listed(run, item.num_bytes, used_at_ns)
-        told.set()
+    def _next(self, pages: Iterator[list[Listed]]) -> list[tuple[Run, Listed]] | None:
+        """In a thread: this host's runs of the next page; None at the end."""
+        if (page := next(pages, None)) is None:
+            return None
+        found = [(run, item) for item in page if (run := run_of(item.name)) is not None]
+        return [(run, item) for run, item in found if run.host_id == self._exchange.host_id]
 
-    def _report_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
-        self._soon(partial(self._on_read, pages, seconds, gone))
-
-    def _on_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
+    def _on_read(self, pages: list[FetchedPages], duration_ns: int, gone: set[Run]) -> None:
         if gone:
             for key in [key for each in pages for key in each.reads.keys]:
                 if (place := self._places.get(key)) is not None and place.run in gone:
                     del self._places[key]
-        self._core.objects.on_gone(list(gone))
-        self._on_fetched(OBJECTS, pages, int(seconds * NS_PER_S), True)
+        self._exchange.on_objects_gone(gone)
+        self._events.fetched(OBJECTS, pages, duration_ns, True)
 
-    def _soon(self, handler: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(handler)
+    def _soon(self, handler: Callable[..., None], *args: object) -> None:
+        self._loop.call_soon_threadsafe(handler, *args)

@@ -4,9 +4,7 @@ before its word says that it is there.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -14,12 +12,14 @@ from itertools import pairwise
 import numpy as np
 
 from services.kvstore.core import FetchedPages, LoadOutcome, PageFacts, PageReads, Place, Run
+from services.kvstore.tiers.executors import Executor
 from services.kvstore.tiers.objects.packed import Indexes
-from services.kvstore.tiers.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.tiers.objects.store import NoObject, ObjectStore, StoreFailed
 from services.kvstore.tiers.packing import unpack
 from services.kvstore.tiers.values import HEADER_BYTES, BadValue, unpack_header
-from shared.arena import Arena, PageState, checksum
+from shared.arena import ArenaView, PageState, checksum
 from shared.blocks import BlockKey
+from shared.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class _Batch:
 
     reads: list[PageReads]
     outcomes: list[list[LoadOutcome]]
-    told: list[list[PageFacts | None]]
-    begun_s: float
+    facts: list[list[PageFacts | None]]
+    begun_at_ns: int
     num_left: int = 0
     gone: set[Run] = field(default_factory=set)
 
@@ -50,34 +50,33 @@ class _Range:
     place: Place
 
 
-OnRead = Callable[[list[FetchedPages], float, set[Run]], None]
+OnRead = Callable[[list[FetchedPages], int, set[Run]], None]
 
 
 class ObjectReader:
     """Args:
     arenas: by page size in bytes.
-    report: called in any thread with what came of a batch, how long it took beyond the ones before
-        it, seconds, and runs that turned out not to be there.
-    fail: called in any thread with what must not have happened.
+    executor: this reader's own.
+    report: called in the executor, or by `fetch`, with what came of a batch, how long it took
+        beyond the ones before it, ns, and runs that turned out not to be there.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
-        arenas: Mapping[int, Arena],
+        bucket: ObjectStore,
+        arenas: Mapping[int, ArenaView],
+        executor: Executor,
+        clock: Clock,
         report: OnRead,
-        fail: Callable[[BaseException], None],
     ) -> None:
         self._bucket = bucket
         self._arenas = arenas
+        self._executor = executor
+        self._clock = clock
         self._report = report
-        self._fail = fail
-        self._pool = ThreadPoolExecutor(THREADS, "kv-objects-read")
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._num_running = 0
+        self._lock = threading.Lock()  # guards `_ended_at_ns` and batches' counts
         self._is_stopped = False
-        self._ended_s = 0.0
+        self._ended_at_ns = clock.now_ns()
         self._indexes = Indexes()
 
     def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
@@ -86,7 +85,7 @@ class ObjectReader:
             reads,
             [[LoadOutcome.FAILED] * len(each.pages) for each in reads],
             [[None] * len(each.pages) for each in reads],
-            time.perf_counter(),
+            self._clock.now_ns(),
         )
         ranges = [found for of in range(len(reads)) for found in self._cut(batch, of, places)]
         if self._is_stopped:
@@ -98,14 +97,12 @@ class ObjectReader:
         if not ranges:
             self._end(batch)
         for each in ranges:
-            self._pool.submit(self._run, batch, each)
+            self._executor.submit(partial(self._run, batch, each))
 
     def stop(self) -> None:
-        """What has not begun comes to nothing, and what does not come soon."""
+        """Abandon what has not begun, and what does not come soon."""
         self._is_stopped = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._idle.wait_for(lambda: not self._num_running, STOP_S)
+        self._executor.stop(STOP_S)
 
     def _cut(self, batch: _Batch, of: int, places: Mapping[BlockKey, Place]) -> list[_Range]:
         reads = batch.reads[of]
@@ -129,32 +126,25 @@ class ObjectReader:
         return ranges
 
     def _run(self, batch: _Batch, each: _Range) -> None:
+        if self._is_stopped:
+            return
+        self._read(batch, each)
         with self._lock:
-            self._num_running += 1
-        try:
-            self._read(batch, each)
-            with self._lock:
-                batch.num_left -= 1
-                is_last = not batch.num_left
-            if is_last:
-                self._end(batch)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            with self._lock:
-                self._num_running -= 1
-                self._idle.notify_all()
+            batch.num_left -= 1
+            is_last = not batch.num_left
+        if is_last:
+            self._end(batch)
 
     def _end(self, batch: _Batch) -> None:
-        now_s = time.perf_counter()
+        now_ns = self._clock.now_ns()
         with self._lock:
-            took_s = now_s - max(batch.begun_s, self._ended_s)
-            self._ended_s = now_s
+            duration_ns = now_ns - max(batch.begun_at_ns, self._ended_at_ns)
+            self._ended_at_ns = now_ns
         pages = [
-            FetchedPages(reads, outcomes, told)
-            for reads, outcomes, told in zip(batch.reads, batch.outcomes, batch.told, strict=True)
+            FetchedPages(reads, outcomes, facts)
+            for reads, outcomes, facts in zip(batch.reads, batch.outcomes, batch.facts, strict=True)
         ]
-        self._report(pages, took_s, batch.gone)
+        self._report(pages, duration_ns, batch.gone)
 
     def _read(self, batch: _Batch, each: _Range) -> None:
         reads, run = batch.reads[each.of], each.place.run
@@ -176,11 +166,11 @@ class ObjectReader:
             return
         for index in range(each.first, each.end):
             value = values[index - each.first] if values else memoryview(b"")
-            outcome, told = missed, None
+            outcome, facts = missed, None
             if len(value) == value_bytes:
-                outcome, told = self._take(reads, index, value)
+                outcome, facts = self._take(reads, index, value)
             batch.outcomes[each.of][index] = outcome
-            batch.told[each.of][index] = told
+            batch.facts[each.of][index] = facts
             self._publish(reads, index, outcome)
 
     def _values(self, run: Run, first: int, num: int) -> list[memoryview]:
@@ -225,10 +215,10 @@ class ObjectReader:
             return LoadOutcome.CORRUPT, None
         arena = self._arenas[reads.page_bytes]
         np.copyto(arena.pages[reads.pages[index]], np.frombuffer(page, np.uint8))
-        told = PageFacts(
+        facts = PageFacts(
             header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
         )
-        return LoadOutcome.READY, told
+        return LoadOutcome.READY, facts
 
     def _publish(self, reads: PageReads, index: int, outcome: LoadOutcome) -> None:
         state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
-from obstore.store import ObjectStore, from_url
+from obstore.store import from_url
 from typing_extensions import Buffer
 
 CONNECT_S = 2.0
@@ -24,7 +24,7 @@ SCHEMES = ("s3", "gs", "az", "file")
 
 
 class StoreFailed(Exception):
-    """The object store did not do it, or nobody knows; says nothing of what is there."""
+    """The object store did not do it, or may not have; says nothing of what is there."""
 
 
 class NoObject(Exception):
@@ -44,13 +44,50 @@ class Listed:
     written_s: int
 
 
+class ObjectStore(Protocol):
+    """A bucket that all hosts share. Every call blocks and may be made in any thread."""
+
+    def put(self, name: str, data: Buffer) -> None:
+        """Raises:
+        StoreFailed: it may be there all the same.
+        """
+        ...
+
+    def get(self, name: str, start: int, num_bytes: int) -> memoryview:
+        """Bytes of an object; fewer, if it is shorter.
+
+        Raises:
+            NoObject: there is none.
+            StoreFailed: it was not read.
+        """
+        ...
+
+    def walk(self, folder: str = "") -> Iterator[list[Listed]]:
+        """List all objects, or those in a folder, some at a time, in order of their names.
+
+        Raises:
+            StoreFailed: at any time.
+        """
+        ...
+
+    def delete(self, names: list[str]) -> None:
+        """Missing objects are no error.
+
+        Raises:
+            StoreFailed: some may be there yet.
+        """
+        ...
+
+
 class Bucket:
-    """Args:
-    url: ``s3://bucket/prefix``; where and with which credentials is told by the variables that
-        every client of S3 knows (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``...).
+    """An `ObjectStore` on S3, or on what speaks its protocol.
+
+    Args:
+        url: ``s3://bucket/prefix``; endpoint and credentials come from the variables that every
+            client of S3 reads (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``...).
 
     Raises, when made:
-        ValueError: no such thing can be meant.
+        ValueError: the URL names no object store.
     """
 
     def __init__(self, url: str) -> None:
@@ -73,14 +110,11 @@ class Bucket:
                 "retry_timeout": timedelta(seconds=RETRY_S),
             }
         try:
-            self._store: ObjectStore = from_url(url, **options)
+            self._store = from_url(url, **options)
         except (BaseError, ValueError, OSError) as error:
             raise ValueError(str(error)) from None
 
     def put(self, name: str, data: Buffer) -> None:
-        """Raises:
-        StoreFailed: it may be there all the same.
-        """
         with _judged():
             obstore.put(
                 self._store, name, memoryview(data),
@@ -88,21 +122,10 @@ class Bucket:
             )  # fmt: skip
 
     def get(self, name: str, start: int, num_bytes: int) -> memoryview:
-        """Bytes of an object; fewer, if it is shorter.
-
-        Raises:
-            NoObject: there is none.
-            StoreFailed: it was not read.
-        """
         with _judged():
             return memoryview(obstore.get_range(self._store, name, start=start, length=num_bytes))
 
     def walk(self, folder: str = "") -> Iterator[list[Listed]]:
-        """List all objects, or those in a folder, some at a time, in order of their names.
-
-        Raises:
-            StoreFailed: at any time.
-        """
         with _judged(is_listing=True):
             pages = iter(obstore.list(self._store, prefix=folder or None))
         while True:
@@ -116,11 +139,6 @@ class Bucket:
             ]
 
     def delete(self, names: list[str]) -> None:
-        """Those that are not there are no error.
-
-        Raises:
-            StoreFailed: some may be there yet.
-        """
         if not names:
             return
         with _judged():

@@ -1,10 +1,9 @@
-"""The thread that writes to the object store and deletes there, one order after the other: so what
-a deletion finds is all that was written before it.
+"""Writes to the object store and deletes there, one order after the other: so a deletion finds all
+that was written before it.
 """
 
 import logging
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from services.kvstore.core import (
     folder_of,
 )
 from services.kvstore.peers.sources import header_of
-from services.kvstore.tiers.disk import Disk, DiskDamaged, DiskFailed
+from services.kvstore.tiers.disk import BlockStore, DiskDamaged, DiskFailed
+from services.kvstore.tiers.executors import Executor
 from services.kvstore.tiers.objects.packed import pack_run
-from services.kvstore.tiers.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.tiers.objects.store import NoObject, ObjectStore, StoreFailed
 from services.kvstore.tiers.values import HEADER_BYTES
 from shared.arena import Bytes
 from shared.blocks import BlockKey
@@ -56,61 +56,60 @@ _Order: TypeAlias = ObjectEffect | _Settle
 
 class ObjectWriter:
     """Args:
-    damaged: called in this thread when the KV database cannot be used.
-    report: called in this thread, or by `submit`, with what became of a run, a block of it that the
-        disk does not have, if there is one, and how many bytes are there now.
-    fail: called in this thread with what ended it.
+    executor: of one thread; this writer's own.
+    damaged: called in the executor when the KV database cannot be used.
+    report: called in the executor, or by `submit`, with what became of a run, a block of it that
+        the disk does not have, if there is one, and how many bytes are there now.
     """
 
     def __init__(
         self,
-        bucket: Bucket,
-        disk: Disk,
+        bucket: ObjectStore,
+        disk: BlockStore,
+        executor: Executor,
         damaged: Callable[[DiskDamaged], None],
         report: OnSaved,
-        fail: Callable[[BaseException], None],
     ) -> None:
+        assert executor.num_threads == 1, "orders are done one after another"
         self._bucket = bucket
         self._disk = disk
+        self._executor = executor
         self._damaged = damaged
         self._report = report
-        self._fail = fail
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._orders: deque[_Order] = deque()
         self._undeleted: dict[OwnerKey, None] = {}
         self._undropped: dict[str, None] = {}
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="kv-objects-write", daemon=True)
-        self._thread.start()
 
     def submit(self, order: ObjectEffect) -> None:
         """Do this after everything submitted before. A session is always dropped; runs that find no
         room for their order stay where they are until the next start.
         """
-        if isinstance(order, DropSession) or self._orders.qsize() < ORDERS_MAX:
-            self._orders.put(order)
+        if isinstance(order, DropSession) or len(self._orders) < ORDERS_MAX:
+            self._put(order)
         elif isinstance(order, SaveRun):
             self._report(order.run, SaveOutcome.FAILED, None, None)
 
     def settle(self, report: Callable[[bool], None]) -> None:
-        """Call `report` in this thread when all that was submitted is done: whether every session
+        """Call `report` in the executor when all that was submitted is done: whether every session
         that was to be dropped is.
         """
-        self._orders.put(_Settle(report))
+        self._put(_Settle(report))
 
     def stop(self) -> None:
         """End after what is being done, if that does not take long; what is not written is written
         after the next start.
         """
         self._is_stopping = True
-        self._orders.put(None)
-        self._thread.join(STOP_S)
+        self._executor.stop(STOP_S)
 
-    def _run(self) -> None:
-        try:
-            while (order := self._orders.get()) is not None and not self._is_stopping:
-                self._do(order)
-        except Exception as error:
-            self._fail(error)
+    def _put(self, order: _Order) -> None:
+        self._orders.append(order)
+        self._executor.submit(self._do_next)
+
+    def _do_next(self) -> None:
+        if not self._is_stopping:
+            self._do(self._orders.popleft())
 
     def _do(self, order: _Order) -> None:
         match order:
@@ -162,15 +161,15 @@ class ObjectWriter:
             if isinstance(error, DiskDamaged):
                 self._damaged(error)
             return SaveOutcome.UNREAD, None, None
-        told = pack_run(order.run, data) if order.run.is_packed else data.reshape(-1).data
+        body = pack_run(order.run, data) if order.run.is_packed else data.reshape(-1).data
         try:
-            self._bucket.put(order.run.name, told)
+            self._bucket.put(order.run.name, body)
         except (StoreFailed, NoObject) as error:
             log.warning("writing to the object store failed", extra={"error": str(error)})
             with suppress(StoreFailed):
                 self._bucket.delete([order.run.name])
             return SaveOutcome.FAILED, None, None
-        return SaveOutcome.SAVED, None, len(told)
+        return SaveOutcome.SAVED, None, len(body)
 
     def _read(self, order: SaveRun) -> Bytes:
         """The object: values (`values.py`) layer by layer, each page held against its checksum.

@@ -13,6 +13,7 @@ from services.kvstore.core.tiers import locations
 from services.kvstore.core.tiers.locations import Locations, LocationUpdate
 from services.kvstore.index.redis_index import RedisIndex
 from shared.blocks import BlockKey
+from shared.clock import SystemClock
 from shared.ids import HostId
 from shared.owners import OwnerKey
 
@@ -45,9 +46,7 @@ class SlowRedis:
 
 
 def index_of(disk: DiskTier, redis: Any) -> RedisIndex:
-    index = RedisIndex("redis://nowhere", HostId("h"), 60, Locations(disk))
-    index._redis = redis
-    return index
+    return RedisIndex(redis, HostId("h"), 60, Locations(disk), SystemClock())
 
 
 def hear(
@@ -132,7 +131,7 @@ def test_sessions_that_went_meanwhile_do_not_hold_up_the_others(
         for number in range(1, 30):
             store(disk, number, OwnerKey(bytes([number]) * 16))
         await index._check()
-        index._checked_at_s = time.monotonic()
+        index._checked_at_ns = time.monotonic_ns()
         index._locations._is_claimed = True
         for number in range(1, 30):
             disk.remove(BlockKey(bytes([number]) * 16))

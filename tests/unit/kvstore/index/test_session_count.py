@@ -10,13 +10,14 @@ from redis.exceptions import RedisError
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.tiers.locations import Locations
 from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.redis_link import REDIS_FAILURES
 from services.kvstore.index.session_count import (
     COUNT_KEY,
     TURN_KEY,
     SessionCount,
     session_redis_pattern,
 )
-from services.kvstore.telemetry import REDIS_FAILURES
+from shared.clock import SystemClock
 from shared.ids import HostId
 
 
@@ -60,8 +61,8 @@ def test_the_pattern_of_session_records() -> None:
 
 
 def test_one_host_counts_for_all() -> None:
-    redis = Names()
-    hosts = [SessionCount(redis) for _ in range(5)]
+    redis: Any = Names()
+    hosts = [SessionCount(redis, SystemClock()) for _ in range(5)]
 
     async def all_learn() -> None:
         for host in hosts:
@@ -76,8 +77,8 @@ def test_one_host_counts_for_all() -> None:
 
 
 def test_a_count_that_fails_leaves_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    redis = Names()
-    sessions = SessionCount(redis)
+    redis: Any = Names()
+    sessions = SessionCount(redis, SystemClock())
     asyncio.run(sessions.learn())
     assert sessions.num_sessions == 3
     redis.num, redis.trouble = 9, RedisError("slow")
@@ -108,8 +109,8 @@ def test_a_cancellation_that_the_client_library_swallows_ends_the_counting() -> 
                 yield b"the last"
 
     async def scenario() -> None:
-        redis = Swallowing()
-        task = asyncio.create_task(SessionCount(redis).run())
+        redis: Any = Swallowing()
+        task = asyncio.create_task(SessionCount(redis, SystemClock()).run())
         await redis.scanned.wait()
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=5)
@@ -121,14 +122,13 @@ def test_a_cancellation_that_the_client_library_swallows_ends_the_counting() -> 
 def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    redis = Names()
+    redis: Any = Names()
     redis.is_stuck = True
-    monkeypatch.setattr("services.kvstore.index.redis_index.connect", lambda *_, **__: redis)
     monkeypatch.setattr("services.kvstore.index.session_count.TIMEOUT_S", 0.001)
     failures = REDIS_FAILURES._value.get()
 
     async def scenario() -> None:
-        index = RedisIndex("redis://127.0.0.1:1/0", HostId("h"), 60, Locations(DiskTier(1)))
+        index = RedisIndex(redis, HostId("h"), 60, Locations(DiskTier(1)), SystemClock())
         for _ in range(100):
             assert await index.count_sessions() == 0
         assert redis.num_scans == 0

@@ -92,7 +92,7 @@ def test_a_slow_peer_does_not_keep_the_database(sender: Sender) -> None:
         answer = unpack_answer(take(slow, ANSWER_BYTES))
         assert answer.status is Status.PAGE
         wanted = sender.value(1, 0)
-        sender.disk.begin_anew()  # waits for snapshots
+        sender.disk.reset()  # waits for snapshots
         values = [take(slow, len(wanted)) for _ in range(answer.count)]
         heard = _hear_all(slow, KEYS_MAX - answer.count)
     assert heard[-1][0].status is Status.MISSING

@@ -87,7 +87,7 @@ def use(folder: Path) -> str:
     started = start_disk(folder, BYTES_MAX)
     disk = started.disk
     new = range(NUM_BLOCKS, NUM_BLOCKS + 60)
-    words = ["anew" if started.is_anew else f"found {len(started.scan.blocks)}"]
+    words = ["anew" if started.was_reset else f"found {len(started.scan.blocks)}"]
     for _ in range(2):
         try:
             words.append(f"read {read(disk, LEFT)}")
@@ -95,12 +95,12 @@ def use(folder: Path) -> str:
                 put(disk, new[first : first + 20])
                 delete(disk, LEFT[2 * first : 2 * first + 40])
             num_ready = read(disk, new)  # of a damaged list of free pages: not all, perhaps
-            assert num_ready == NUM_LAYERS * len(new) or not started.is_anew, "a new one loses"
+            assert num_ready == NUM_LAYERS * len(new) or not started.was_reset, "a new one loses"
             words.append(f"read {read(disk, LEFT)}")
             break
         except DiskDamaged as error:
             words.append(f"damaged ({error})")
-            disk.begin_anew()
+            disk.reset()
     else:
         raise AssertionError("damaged twice")
     disk.close()

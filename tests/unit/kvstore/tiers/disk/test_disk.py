@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +28,13 @@ from services.kvstore.tiers.disk import (
     FoundBlock,
     Reader,
     Writer,
-    threads,
+    disk_writer,
 )
 from services.kvstore.tiers.disk.check import pack_scan, unpack_scan
-from services.kvstore.tiers.disk.loader import Loader, LoadResults
+from services.kvstore.tiers.disk.disk_writer import DiskWriter, WriteResults
+from services.kvstore.tiers.disk.loader import ORDERS_MAX, Loader, LoadResults
 from services.kvstore.tiers.disk.start import start_disk
-from services.kvstore.tiers.disk.threads import WriteResults, WriterThread
+from services.kvstore.tiers.executors import ThreadExecutor
 from services.kvstore.tiers.values import BadValue, ValueHeader, pack_header, unpack_header
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
@@ -174,12 +176,37 @@ def test_a_database_that_is_none_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv" / "data.mdb").write_bytes(b"\1" * 16384)
     started = start_disk(tmp_path / "kv", MIB)
-    assert started.is_anew and not started.scan.blocks
+    assert started.was_reset and not started.scan.blocks
     started.disk.close()
 
 
 def fail(error: BaseException) -> None:
     raise error
+
+
+def writer_of(
+    disk: Disk,
+    arena: Arena,
+    report: Callable[[WriteResults], None],
+    damaged: Callable[[DiskDamaged], None] = fail,
+    steps_max: int = disk_writer.STEPS_MAX,
+) -> DiskWriter:
+    executor = ThreadExecutor("writer", 1, fail)
+    arenas = {PAGE_BYTES: arena}
+    return DiskWriter(disk, arenas, executor, ManualClock(), report, damaged, steps_max)
+
+
+def loader_of(
+    disk: Disk,
+    arena: Arena,
+    reports: "queue.SimpleQueue[LoadResults]",
+    damaged: Callable[[DiskDamaged], None] = fail,
+    orders_max: int = ORDERS_MAX,
+) -> Loader:
+    return Loader(
+        disk, {PAGE_BYTES: arena}, ThreadExecutor("loader", 2, fail), ManualClock(),
+        lambda results, _: reports.put(results), damaged, orders_max,
+    )  # fmt: skip
 
 
 def test_the_writer_loses_only_what_fails(
@@ -195,7 +222,7 @@ def test_the_writer_loses_only_what_fails(
     monkeypatch.setattr(Writer, "put", full)
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
-    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail)
+    writer = writer_of(disk, arena, reports.put)
     bad = write_of(arena, 3, [4, 5])
     bad = replace(bad, checksums=[bad.checksums[0] + 1, *bad.checksums[1:]])
     writes = [write_of(arena, 1, [0, 1]), write_of(arena, 2, [2, 3]), bad]
@@ -224,9 +251,9 @@ def test_a_deletion_that_fails_is_made_up_for(
         delete(self, block)
 
     monkeypatch.setattr(Writer, "delete", failing)
-    monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
+    monkeypatch.setattr(disk_writer, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
-    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail)
+    writer = writer_of(disk, arena, reports.put)
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
     writer.submit(WriteBlocks([write_of(arena, 2, [2, 3])]))
@@ -271,9 +298,7 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
     damages: list[DiskDamaged] = []
-    loader = Loader(
-        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), damages.append, fail
-    )
+    loader = loader_of(disk, arena, reports, damages.append)
     batch = [reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]
     loader.submit(ReadPages(batch))
     loader.stop()
@@ -295,19 +320,17 @@ def test_what_finds_no_room_with_a_stuck_writer_is_not_written_and_deletions_are
         put(self, write, pages)
 
     monkeypatch.setattr(Writer, "put", held)
-    monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
+    monkeypatch.setattr(disk_writer, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
-    writer = WriterThread(
-        disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail, steps_max=1
-    )
+    writer = writer_of(disk, arena, reports.put, steps_max=1)
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     assert has_begun.wait(30)
     writer.submit(WriteBlocks([write_of(arena, 2, [2, 3]), write_of(arena, 3, [4, 5])]))
     assert reports.get_nowait() == [(3, WriteOutcome.FAILED, 0)]
     writer.submit(TouchBlocks([key(1)]))
     writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
-    assert writer._steps.qsize() == 2
+    assert len(writer._steps) == 2
     may_go.set()
     writer.stop()
     assert [block.key for block in disk.scan().blocks] == [key(2)]
@@ -334,9 +357,7 @@ def test_loads_that_find_no_room_with_a_stuck_loader_fail(
     monkeypatch.setattr(Reader, "copy", held)
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = Loader(
-        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail, orders_max=1
-    )
+    loader = loader_of(disk, arena, reports, orders_max=1)
     loader.submit(ReadPages([reads_of(0, {1: 5})]))
     assert has_begun.wait(30)
     loader.submit(ReadPages([reads_of(1, {1: 6})]))
@@ -363,7 +384,7 @@ def test_the_writer_begins_a_damaged_database_anew_in_order(
     monkeypatch.setattr(Writer, "put", failing)
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
     damages: queue.SimpleQueue[DiskDamaged] = queue.SimpleQueue()
-    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, damages.put, fail)
+    writer = writer_of(disk, arena, reports.put, damages.put)
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     assert damages.get(timeout=60).life == 1
     assert [outcome for _, outcome, _ in reports.get(timeout=60)] == [WriteOutcome.FAILED]
@@ -380,7 +401,7 @@ def test_the_loader_publishes_every_page_it_was_given(tmp_path: Path, arena: Are
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = Loader(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail)
+    loader = loader_of(disk, arena, reports)
     batch = [reads_of(0, {1: 6, 2: 7}), reads_of(1, {1: 5})]
     loader.submit(ReadPages(batch))
     loader.stop()
@@ -415,7 +436,7 @@ def test_what_was_read_before_a_read_failed_is_there(
 
     monkeypatch.setattr(Reader, "copy", failing)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = Loader(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail)
+    loader = loader_of(disk, arena, reports)
     loader.submit(ReadPages([reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]))
     loader.stop()
     outcomes = [each for _, each in reports.get()]

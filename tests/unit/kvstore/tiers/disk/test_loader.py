@@ -12,8 +12,10 @@ from services.kvstore.tiers.disk import Disk, DiskDamaged, Reader
 from services.kvstore.tiers.disk import loader as loader_module
 from services.kvstore.tiers.disk.loader import Loader, LoadResults
 from services.kvstore.tiers.disk.slab import Slab
+from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BlockKey
+from shared.clock import SystemClock
 
 PAGE_BYTES = 4096
 NUM_BLOCKS = 12
@@ -68,11 +70,11 @@ def must_not(error: BaseException) -> None:
 
 
 def loader_of(
-    disk: Disk, arena: Arena, reports: "queue.SimpleQueue[tuple[LoadResults, float]]", num: int = 3
+    disk: Disk, arena: Arena, reports: "queue.SimpleQueue[tuple[LoadResults, int]]", num: int = 3
 ) -> Loader:
     return Loader(
-        disk, {PAGE_BYTES: arena}, lambda results, took_s: reports.put((results, took_s)),
-        must_not, must_not, num_threads=num,
+        disk, {PAGE_BYTES: arena}, ThreadExecutor("loader", num, must_not), SystemClock(),
+        lambda results, took_ns: reports.put((results, took_ns)), must_not,
     )  # fmt: skip
 
 
@@ -92,7 +94,7 @@ def test_threads_share_a_batch_which_is_told_of_once(
         return copy(self, key_, layer, out, may_wait=may_wait)
 
     monkeypatch.setattr(Reader, "copy", meeting)
-    reports: queue.SimpleQueue[tuple[LoadResults, float]] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[tuple[LoadResults, int]] = queue.SimpleQueue()
     loader = loader_of(disk, arena, reports, num=2)
     loader.submit(ReadPages(everything()))
     loader.submit(ReadPages([]))
@@ -132,7 +134,7 @@ def test_pages_are_read_in_the_order_given_and_asked_for_before_any_is_waited_fo
     monkeypatch.setattr(Reader, "copy", copying)
     monkeypatch.setattr(Slab, "expect", expecting)
     monkeypatch.setattr(Slab, "read_cached", reading)
-    reports: queue.SimpleQueue[tuple[LoadResults, float]] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[tuple[LoadResults, int]] = queue.SimpleQueue()
     loader = loader_of(disk, arena, reports, num=1)
     loader.submit(ReadPages(everything()[1:]))
     loader.submit(ReadPages(everything()[:1]))
@@ -162,11 +164,11 @@ def test_a_failure_costs_what_was_not_begun_and_is_told_of_once(
         return copy(self, key_, layer, out, may_wait=may_wait)
 
     monkeypatch.setattr(Reader, "copy", failing)
-    reports: queue.SimpleQueue[tuple[LoadResults, float]] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[tuple[LoadResults, int]] = queue.SimpleQueue()
     damages: list[DiskDamaged] = []
     loader = Loader(
-        disk, {PAGE_BYTES: arena}, lambda results, took_s: reports.put((results, took_s)),
-        damages.append, must_not, num_threads=1,
+        disk, {PAGE_BYTES: arena}, ThreadExecutor("loader", 1, must_not), SystemClock(),
+        lambda results, took_ns: reports.put((results, took_ns)), damages.append,
     )  # fmt: skip
     loader.submit(ReadPages(everything()))
     loader.submit(ReadPages(everything()[:1]))

@@ -19,6 +19,7 @@ from services.kvstore.tiers.disk import (
     scan,
     slabs,
 )
+from services.kvstore.tiers.disk.disk_writer import DiskWriter, WriteResults
 from services.kvstore.tiers.disk.readers import Readers
 from services.kvstore.tiers.disk.records import (
     BadRecord,
@@ -32,7 +33,7 @@ from services.kvstore.tiers.disk.records import (
 )
 from services.kvstore.tiers.disk.slabs import Slabs
 from services.kvstore.tiers.disk.start import start_disk
-from services.kvstore.tiers.disk.threads import WriteResults, WriterThread
+from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, Bytes, checksum
 from shared.blocks import BlockKey
 from shared.clock import ManualClock
@@ -179,7 +180,7 @@ def test_blocks_of_a_slab_that_lost_its_end_are_deleted_at_the_start(tmp_path: P
     disk.close()
     os.truncate(tmp_path / SLAB_NAME, 4 * SLOT_BYTES + 100)
     started = start_disk(tmp_path, MIB)
-    assert not started.is_anew and started.scan.num_deleted == 6
+    assert not started.was_reset and started.scan.num_deleted == 6
     assert {block.key for block in started.scan.blocks} == {key(number) for number in range(1, 5)}
     put(started.disk, *range(11, 60))
     assert all(is_there(started.disk, number) for number in (1, 4, *range(11, 60)))
@@ -252,13 +253,13 @@ def test_a_database_of_another_release_is_thrown_away(tmp_path: Path) -> None:
         transaction.put(key(1) + b"\0\0", b"SYMKVPG1" + bytes(5504), db=values)
     (tmp_path / SLAB_NAME).write_bytes(bytes(SLOT_BYTES))
     started = start_disk(tmp_path, MIB)
-    assert started.is_anew and not started.scan.blocks
+    assert started.was_reset and not started.scan.blocks
     put(started.disk, 1)
     assert is_there(started.disk, 1)
     started.disk.close()
     assert not (tmp_path / ASIDE_NAME).exists()
     started = start_disk(tmp_path, MIB)
-    assert not started.is_anew and len(started.scan.blocks) == 1
+    assert not started.was_reset and len(started.scan.blocks) == 1
     started.disk.close()
 
 
@@ -358,7 +359,9 @@ def test_what_goes_makes_room_on_a_full_disk_for_what_comes_with_it(tmp_path: Pa
         raise AssertionError("it failed") from error
 
     arenas = {PAGE_BYTES: arena}
-    writer = WriterThread(disk, arenas, ManualClock(), report, must_not, must_not)
+    writer = DiskWriter(
+        disk, arenas, ThreadExecutor("writer", 1, must_not), ManualClock(), report, must_not
+    )
     write = write_of(5)
     writer.submit(WriteBlocks([write]))
     settled: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -66,7 +66,7 @@ def test_a_whole_database_is_kept_and_scanned_once(tmp_path: Path) -> None:
     put(disk, LEFT[:5])
     disk.close()
     started = start_disk(tmp_path, BYTES_MAX)
-    assert not started.is_anew and not (tmp_path / ASIDE_NAME).exists()
+    assert not started.was_reset and not (tmp_path / ASIDE_NAME).exists()
     assert {block.key for block in started.scan.blocks} == {key_of(n) for n in LEFT[:5]}
     assert started.scan.blocks == started.disk.scan().blocks
     started.disk.close()
@@ -84,14 +84,14 @@ def test_another_releases_database_is_thrown_away_and_says_so(
         transaction.put(b"format", FORMAT + b"+")
     env.close()
     started = start_disk(tmp_path, BYTES_MAX)
-    assert started.is_anew and not len(started.scan.found)
+    assert started.was_reset and not len(started.scan.found)
     assert not (tmp_path / ASIDE_NAME).exists(), "it is not damaged: nobody wants to look at it"
     (record,) = caplog.records
-    assert record.message == "the KV database is another release's and begins anew"
+    assert record.message == "the KV database is another release's and is reset"
     put(started.disk, LEFT[:1])
     started.disk.close()
     again = start_disk(tmp_path, BYTES_MAX)
-    assert not again.is_anew and [block.key for block in again.scan.blocks] == [key_of(LEFT[0])]
+    assert not again.was_reset and [block.key for block in again.scan.blocks] == [key_of(LEFT[0])]
     again.disk.close()
 
 
@@ -160,7 +160,7 @@ def test_damage_found_later_closes_the_database_until_it_is_begun_anew(tmp_path:
     assert caught.value.life == 1
     with pytest.raises(DiskDamaged, match="before"):
         put(disk, LEFT[2:4])
-    disk.begin_anew()
+    disk.reset()
     assert disk.life == 2 and (tmp_path / ASIDE_NAME).exists()
     put(disk, LEFT[2:4])
     assert read(disk, LEFT[:4]) == 4

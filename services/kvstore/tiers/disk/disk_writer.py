@@ -1,15 +1,13 @@
-"""The thread beside the event loop that writes from the arena to the disk.
+"""Writes from the arena to the disk, off the event loop.
 
-It reports to the event loop in batches. What finds no room in its queue is reported as failed at
-once: the event loop waits for no disk. A block that is not written stays in the arena, a mark of
-use is not made. Deletions alone are always taken: each is of a block that was written, so there are
-never more than the disk has blocks and the queue has writes.
+Results are reported in batches. What finds no room in the queue is reported as failed at once: the
+event loop never waits for a disk. A block that is not written stays in the arena; a mark of use is
+dropped. Deletions are always taken: each is of a block that was written, so there are never more
+than the disk has blocks and the queue has writes.
 """
 
 import logging
-import queue
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,16 +21,11 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.tiers.disk import (
-    CorruptPage,
-    Disk,
-    DiskDamaged,
-    DiskFailed,
-    DiskFull,
-    Writer,
-    stored_bytes,
-)
-from shared.arena import Arena
+from services.kvstore.tiers.disk.disk import stored_bytes
+from services.kvstore.tiers.disk.errors import CorruptPage, DiskDamaged, DiskFailed, DiskFull
+from services.kvstore.tiers.disk.ports import BlockStore, BlockWriter
+from services.kvstore.tiers.executors import Executor
+from shared.arena import ArenaView
 from shared.blocks import BlockKey
 from shared.clock import Clock
 
@@ -42,7 +35,7 @@ WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
 OnDamage: TypeAlias = Callable[[DiskDamaged], None]
 
 WRITE_BATCH_BYTES = 64 * 1024 * 1024
-SYNC_INTERVAL_S = 1.0
+SYNC_INTERVAL_NS = 1_000_000_000
 STEPS_MAX = 65_536
 
 
@@ -65,117 +58,112 @@ class _Settle:
 _Step: TypeAlias = DiskWrite | _Delete | _Touch | _Settle | ResetDisk
 
 
-class WriterThread:
+class DiskWriter:
     """The single writer of the disk: takes what is waiting as one transaction, in order.
 
     Args:
         arenas: by page size in bytes.
-        report: called with the outcome of every block: in this thread, or by `submit`.
+        executor: of one thread; this writer's own.
+        report: called with the outcome of every block: in the executor, or by `submit`.
+        damaged: called in the executor, before the outcomes, when the database cannot be used.
         steps_max: blocks and marks of use that may wait.
-        damaged: called in this thread, before the outcomes, when the database cannot be used.
-        fail: called in this thread with what ended it.
     """
 
     def __init__(
         self,
-        disk: Disk,
-        arenas: Mapping[int, Arena],
+        disk: BlockStore,
+        arenas: Mapping[int, ArenaView],
+        executor: Executor,
         clock: Clock,
         report: Callable[[WriteResults], None],
         damaged: OnDamage,
-        fail: Callable[[BaseException], None],
         steps_max: int = STEPS_MAX,
     ) -> None:
+        assert executor.num_threads == 1, "transactions are written one after another"
         self._disk = disk
         self._arenas = arenas
-        self._steps_max = steps_max
+        self._executor = executor
         self._clock = clock
         self._report = report
         self._damaged = damaged
-        self._fail = fail
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._steps_max = steps_max
+        self._steps: deque[_Step] = deque()
         self._undeleted: dict[BlockKey, _Delete] = {}
-        self._thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
-        self._thread.start()
+        self._is_dirty = False
+        self._synced_at_ns = clock.now_ns()
 
     def submit(self, order: DiskEffect) -> None:
         """Do this after everything submitted before; see the module for what finds no room."""
         match order:
             case WriteBlocks(writes):
-                room = max(self._steps_max - self._steps.qsize(), 0)
-                for write in writes[:room]:
-                    self._steps.put(write)
+                room = max(self._steps_max - len(self._steps), 0)
+                self._put(*writes[:room])
                 if lost := writes[room:]:
                     self._report([(write.block_id, WriteOutcome.FAILED, 0) for write in lost])
             case DeleteBlocks(blocks):
-                for key, _ in blocks:
-                    self._steps.put(_Delete(key))
+                self._put(*[_Delete(key) for key, _ in blocks])
             case TouchBlocks(keys, expiry_s):
-                if self._steps.qsize() < self._steps_max:
-                    self._steps.put(_Touch(keys, expiry_s))
+                if len(self._steps) < self._steps_max:
+                    self._put(_Touch(keys, expiry_s))
             case ResetDisk():
-                self._steps.put(order)
+                self._put(order)
 
     def settle(self, report: Callable[[bool], None]) -> None:
-        """Call `report` in this thread once all that was submitted is done and durable: whether
+        """Call `report` in the executor once all that was submitted is done and durable: whether
         everything that was to be deleted is.
         """
-        self._steps.put(_Settle(report))
+        self._put(_Settle(report))
+
+    def tick(self) -> None:
+        """Now and then: make durable what was written a while ago."""
+        self._executor.submit(self._sync_if_due)
 
     def stop(self) -> None:
         """Finish what was submitted, then end."""
-        self._steps.put(None)
-        self._thread.join()
+        self._executor.stop()
 
-    def _run(self) -> None:
-        is_dirty = False
-        synced_at = time.monotonic()
-        try:
-            while True:
-                steps, is_last = self._take(SYNC_INTERVAL_S if is_dirty else None)
-                if steps:
-                    if results := self._store(steps):
-                        self._report(results)
-                    self._answer(steps)
-                    is_dirty = True
-                if is_last:
-                    return
-                if is_dirty and time.monotonic() - synced_at >= SYNC_INTERVAL_S:
-                    self._sync()
-                    is_dirty = False
-                    synced_at = time.monotonic()
-        except Exception as error:
-            self._fail(error)
+    def _put(self, *steps: _Step) -> None:
+        self._steps.extend(steps)
+        self._executor.submit(self._drain)
 
-    def _take(self, timeout_s: float | None) -> tuple[list[_Step], bool]:
-        """What waits, as one batch, and whether it is the last."""
+    def _drain(self) -> None:
+        while steps := self._take():
+            if results := self._store(steps):
+                self._report(results)
+            self._answer(steps)
+            self._is_dirty = True
+            self._sync_if_due()
+
+    def _sync_if_due(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._is_dirty and now_ns - self._synced_at_ns >= SYNC_INTERVAL_NS:
+            self._sync()
+            self._is_dirty = False
+            self._synced_at_ns = now_ns
+
+    def _take(self) -> list[_Step]:
+        """What waits, as one batch."""
         steps: list[_Step] = []
         num_bytes = 0
-        try:
-            step = self._steps.get(timeout=timeout_s)
-            while step is not None:
-                steps.append(step)
-                if isinstance(step, DiskWrite):
-                    num_bytes += stored_bytes(len(step.pages), step.page_bytes)
-                if num_bytes >= WRITE_BATCH_BYTES:
-                    return steps, False
-                step = self._steps.get_nowait()
-        except queue.Empty:
-            return steps, False
-        return steps, True
+        while self._steps and num_bytes < WRITE_BATCH_BYTES:
+            step = self._steps.popleft()
+            steps.append(step)
+            if isinstance(step, DiskWrite):
+                num_bytes += stored_bytes(len(step.pages), step.page_bytes)
+        return steps
 
-    def _begin_anew(self, steps: Sequence[_Step]) -> tuple[WriteResults, Sequence[_Step]]:
-        """If the disk is to begin anew: what is lost of the steps before, and those after."""
+    def _reset(self, steps: Sequence[_Step]) -> tuple[WriteResults, Sequence[_Step]]:
+        """If the disk is to be reset: writes that are lost, and the steps after that."""
         if ResetDisk() not in steps:
             return [], steps
         at = len(steps) - 1 - list(reversed(steps)).index(ResetDisk())
         self._undeleted.clear()
-        self._disk.begin_anew()
+        self._disk.reset()
         lost = [step for step in steps[:at] if isinstance(step, DiskWrite)]
         return [(step.block_id, WriteOutcome.FAILED, 0) for step in lost], steps[at + 1 :]
 
     def _store(self, steps: Sequence[_Step]) -> WriteResults:
-        results, steps = self._begin_anew(steps)
+        results, steps = self._reset(steps)
         again = [*self._undeleted.values(), *steps]
         if self._transact(again) is WriteOutcome.STORED:
             self._undeleted.clear()
@@ -207,7 +195,7 @@ class WriterThread:
             return WriteOutcome.FULL if isinstance(error, DiskFull) else WriteOutcome.FAILED
         return WriteOutcome.STORED
 
-    def _apply(self, writer: Writer, step: _Step) -> None:
+    def _apply(self, writer: BlockWriter, step: _Step) -> None:
         match step:
             case DiskWrite():
                 writer.put(step, self._arenas[step.page_bytes].pages)
@@ -221,7 +209,7 @@ class WriterThread:
                 raise AssertionError("done before the transaction")
 
     def _answer(self, steps: Sequence[_Step]) -> None:
-        """Tell those who wait for what was asked before."""
+        """Report to callers of `settle`, if this batch ends with what they wait for."""
         if settles := [step for step in steps if isinstance(step, _Settle)]:
             is_durable = self._sync()
             for settle in settles:
