@@ -83,14 +83,15 @@ def _transport(
 ) -> TcpTransport | None:
     if config.peer_secret_file is None:
         return None
+    secret = read_secret(config.peer_secret_file, "SYMPHONY_PEER_SECRET_FILE").encode()
     server_tls = client_tls = None
-    if config.peer_cert_file is not None and config.peer_key_file is not None:
-        server_tls = serving(config.peer_cert_file, config.peer_key_file, "SYMPHONY_PEER_CERT_FILE")
     if config.peer_ca_file is not None:
         client_tls = trusting(config.peer_ca_file, "SYMPHONY_PEER_CA_FILE")
+    if config.peer_cert_file is not None and config.peer_key_file is not None:
+        server_tls = serving(config.peer_cert_file, config.peer_key_file, "SYMPHONY_PEER_CERT_FILE")
     options = PeerOptions(
         host_id=config.host_id,
-        secret=read_secret(config.peer_secret_file, "SYMPHONY_PEER_SECRET_FILE").encode(),
+        secret=secret,
         listen=config.peer_listen,
         shown_address=config.peer_address,
         server_tls=server_tls,

@@ -38,7 +38,7 @@ LIFE_BYTES = 6  # eight characters
 # session, empty: remove it. A key that is no hash is made one: it must not keep the keys after it
 # from being set. Answers whether all was done. The claim comes last: it is true of what is there,
 # whatever ends this before.
-_SEND = """
+SEND_LOCATIONS = """
 local host, before = ARGV[1], ARGV[2]
 local function number_of(name)
   local info = redis.pcall('INFO', 'memory')
@@ -186,7 +186,7 @@ class RedisIndex:
         keys = [KV_HOSTS_KEY, *map(location_redis_key, update.sessions)]
         said = [encode_location(claim.life, num) if num else "" for num in update.sessions.values()]
         is_taken = await self._redis.eval(
-            _SEND,
+            SEND_LOCATIONS,
             len(keys),
             *keys,
             self._host_id,
