@@ -19,6 +19,7 @@ from loadtest.bench.hosts.shape import Shape
 from services.kvstore.core import LoadOutcome, ReadPages
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
+from services.kvstore.peers.limits import ClientLimits, Identity
 from services.kvstore.tiers.disk import Disk
 from services.kvstore.tiers.disk.loader import NUM_THREADS, Loader, LoadResults
 from services.kvstore.tiers.executors import ThreadExecutor
@@ -80,9 +81,9 @@ class Near:
         """By the kvstores' own protocol: received in place and checked."""
         reports: queue.SimpleQueue[list[PeerRead]] = queue.SimpleQueue()
         client = PeerClient(
-            address, SECRET, {self._shape.page_bytes: self._arena},
-            lambda results, _: reports.put(results), _give_up, host_id="near",
-            orders_max=len(self._orders),
+            address, Identity("near", SECRET), {self._shape.page_bytes: self._arena},
+            lambda results, _: reports.put(results), _give_up,
+            limits=ClientLimits(orders_max=len(self._orders)),
         )  # fmt: skip
         for order in self._orders:
             client.submit(order, DEMAND_PRIORITY, PATIENCE_S)

@@ -11,6 +11,7 @@ from typing import Protocol
 from services.kvstore.core import PageReads
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerReport
+from services.kvstore.peers.limits import Identity, ServerLimits
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import PageSource
 from shared.arena import ArenaView
@@ -109,9 +110,12 @@ class TcpTransport:
         options = self._options
         try:
             server = self._server = PeerServer(
-                split_address(options.listen), options.secret, source, self._fail,
-                host_id=options.host_id, tls=options.server_tls, bytes_per_s=options.bytes_per_s,
-            )  # fmt: skip
+                split_address(options.listen),
+                Identity(options.host_id, options.secret, options.server_tls),
+                source,
+                self._fail,
+                ServerLimits(bytes_per_s=options.bytes_per_s),
+            )
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else None
             raise ConfigError(f"SYMPHONY_PEER_LISTEN={options.listen!r}: {why or error}") from None
@@ -123,10 +127,8 @@ class TcpTransport:
 
     def connect(self, peer_id: HostId, address: tuple[str, int], report: PeerReport) -> PeerLink:
         options = self._options
-        return PeerClient(
-            address, options.secret, self._arenas, report, self._fail,
-            host_id=options.host_id, peer_id=peer_id, tls=options.client_tls,
-        )  # fmt: skip
+        identity = Identity(options.host_id, options.secret, options.client_tls)
+        return PeerClient(address, identity, self._arenas, report, self._fail, peer_id)
 
     def events(self) -> Counter[str]:
         if self._server is None:

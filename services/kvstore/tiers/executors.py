@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 
@@ -11,9 +12,15 @@ class Executor(Protocol):
     """Runs what is submitted, in this order, `num_threads` pieces at a time.
 
     Work that raises has failed for good: the process ends, and no more work is done.
+
+    Attributes:
+        lock: to be held briefly while state changes that several pieces of work share.
     """
 
     num_threads: int
+
+    @property
+    def lock(self) -> AbstractContextManager[object]: ...
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run `work` later. Returns at once; may be called in any thread."""
@@ -39,6 +46,7 @@ class ThreadExecutor:
 
     def __init__(self, name: str, num_threads: int, fail: Callable[[BaseException], None]) -> None:
         self.num_threads = num_threads
+        self.lock = threading.Lock()
         self._fail = fail
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [

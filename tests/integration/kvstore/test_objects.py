@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -345,7 +345,9 @@ def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
             assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
             await two.release(staged.ticket)
-        at = Indexes().get(packed, lambda start, num: memoryview(whole)[start : start + num])
+        at = Indexes(nullcontext()).get(
+            packed, lambda start, num: memoryview(whole)[start : start + num]
+        )
         bad = packed.place(1, 2)
         for offset, num_good in ((at[bad] + (at[bad + 1] - at[bad]) // 2, 5 * NUM_LAYERS - 1),
                                  (3, 2 * NUM_LAYERS)):  # fmt: skip

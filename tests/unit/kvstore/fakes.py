@@ -7,7 +7,7 @@ import selectors
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -81,6 +81,7 @@ class LoopExecutor:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self.num_threads = num_threads
+        self.lock: AbstractContextManager[None] = nullcontext()
         self._works: list[Callable[[], None]] = []
 
     def submit(self, work: Callable[[], None]) -> None:

@@ -21,11 +21,13 @@ class Announced(NamedTuple):
     Attributes:
         tokens: int32.
         checksums: xxh3-64 of the page of each layer, uint64.
+        is_saved: it came from the object store.
     """
 
     fingerprint: str
     tokens: "array[int]"
     checksums: "array[int]"
+    is_saved: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,6 @@ class ArenaBlock:
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
         goes_whole: while it is idle: all its pages go at once.
-        is_saved: it came from the object store.
         is_writing: the writer still reads its pages.
         is_alive: False once forgotten; its pages stay until nobody reads or fills them.
     """
@@ -70,7 +71,6 @@ class ArenaBlock:
     kind: int = 0
     num_pins: int = 0
     goes_whole: bool = False
-    is_saved: bool = False
     is_writing: bool = False
     is_alive: bool = True
 

@@ -43,11 +43,11 @@ class Writes:
         """A block that came from a peer is whole: what the writer is to store, so that the next
         turn finds it on this host.
         """
-        block.is_saved = block.source.host_id == OBJECTS
+        is_saved = block.source.host_id == OBJECTS
         block.source, block.arrived = disk, None
         checksums = (arrived.checksums[layer] for layer in range(block.num_layers))
         block.announced = Announced(
-            arrived.fingerprint, array("i", arrived.tokens), array("Q", checksums)
+            arrived.fingerprint, array("i", arrived.tokens), array("Q", checksums), is_saved
         )
         return self._add(block, write_of(block, None))
 

@@ -176,7 +176,8 @@ class Storing:
     def _as_stored(
         self, block: ArenaBlock, write: DiskWrite, num_bytes: int, now_ns: int
     ) -> StoredBlock:
+        is_saved = block.announced is not None and block.announced.is_saved
         return StoredBlock(
             block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns, block.owner,
-            parent=write.parent, is_saved=block.is_saved,
+            parent=write.parent, is_saved=is_saved,
         )  # fmt: skip

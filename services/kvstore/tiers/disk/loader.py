@@ -10,7 +10,6 @@ loop never waits for a disk. Blocks whose loads fail are computed again.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -89,7 +88,7 @@ class Loader:
         self._report = report
         self._damaged = damaged
         self._orders_max = orders_max
-        self._lock = threading.Lock()  # guards what follows, and batches' counts
+        # Guarded by the executor's lock, as batches' counts are:
         self._num_waiting = 0  # batches that are not begun
         self._ended_at_ns = clock.now_ns()  # the last batch that did
 
@@ -98,7 +97,7 @@ class Loader:
         batch = _Batch([(reads, [LoadOutcome.FAILED] * len(reads.pages)) for reads in order.reads])
         runs = _runs_of(batch, self._executor.num_threads)
         batch.num_left = len(runs)
-        with self._lock:
+        with self._executor.lock:
             has_room = self._num_waiting < self._orders_max
             self._num_waiting += has_room
         if not has_room:
@@ -119,14 +118,14 @@ class Loader:
         self._end(run.batch)
 
     def _begin(self, batch: _Batch) -> None:
-        with self._lock:
+        with self._executor.lock:
             if batch.begun_at_ns is None:
                 batch.begun_at_ns = self._clock.now_ns()
                 self._num_waiting -= 1
 
     def _end(self, batch: _Batch) -> None:
         """A run did; with the last one, the batch."""
-        with self._lock:
+        with self._executor.lock:
             batch.num_left -= 1
             if batch.num_left:
                 return
@@ -146,7 +145,7 @@ class Loader:
                     for _ in range(len(run.pages)):
                         self._copy_next(reader, run, may_wait)
         except DiskFailed as error:  # what was not begun of this batch will not come
-            with self._lock:
+            with self._executor.lock:
                 is_first = not run.batch.has_failed
                 run.batch.has_failed = True
             if is_first:

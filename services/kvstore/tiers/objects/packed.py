@@ -5,9 +5,9 @@ What is damaged costs what it is: a value costs itself, the index its run. Every
 after it is unpacked, as one that was never packed is.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import xxhash
@@ -61,10 +61,14 @@ def read_index(run: Run, raw: memoryview) -> list[int]:
 
 
 class Indexes:
-    """The last ones that were read, for all threads."""
+    """The last ones that were read, for all threads.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        lock: held briefly while an index is looked up or added.
+    """
+
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        self._lock = lock
         self._known: OrderedDict[Run, list[int]] = OrderedDict()
 
     def get(self, run: Run, read: Callable[[int, int], memoryview]) -> list[int]:

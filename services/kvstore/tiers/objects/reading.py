@@ -3,7 +3,6 @@ before its word says that it is there.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,10 +73,9 @@ class ObjectReader:
         self._executor = executor
         self._clock = clock
         self._report = report
-        self._lock = threading.Lock()  # guards `_ended_at_ns` and batches' counts
         self._is_stopped = False
-        self._ended_at_ns = clock.now_ns()
-        self._indexes = Indexes()
+        self._ended_at_ns = clock.now_ns()  # guarded by the executor's lock, as batches' counts are
+        self._indexes = Indexes(executor.lock)
 
     def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
         """Bring these pages; those of blocks whose place is not known fail."""
@@ -129,7 +127,7 @@ class ObjectReader:
         if self._is_stopped:
             return
         self._read(batch, each)
-        with self._lock:
+        with self._executor.lock:
             batch.num_left -= 1
             is_last = not batch.num_left
         if is_last:
@@ -137,7 +135,7 @@ class ObjectReader:
 
     def _end(self, batch: _Batch) -> None:
         now_ns = self._clock.now_ns()
-        with self._lock:
+        with self._executor.lock:
             duration_ns = now_ns - max(batch.begun_at_ns, self._ended_at_ns)
             self._ended_at_ns = now_ns
         pages = [

@@ -14,9 +14,8 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.peers import serving as serving_module
-from services.kvstore.peers.client import STALL_S
+from services.kvstore.peers.limits import CLIENT_STALL_S, CONNECTIONS_MAX
 from services.kvstore.peers.pace import SAVED_S, Pace
-from services.kvstore.peers.server import CONNECTIONS_MAX
 from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -222,7 +221,7 @@ def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
         now_s, number = heapq.heappop(wakes)
         sent = max(pace.most_at_once(1 << 30, now_s), PAGE_BYTES)
         pause_s = pace.spend(sent, now_s)
-        assert pause_s < STALL_S * 0.6
+        assert pause_s < CLIENT_STALL_S * 0.6
         heapq.heappush(wakes, (now_s + pause_s, number))
         num_bytes += sent
     assert num_bytes == pytest.approx(10e9, rel=0.1)

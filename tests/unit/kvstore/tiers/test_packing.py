@@ -1,6 +1,6 @@
 """Pages that are packed: they come back as they were, and what is none comes to nothing."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def values() -> Bytes:
 def test_each_value_of_a_run_can_be_read_by_itself(values: Bytes) -> None:
     packed = memoryview(pack_run(RUN, values))
     assert len(packed) < values.nbytes
-    at = Indexes().get(RUN, lambda start, num: packed[start : start + num])
+    at = Indexes(nullcontext()).get(RUN, lambda start, num: packed[start : start + num])
     assert at[-1] == len(packed)
     for number, value in enumerate(values):
         found = unpack(packed[at[number] : at[number + 1]], VALUE_BYTES)
@@ -92,7 +92,7 @@ def test_a_damaged_index_is_found_and_a_good_one_read_once(values: Bytes) -> Non
         asked.append((start, num))
         return memoryview(packed)[start : start + num]
 
-    indexes = Indexes()
+    indexes = Indexes(nullcontext())
     assert indexes.get(RUN, read) == indexes.get(RUN, read)
     assert asked == [(0, index_bytes(RUN))]
     indexes.forget([RUN])
