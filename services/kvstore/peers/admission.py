@@ -134,18 +134,17 @@ class Admission:
         return lost is not None
 
     def _take_in(self, sock: socket.socket, address: str) -> None:
+        identity, tls = self._identity, self._identity.tls
         sock.setblocking(False)
         try:
-            if self._identity.tls is not None:
-                sock = self._identity.tls.wrap_socket(
-                    sock, server_side=True, do_handshake_on_connect=False
-                )
+            if tls is not None:
+                sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError):
             sock.close()
             return
         connection = _Connection(
-            sock, address, group_of(address), Welcome(self._identity.secret, self._identity.host_id),
-            time.monotonic() + self._limits.handshake_s, self._identity.tls is None,
+            sock, address, group_of(address), Welcome(identity.secret, identity.host_id),
+            time.monotonic() + self._limits.handshake_s, tls is None,
         )  # fmt: skip
         if (lost := self._unproven.add(connection, connection.group)) is not None:
             self._turn_away(lost)
