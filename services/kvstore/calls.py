@@ -105,7 +105,7 @@ def renew_event(message: m.KvRenew) -> Renew:
         tickets=unpack_ints(message.tickets, "Q"),
         page_bytes=message.page_bytes,
         leased=unpack_ints(message.leased),
-        heard=message.heard,
+        last_lease=message.heard,
         used=keys_in(message.used, "used"),
     )
 
@@ -121,7 +121,7 @@ def release_event(message: m.KvRelease) -> Release:
         page_bytes=message.page_bytes,
         pages=unpack_ints(message.pages),
         seq=message.seq,
-        heard=message.heard,
+        last_lease=message.heard,
         num_kept=message.num_kept,
     )
 
@@ -137,7 +137,7 @@ def commit_event(message: m.KvCommit) -> Commit:
         page_bytes=message.page_bytes,
         blocks=[new_block(block) for block in message.blocks],
         seq=message.seq,
-        heard=message.heard,
+        last_lease=message.heard,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class KvBlock:
     tokens: str  # packed int32, at most one block of them
     pages: str  # packed int32 [layer]
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
-    owner: str = NOBODY.hex()  # hex of `shared.owners.owner_key`: the session that made it
+    owner: str = NO_OWNER.hex()  # hex of `shared.owners.owner_key`: the session that made it
     replaces: str = ""  # key of a block that begins as this one: it may go; empty: of none
     expiry_s: int = 0  # how long it outlives its last use; 0: as every tier has it
 

@@ -212,7 +212,7 @@ class Adapters:
     async def _refuse_standing(
         self, name: Name, message: AdapterAdd
     ) -> tuple[AdapterRecord | None, int]:
-        """What stands under the name in the house, if it may be replaced."""
+        """What stands under the name on any host, if it may be replaced."""
         standing, revision = await self._index.standing(name)
         if not message.replace and (standing is not None or self._registry.get(name) is not None):
             raise AdapterExists(message.name)

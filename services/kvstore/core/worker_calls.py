@@ -128,7 +128,7 @@ class WorkerCalls:
                 self._tiers.unpin(ticket.split(event.num_kept), now_ns, effects)
             elif not event.num_kept:
                 self._tiers.unpin(worker.tickets.pop(event.ticket), now_ns, effects)
-        if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.heard):
+        if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.last_lease):
             worker.end_leases(event.page_bytes, pages)
             self._arenas[event.page_bytes].give(pages, effects)
         self._storing.send(now_ns, effects)

@@ -2,7 +2,7 @@
 
 One thread and, while there is something to fetch, one connection. A page is believed if its header
 names what was asked for and its bytes are the ones that were once stored under it. What another
-host of the house computed is not computed again: that is what the secret is for.
+host of the deployment computed is not computed again: that is what the secret is for.
 """
 
 import logging

@@ -162,8 +162,8 @@ class Fetches:
             self._finish(fetch)
 
     def next_request(self, now_s: float) -> Request | None:
-        """The most urgent pages that nobody was asked for, if the window has room for them; they
-        count as asked for.
+        """The most urgent pages that were not requested, if the window has room for them; they
+        count as requested.
         """
         while self._wanted and self._wanted[0][2].is_over:
             heapq.heappop(self._wanted)

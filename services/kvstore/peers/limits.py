@@ -21,7 +21,7 @@ SERVER_IDLE_S = 300.0
 class Identity:
     """Attributes:
     host_id: of this host.
-    secret: the deployment's: a peer is whoever proves that it knows it.
+    secret: the deployment's: a host that proves that it knows it is a peer.
     tls: of the client's or the server's side; None: plain TCP.
     """
 

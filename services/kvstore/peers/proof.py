@@ -1,8 +1,8 @@
-"""Two kvstores prove to each other that they know the house's secret, without telling it.
+"""Two kvstores prove to each other that they know the deployment's secret, without sending it.
 
 A proof is an HMAC over everything that both have said. It names the side that gives it, so that
 what one side proved cannot be sent back to it as the other's proof; each side's own nonce makes an
-old proof worthless. The client goes first: whoever only connects is told nothing that a secret
+old proof worthless. The client goes first: a stranger who connects learns nothing that a secret
 could be guessed from.
 
 This says who is at the other end when a connection begins. Who can change bytes on the way may do
@@ -25,7 +25,7 @@ class Side(Enum):
 
 
 def new_nonce() -> bytes:
-    """Bytes that nobody else has or will have."""
+    """Bytes that are never used again."""
     return secrets.token_bytes(NONCE_BYTES)
 
 

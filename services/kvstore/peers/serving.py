@@ -36,7 +36,7 @@ class ServerCounts:
 
     Attributes:
         num_accepted: connections, of strangers too.
-        num_refused: connections of others than kvstores of this house, or that broke the rules.
+        num_refused: connections from outside of the deployment, or that broke the rules.
         num_turned_away: for which there was no room.
         num_cut_off: that took nothing any more.
     """

@@ -1,7 +1,7 @@
 """What two kvstores say to each other on a connection, as bytes. No I/O here.
 
-1. Each proves that it knows the house's secret (`proof.py`): the client sends a `Hello`, the server
-   its own, the client its proof, the server its own. A `Hello` has a fixed size.
+1. Each proves that it knows the deployment's secret (`proof.py`): the client sends a `Hello`, the
+   server its own, the client its proof, the server its own. A `Hello` has a fixed size.
 2. The client sends `Request`s: keys of blocks whose page of one layer it wants. It asks for no more
    than it has room for, so a request is the credit for its answers.
 3. The server answers every page that was asked for: an `Answer` speaks of a run of them, in the

@@ -3,8 +3,8 @@
 The bytes of a number are not alike: of a bfloat16 one says sign and exponent, which are similar in
 all of a page, and one the fraction, which is noise. So all first bytes are put before all second
 ones, and zstd finds what there is in the first half and passes over the rest (as Blosc does for
-arrays, https://www.blosc.org/pages/blosc-in-depth). How many bytes a number has nobody told the
-kvstore: it is tried.
+arrays, https://www.blosc.org/pages/blosc-in-depth). How many bytes a number has is not
+known here: it is tried.
 """
 
 import threading

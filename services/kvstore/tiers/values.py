@@ -11,7 +11,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES, BlockKey
-from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
+from shared.owners import NO_OWNER, OWNER_BYTES, OwnerKey
 
 HEADER_BYTES = 512
 _MAGIC = b"SYMKVPG1"
@@ -21,7 +21,7 @@ _FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES}s16sHHHIqQ")
 _NAME_FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES + 16}xH2xHI8xQ")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
-_OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros are nobody
+_OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros: no owner
 LAYERS_MAX = 0xFFFF
 TOKENS_MAX = (_OWNER_AT - _FIELDS.size) // 4
 
@@ -53,7 +53,7 @@ class ValueHeader:
     created_s: int
     tokens: Sequence[int]
     checksum: int
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
 
 
 class ValueName(NamedTuple):

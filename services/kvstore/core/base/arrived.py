@@ -1,4 +1,4 @@
-"""What peers say of the blocks that they send, until those can be written to this host's disk.
+"""What peers report of the blocks that they send, until those can be written to this host's disk.
 
 A peer is believed no more than it must be: a key is the hash of what it names, so parent and tokens
 are proven by it, and the disk's writer holds every page against its checksum once more.
@@ -7,7 +7,7 @@ are proven by it, and the disk's writer holds every page against its checksum on
 from dataclasses import dataclass, field
 
 from shared.blocks import BLOCK_TOKENS, NO_PARENT, BlockKey, child_key
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Arrived:
     fingerprint: str
     tokens: list[int] = field(default_factory=list)
     parent: BlockKey = NO_PARENT
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     checksums: dict[int, int] = field(default_factory=dict)
 
-    def hear(self, key: BlockKey, layer: int, told: PageFacts) -> bool:
+    def take(self, key: BlockKey, layer: int, facts: PageFacts) -> bool:
         """Take in what came with the page of this layer; False: it cannot be true."""
         if not self.tokens:
-            if not 0 < len(told.tokens) <= BLOCK_TOKENS:
+            if not 0 < len(facts.tokens) <= BLOCK_TOKENS:
                 return False
-            if child_key(told.parent, told.tokens) != key:
+            if child_key(facts.parent, facts.tokens) != key:
                 return False
-            self.tokens, self.parent, self.owner = told.tokens, told.parent, told.owner
-        self.checksums[layer] = told.checksum
+            self.tokens, self.parent, self.owner = facts.tokens, facts.parent, facts.owner
+        self.checksums[layer] = facts.checksum
         return True

@@ -1,4 +1,4 @@
-"""How long somebody who failed is left alone."""
+"""How long a host that failed is not asked again."""
 
 from dataclasses import dataclass
 

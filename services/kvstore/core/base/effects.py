@@ -9,7 +9,7 @@ from services.kvstore.core.base.runs import Run
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 class LoadOutcome(Enum):
@@ -34,7 +34,7 @@ class SaveOutcome(Enum):
     """How the write of one run to the object store ended."""
 
     SAVED = "saved"
-    MISSING = "missing"  # the disk no longer has all of it: it is told what
+    MISSING = "missing"  # the disk no longer has all of it: the core gets a missing key
     UNREAD = "unread"  # the disk could not be read
     FAILED = "failed"  # the object store did not take it
 
@@ -92,7 +92,7 @@ class DiskWrite:
     page_bytes: int
     pages: list[int]
     checksums: Sequence[int]
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     expiry_s: int | None = 0
 
 
@@ -147,7 +147,7 @@ class DropRuns:
 
 @dataclass(frozen=True, slots=True)
 class DropSession:
-    """Remove all that this session has in the object store, whoever wrote it, after everything
+    """Remove all that this session has in the object store, from any host, after everything
     asked of it before.
     """
 

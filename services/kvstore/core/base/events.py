@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shared.blocks import BlockKey
 from shared.ids import HostId, TenantId, WorkerId
 from shared.messages import KvPlace
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class NewBlock:
     tokens: list[int]
     pages: list[int]
     checksums: list[int]
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     replaces: BlockKey | None = None
     expiry_s: int = 0
 
@@ -43,8 +43,8 @@ class Commit:
     """New blocks of one model.
 
     Attributes:
-        heard: number of the last lease whose answer the worker had: no page of a later one is
-            meant.
+        last_lease: number of the last lease whose answer the worker received: no page of a later
+            one is meant.
     """
 
     worker_id: WorkerId
@@ -53,7 +53,7 @@ class Commit:
     page_bytes: int
     blocks: list[NewBlock]
     seq: int = 0
-    heard: int = 0
+    last_lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class RemotePrefix:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring up and pin the longest stored prefix of `keys`.
+    """Load and pin the longest stored prefix of `keys`.
 
     Attributes:
-        blocks_max: as many as can be told in an answer.
+        blocks_max: as many as fit in an answer.
         hinted_by: tenant whose turn is only announced; None: a turn waits.
         num_before: blocks of the sequence that precede the first of `keys`.
-        offer: where blocks are that this host lacks; None: nowhere, or nobody asked.
+        offer: where blocks are that this host lacks; None: nowhere, as far as is known.
         fingerprint: of the model; needed with an offer.
     """
 
@@ -118,7 +118,7 @@ class Renew:
     """A worker is alive and still holds these tickets and leased pages.
 
     Attributes:
-        heard: number of the last lease whose answer it has.
+        last_lease: number of the last lease whose answer it has.
         used: last blocks of sequences that turns ran on without asking for them.
     """
 
@@ -127,14 +127,14 @@ class Renew:
     tickets: list[int]
     page_bytes: int = 0
     leased: list[int] = field(default_factory=list)
-    heard: int = 0
+    last_lease: int = 0
     used: list[BlockKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Unpin a ticket (0: none), but for its first `num_kept` blocks, and give leased pages back;
-    `heard` as in `Commit`.
+    `last_lease` as in `Commit`.
     """
 
     worker_id: WorkerId
@@ -143,5 +143,5 @@ class Release:
     page_bytes: int = 0
     pages: list[int] = field(default_factory=list)
     seq: int = 0
-    heard: int = 0
+    last_lease: int = 0
     num_kept: int = 0

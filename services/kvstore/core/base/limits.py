@@ -15,7 +15,7 @@ class Limits:
     expiry_ns: blocks unused for this long are deleted.
     noted_ns: how far a block's last use, as written to disk and Redis, may lag behind.
     load_bytes_max: of one batch for the loader: what a more urgent page may have to wait for.
-    ticket_ns: tickets that nobody renewed for this long are released; leased pages that a worker
+    ticket_ns: tickets not renewed for this long are released; leased pages that a worker
         does not name by then are taken back.
     load_batches_max: batches with the loader at once; two keep it busy.
     eviction: policy by which idle blocks give their pages.
@@ -60,10 +60,10 @@ class Counts:
     num_pages_corrupt: int = 0
     num_pages_unread: int = 0  # loads that failed for another reason
     num_blocks_committed: int = 0
-    num_blocks_unwritten: int = 0  # given up: the disk did not take them
+    num_blocks_unwritten: int = 0  # dropped: the disk did not take them
     num_blocks_dropped: int = 0  # left the disk for age or size
     num_tickets_expired: int = 0
-    num_disks_anew: int = 0  # databases given up as damaged
+    num_disks_anew: int = 0  # databases reset for damage
     num_pages_from_objects: int = 0  # of those fetched
     num_runs_saved: int = 0  # written to the object store
     num_runs_unsaved: int = 0  # that it did not take

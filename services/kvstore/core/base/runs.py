@@ -1,6 +1,6 @@
 """What the object store holds: runs, each an object.
 
-A run is some blocks of one session that follow each other. Its name alone tells which they are, so
+A run is some blocks of one session that follow each other. Its name alone says which they are, so
 that one listing of a session's objects, held against the keys of a sequence, says what can be had.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shared.blocks import BlockKey
 from shared.expiry import is_rounded_expiry_s
 from shared.ids import HostId, subject_token
-from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
+from shared.owners import NO_OWNER, OWNER_BYTES, OwnerKey
 
 NAMED_BYTES = 6  # of each key: what is read is held against the whole one
 BLOCKS_MAX = 64  # of a run: an object's name has at most 1,024 bytes
@@ -26,7 +26,8 @@ class Run:
     """Attributes:
     owner: the session that made its blocks.
     depth: blocks of the sequence before its first.
-    before: who made the block before its first; nobody: there is none, or nobody's was it.
+    before: the session that made the block before its first; `NO_OWNER`: there is none, or none is
+        known.
     named: the beginnings of its blocks' keys.
     host_id: whose kvstore wrote it.
     expiry_s: how long its session outlives its last use; 0: as the tier has it.
@@ -77,11 +78,11 @@ class Run:
         return layer * self.num_blocks + at
 
     def names(self) -> set[bytes]:
-        """What it tells of its keys."""
+        """What its name contains of its keys."""
         return {self.named[at : at + NAMED_BYTES] for at in range(0, len(self.named), NAMED_BYTES)}
 
     def has(self, at: int, key: BlockKey) -> bool:
-        """Whether its `at`-th block is the one of this key, as far as its name tells."""
+        """Whether its `at`-th block is the one of this key, as far as its name says."""
         return self.named[at * NAMED_BYTES : (at + 1) * NAMED_BYTES] == named(key)
 
 
@@ -168,5 +169,5 @@ def earlier_owners(runs: Iterable[Run], num_before: int) -> set[OwnerKey]:
     return {
         run.before
         for run in runs
-        if run.depth > num_before and run.before != NOBODY and run.before not in owners
+        if run.depth > num_before and run.before != NO_OWNER and run.before not in owners
     }

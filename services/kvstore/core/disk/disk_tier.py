@@ -15,7 +15,7 @@ from services.kvstore.core.disk.owned_rows import OwnedRows
 from services.kvstore.core.disk.stored_block import UNKNOWN, StoredBlock
 from services.kvstore.core.disk.use_order import UseOrder
 from shared.blocks import BlockKey
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
 EVER_NS = 1 << 62  # longer than anything lasts
@@ -26,10 +26,10 @@ NOTED_SHARE = 4  # of an expiry of its own: so old may be what is written down o
 
 class DiskTier:
     """Blocks on disk. Expired ones go, and for room the least recently used first, however long
-    they have. A block is given up only after those that continue it: without it, nobody can use
+    they have. A block is evicted only after those that continue it: without it, no turn can use
     them. So what two sessions begin with has the longer expiry of theirs.
 
-    How many blocks lead a session's sequence is told by their depths. Where one goes from under
+    Depths say how many blocks lead a session's sequence. Where one goes from under
     others of its session, or comes back, those are counted again when that is next asked; not those
     of other sessions.
 
@@ -38,8 +38,8 @@ class DiskTier:
 
     Attributes:
         num_bytes: of all blocks together.
-        on_change: told of every session of which blocks came, went or were used, and how many lead
-            its sequence now: at least so many; 0: they are to be counted.
+        on_change: called with every session of which blocks came, went or were used, and how many
+            lead its sequence now: at least so many; 0: they are to be counted.
     """
 
     def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
@@ -136,7 +136,7 @@ class DiskTier:
             return
         found, table = found.by_use(), self._table
         self._owned.fill(found.owners)
-        # A kill may have left the expiry that was told last with some of a session's blocks: with
+        # A kill may have left the latest expiry with only some of a session's blocks: with
         # those used last, since telling it is a use.
         found = replace(found, expiry_ns=found.expiry_ns[self._owned.lasts()])
         before = table.fill(found)
@@ -186,7 +186,7 @@ class DiskTier:
         return block
 
     def clear(self) -> None:
-        """Forget every block, and tell nobody of any."""
+        """Forget every block, without reports."""
         self._table.clear()
         self._order.clear()
         self._owned.clear()
@@ -320,7 +320,7 @@ class DiskTier:
         for row in rows:
             at = row
             while at != NO_ROW and depth[at] == UNKNOWN:
-                depth[at] = 0  # were it its own ancestor, nobody would go round
+                depth[at] = 0  # a block that is its own ancestor must end the walk
                 above.append(at)
                 at = self._table.parent_row(at)
             before = UNKNOWN if at == NO_ROW else depth[at]
@@ -331,7 +331,7 @@ class DiskTier:
     def _tell(self, row: int, owner: OwnerKey, least: int) -> None:
         """Something happened to the block in this row, so that at least so many lead its sequence;
         0: those that continue it, or all, are to be counted."""
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             return
         if not self._owned.num_of(owner):
             self._uncounted.discard(owner)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.kvstore.core.disk.block_table import NO_ROW
-from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
+from shared.owners import NO_OWNER, OWNER_BYTES, OwnerKey
 
 _NO_OWNER = -1
 _OWNER = struct.Struct(f"{OWNER_BYTES}s")
@@ -16,7 +16,7 @@ _OWNER = struct.Struct(f"{OWNER_BYTES}s")
 
 class OwnedRows:
     """A chain of rows a session, held by arrays: a list each would take twice as much, and time of
-    the collector. Nobody's rows are in none.
+    the collector. Rows without an owner are in none.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class OwnedRows:
     def owner_of(self, row: int) -> OwnerKey:
         """Who made what is in this row."""
         number = self._owner[row]
-        return NOBODY if number == _NO_OWNER else self._names[number]
+        return NO_OWNER if number == _NO_OWNER else self._names[number]
 
     def of(self, owner: OwnerKey) -> list[int]:
         """What `owner` made and is not gone, in the order in which it came."""
@@ -90,7 +90,7 @@ class OwnedRows:
         self._num[number] -= 1
         if not self._num[number]:
             del self._numbers[self._names[number]]
-            self._names[number] = NOBODY
+            self._names[number] = NO_OWNER
             self._free.append(number)
 
     def fill(self, owners: bytes) -> None:
@@ -98,10 +98,10 @@ class OwnedRows:
         of what is here."""
         self.clear()
         numbers = self._numbers
-        numbers[NOBODY] = _NO_OWNER  # only while all are numbered: the others count from 0
+        numbers[NO_OWNER] = _NO_OWNER  # only while all are numbered: the others count from 0
         for (name,) in _OWNER.iter_unpack(owners):
             self._owner.append(numbers.setdefault(name, len(numbers) - 1))
-        del numbers[NOBODY]
+        del numbers[NO_OWNER]
         self._names = list(numbers)
         owner = np.array(self._owner, np.int32)
         rows = np.argsort(owner, kind="stable").astype(np.int32)
@@ -119,7 +119,7 @@ class OwnedRows:
         self._num = array("i", num.tobytes())
 
     def lasts(self) -> npt.NDArray[np.int32]:
-        """For each row, the one that its session made last; nobody's has none beside itself."""
+        """For each row, the one that its session made last; for a row without an owner, itself."""
         owner = np.array(self._owner, np.int32)
         rows = np.arange(len(owner), dtype=np.int32)
         is_owned = owner != _NO_OWNER
@@ -139,7 +139,7 @@ class OwnedRows:
         return {name: int(greatest[number]) for name, number in self._numbers.items()}
 
     def _number(self, owner: OwnerKey) -> int:
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             return _NO_OWNER
         if (number := self._numbers.get(owner)) is not None:
             return number

@@ -1,5 +1,5 @@
 """Blocks on disk in order of last use, those that expire alike together: so the oldest of each kind
-tells whether any of it is expired, and all kinds together whose turn it is to make room.
+shows whether any of it is expired, and all kinds together which block makes room next.
 """
 
 from array import array

@@ -1,9 +1,10 @@
-"""Asking all hosts for a session's KV, where nobody could tell where it is: Redis is away, and the
-scheduler has never heard of the session, or is new.
+"""Asking all hosts for a session's KV, where its location is unknown: Redis is away, and the
+scheduler does not know the session, or has just started.
 
-What is asked is small, a few blocks spread over the sequence, and who has none of them is silent.
-Everybody hears every question, so each host knows how many are asked in the whole house, and asks
-nothing while that is too much: all of them together keep to a limit that nobody keeps account of.
+What is asked is small, a few blocks spread over the sequence, and hosts that have none of them do
+not answer.
+Every host receives every question, so each knows how many are asked in the whole deployment, and
+asks nothing while that is too much: together they keep to a limit without a central counter.
 """
 
 from collections.abc import Iterable
@@ -28,11 +29,11 @@ class Finding:
         self._questions = Budget(QUESTIONS_PER_S)
 
     def may_ask(self, now_ns: int) -> bool:
-        """Whether the house asks little enough."""
+        """Whether the deployment asks little enough."""
         return self._questions.is_free(now_ns)
 
     def on_question(self, now_ns: int) -> None:
-        """Somebody asked, perhaps this host."""
+        """A host asked, perhaps this one."""
         self._questions.take(1, now_ns)
 
     def is_enough(self, host_id: HostId, num: int, num_asked: int) -> bool:

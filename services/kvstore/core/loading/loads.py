@@ -1,4 +1,4 @@
-"""What is on its way into the arenas: asked of which source, in which order, and by when."""
+"""What is being loaded into the arenas: from which source, in which order, and by when."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ class Loads:
         self._queues[source] = ReadQueue(source)
 
     def _forget_one(self) -> None:
-        """The longest known of those that nobody waits for."""
+        """The longest known of those that no load waits for."""
         for host_id, source in self._peers.items():
             if not source.num_batches and not source.backlog.num_bytes:
                 del self._peers[host_id], self._queues[source]

@@ -1,4 +1,4 @@
-"""Other hosts: who is worth asking for blocks, and who has let us down lately."""
+"""Other hosts: which are worth asking for blocks, and which failed lately."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from heapq import nlargest
 from services.kvstore.core.base.backoff import Backoff
 from shared.ids import HostId
 from shared.locations import is_objects, known_places
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 ASKED_MAX = 2  # hosts, for one stage
 FAILED_MAX = 1024  # hosts remembered for their failures
@@ -62,7 +62,7 @@ class Peers:
 
 class Deleted:
     """Sessions that were deleted a short while ago: what was asked for before must not come back
-    from a host that had not heard of it yet.
+    from a host that did not know of it yet.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Deleted:
 
     def add(self, owner: OwnerKey, now_ns: int) -> None:
         """This session is deleted."""
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             return
         self._at_ns[owner] = now_ns
         self._at_ns.move_to_end(owner)

@@ -1,4 +1,4 @@
-"""Which part of a sequence can be brought up, from where, and where its pages go."""
+"""Which part of a sequence can be loaded, from where, and where its pages go."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def blocks_below(
     far as we know.
 
     Args:
-        of_peer: who offers blocks; None: nobody.
+        of_peer: the host that has blocks; None: there is none.
     """
     num_offered = 0 if event.offer is None or of_peer is None else event.offer.num_blocks
     shape = (event.num_layers, event.page_bytes)
@@ -49,8 +49,8 @@ def blocks_below(
 def pin_prefix(
     arena: ArenaTier, event: Stage, find: FindBlock, block_ids: Iterator[int]
 ) -> list[ArenaBlock]:
-    """Pin the longest prefix of which every layer is in the arena, on its way there, or to be had
-    from a source; what cannot be told is not pinned either.
+    """Pin the longest prefix of which every layer is in the arena, loading, or to be had
+    from a source; what does not fit in the answer is not pinned either.
     """
     blocks: list[ArenaBlock] = []
     for at, key in enumerate(event.keys[: event.blocks_max]):

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from services.kvstore.core.base.arrived import Arrived
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import NO_PARENT, BlockKey
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
 NO_LAYER = -1
 
 
 class Announced(NamedTuple):
-    """What the disk and other hosts are told of a block beside its pages: in arrays, which take a
+    """What the disk and other hosts get of a block beside its pages: in arrays, which take a
     quarter of what lists do.
 
     Attributes:
@@ -50,7 +50,7 @@ class ArenaBlock:
         num_pins: tickets that hold it.
         goes_whole: while it is idle: all its pages go at once.
         is_writing: the writer still reads its pages.
-        is_alive: False once forgotten; its pages stay until nobody reads or fills them.
+        is_alive: False once forgotten; its pages stay while they are read or filled.
     """
 
     block_id: int
@@ -62,7 +62,7 @@ class ArenaBlock:
     depth: int
     used_at_ns: int
     source: Source
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     parent: BlockKey = NO_PARENT
     arrived: Arrived | None = None
     announced: Announced | None = None
@@ -90,12 +90,12 @@ class ArenaBlock:
 
     @property
     def is_coming(self) -> bool:
-        """Some of it is on its way."""
+        """Some of it is loading."""
         return bool(self.queued or self.in_flight)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody reads its pages and nobody fills them."""
+        """Its pages are neither read nor filled."""
         return not (self.num_pins or self.is_writing or self.queued or self.in_flight)
 
     @property

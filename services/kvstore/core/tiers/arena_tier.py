@@ -92,7 +92,7 @@ class ArenaTier:
         return pages
 
     def give(self, pages: Iterable[int], effects: list[Effect]) -> None:
-        """Pages that nobody uses any more."""
+        """Pages that are not used any more."""
         pages = list(pages)
         self._free += pages
         self._publish(pages, PageState.FREE, effects)
@@ -115,7 +115,7 @@ class ArenaTier:
         self.idle.discard(block)
 
     def unpin(self, blocks: Iterable[ArenaBlock], effects: list[Effect]) -> None:
-        """Undo one `pin` of each. The last one gives up the loads that have not begun."""
+        """Undo one `pin` of each. The last one cancels the loads that have not begun."""
         pages: list[int] = []
         for block in blocks:
             block.num_pins -= 1
@@ -161,7 +161,7 @@ class ArenaTier:
             block.owner = owner
 
     def forget(self, block: ArenaBlock, effects: list[Effect]) -> None:
-        """Nobody finds this block any more; its pages go as soon as nobody holds them."""
+        """The block cannot be found any more; its pages go as soon as they are not held."""
         if block.is_alive:
             self._unlist(block)
         lost = self._unqueue(block)
@@ -194,7 +194,7 @@ class ArenaTier:
         return layers
 
     def _settle(self, block: ArenaBlock, pages: list[int]) -> None:
-        """Adds to `pages` what it gives up."""
+        """Adds to `pages` those that it frees."""
         if not block.is_idle:
             return
         if not block.is_alive:

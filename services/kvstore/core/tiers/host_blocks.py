@@ -11,7 +11,7 @@ from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.memory_tier import MemoryTier
 from shared.blocks import BlockKey
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 class HostBlocks:
@@ -51,7 +51,7 @@ class HostBlocks:
         self._is_moving = was_here or is_counted
         self.disk.add(block)
         self._is_moving = False
-        if is_counted and not was_here and block.owner != NOBODY:
+        if is_counted and not was_here and block.owner != NO_OWNER:
             self.on_change(block.owner, 0)
 
     def to_memory(self, key: BlockKey, write: DiskWrite | None) -> None:

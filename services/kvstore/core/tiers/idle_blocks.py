@@ -1,4 +1,4 @@
-"""Blocks that nobody reads or fills, and which page of theirs goes first."""
+"""Blocks that are neither read nor filled, and which page of theirs goes first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

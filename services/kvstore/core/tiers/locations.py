@@ -1,11 +1,11 @@
-"""Where sessions' KV is, as this host tells Redis: what is to be said next, and whether what was
-said is still there.
+"""Where sessions' KV is, as this host reports it to Redis: what to send next, and whether what was
+sent is still there.
 
-Only sessions that changed are told. Redis keeps a digest of all that this host has said, and takes
+Only sessions that changed are sent. Redis keeps a digest of all that this host has sent, and takes
 no more where that is another one (it was wiped, or came back with an old snapshot): then everything
-said before is made void by a new *life* and said again, a part at a time, without anything being
+sent before is made void by a new *life* and sent again, a part at a time, without anything being
 read. The digest can be computed from the disk, so a kvstore that restarts goes on where its last
-life ended, unless some blocks were in memory alone: then all is said again.
+life ended, unless some blocks were in memory alone: then all is sent again.
 """
 
 from collections import Counter
@@ -17,9 +17,9 @@ from typing import Protocol
 from shared.locations import HostClaim
 from shared.owners import OwnerKey
 
-SESSIONS_MAX = 128  # of one update: nobody waits for long, here or in Redis
+SESSIONS_MAX = 128  # of one update: it takes little time, here and in Redis
 COUNTED_MAX = 2048  # sessions and their blocks looked at for one update, and those of one more
-EXACT_MAX = 2048  # blocks of a session; of a larger one it is told a little later what is gone
+EXACT_MAX = 2048  # blocks of a session; of a larger one, lost blocks are reported a little later
 INEXACT = 16  # when that is one part of so many
 _MASK = (1 << 64) - 1
 _COUNT = 0  # of a changed session: how many blocks it has must be counted
@@ -27,12 +27,12 @@ _COUNT = 0  # of a changed session: how many blocks it has must be counted
 
 @dataclass(frozen=True, slots=True)
 class LocationUpdate:
-    """What Redis is to be told in one step, if it has what was said before.
+    """What Redis is sent in one step, if it has what was sent before.
 
     Attributes:
         sessions: leading blocks here, by session; 0: none any more.
-        claim: what is true of all that was said, then.
-        before: what Redis says of this host if it has lost nothing; None: that does not matter.
+        claim: what is true of all that was sent, then.
+        before: what Redis has of this host if it has lost nothing; None: that does not matter.
         expiry_ns: how long one of the sessions outlives its last use, at most, if one has an expiry
             of its own.
     """
@@ -44,10 +44,10 @@ class LocationUpdate:
 
 
 class Counted(Protocol):
-    """A tier of which it can be told how much of each session it has.
+    """A tier that counts how much of each session it has.
 
     Attributes:
-        on_change: told of every session of which something came, went or was used, and how many
+        on_change: called with every session of which something came, went or was used, and how many
             blocks lead its sequence now: at least so many; 0: they are to be counted.
     """
 
@@ -66,7 +66,7 @@ class Counted(Protocol):
 
 
 class Locations:
-    """How many leading blocks of each session are in a tier of this host, and who was told.
+    """How many leading blocks of each session are in a tier of this host, and what Redis has.
 
     The shell has Redis checked while `is_in_doubt`, and now and then; then it sends what `take`
     gives while it `has_news`, and says what became of each.
@@ -80,16 +80,16 @@ class Locations:
         self._digest = 0
         self._is_claimed = False
         self._changed: dict[OwnerKey, int] = {}  # to: at least so many blocks
-        self._anew: list[OwnerKey] = []  # all sessions, to be told again
+        self._resend: list[OwnerKey] = []  # all sessions, to be sent again
         self._num_removed: Counter[OwnerKey] = Counter()  # blocks since they were counted, of large
         self._sending: LocationUpdate | None = None
-        self._unsettled: LocationUpdate | None = None  # sent, and nobody knows whether it came
+        self._unsettled: LocationUpdate | None = None  # sent, and may not have arrived
         self.is_in_doubt = True
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell."""
-        return bool(self._changed or self._anew or not self._is_claimed)
+        """Whether there is something to send."""
+        return bool(self._changed or self._resend or not self._is_claimed)
 
     @property
     def said(self) -> HostClaim | None:
@@ -97,13 +97,13 @@ class Locations:
         return None if self._life is None else self._claim(self._life)
 
     def on_found(self) -> None:
-        """The tier was read: an earlier life may have said all that."""
+        """The tier was read: an earlier life may have sent all that."""
         self._said = self._tier.count_all_leading()
         self._digest = sum(_hash(owner, num) for owner, num in self._said.items()) & _MASK
         self._changed.clear()
 
     def on_lost(self) -> None:
-        """The disk begins anew: what was said of it is void."""
+        """The disk was reset: what was sent of it is void."""
         self._life = None
         self._forget_said()
         self._sending = self._unsettled = None
@@ -127,10 +127,10 @@ class Locations:
                 return
         self._life = life
         self._forget_said()
-        self._anew = self._tier.owners
+        self._resend = self._tier.owners
 
     def take(self) -> LocationUpdate | None:
-        """What to tell next; None: nothing, or nothing of those that were looked at so far."""
+        """What to send next; None: nothing, or nothing of those that were looked at so far."""
         assert self._sending is None, "one update at a time"
         if self._life is None or self.is_in_doubt:
             return None
@@ -140,8 +140,8 @@ class Locations:
             num_counted += 1
             if self._changed:
                 owner, least = self._changed.popitem()
-            elif self._anew:
-                owner, least = self._anew.pop(), _COUNT
+            elif self._resend:
+                owner, least = self._resend.pop(), _COUNT
                 if owner in self._said or owner in sessions:
                     continue
             else:
@@ -171,7 +171,7 @@ class Locations:
             self._sending, self._is_claimed = None, True
 
     def on_failed(self) -> None:
-        """Redis did not take what was taken last, or nobody knows: it has to be checked."""
+        """Redis did not take what was taken last, or may not have: it has to be checked."""
         self.is_in_doubt = True
         if self._sending is not None:
             self._changed |= dict.fromkeys(self._sending.sessions, _COUNT)
@@ -182,10 +182,10 @@ class Locations:
         if least == _COUNT and num_owned > EXACT_MAX:
             self._num_removed[owner] += 1
             if self._num_removed[owner] * INEXACT < num_owned:
-                return  # to count so many for each that goes would hold up everybody
+                return  # counting so many for each that goes would hold up the loop
             del self._num_removed[owner]
         if least == _COUNT and not num_owned and not self._may_be_said(owner):
-            self._changed.pop(owner, None)  # came and went: nobody heard of it
+            self._changed.pop(owner, None)  # came and went without being sent
             return
         before = self._changed.get(owner, least)
         self._changed[owner] = _COUNT if _COUNT in (before, least) else max(before, least)
@@ -206,7 +206,7 @@ class Locations:
 
     def _forget_said(self) -> None:
         self._said, self._digest, self._is_claimed = {}, 0, False
-        self._changed, self._anew = {}, []
+        self._changed, self._resend = {}, []
         self._num_removed.clear()
 
     def _claim(self, life: str) -> HostClaim:

@@ -8,7 +8,7 @@ from services.kvstore.core.base.effects import DiskWrite
 from services.kvstore.core.disk.disk_tier import EVER_NS, is_noted_late
 from services.kvstore.core.disk.stored_block import StoredBlock
 from shared.blocks import BlockKey
-from shared.owners import NOBODY, OwnedKeys, OwnerKey
+from shared.owners import NO_OWNER, OwnedKeys, OwnerKey
 
 RECHECK_NS = 60_000_000_000  # until an expired block that others continue is looked at again
 
@@ -146,7 +146,7 @@ class MemoryTier:
         return expired
 
     def _report(self, owner: OwnerKey, least: int) -> None:
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             self.on_change(owner, least)
 
     def _expires_at_ns(self, block: StoredBlock) -> int:

@@ -7,7 +7,7 @@ from services.kvstore.core.base.deadlines import Deadlines
 from services.kvstore.core.base.runs import Run
 from services.kvstore.core.disk.disk_tier import EVER_NS, NEVER_NS
 from shared.expiry import expiry_ns
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 LINKS_MAX = 4  # sessions that begin one another, gone through
 
@@ -68,12 +68,12 @@ class ObjectTier:
         return {owner: self.count_leading(owner) for owner in self._saved}
 
     def add(self, run: Run, num_bytes: int, used_at_ns: int, *, is_listed: bool = False) -> None:
-        """A run is stored, of a session that was used then. Its name tells what was so when it was
-        begun: the expiry of a session that is known was told since.
+        """A run is stored, of a session that was used then. Its name says what was true when it was
+        begun: the expiry of a session that is known is newer.
         """
         is_new = run.owner not in self._saved
         saved = self._saved.setdefault(run.owner, _Saved())
-        if run not in saved.runs and run.before not in {NOBODY, run.owner}:
+        if run not in saved.runs and run.before not in {NO_OWNER, run.owner}:
             self._after.setdefault(run.before, Counter())[run.owner] += 1
         more = num_bytes - saved.runs.get(run, 0)
         saved.runs[run] = num_bytes
@@ -203,7 +203,7 @@ class ObjectTier:
         return saved.used_at_ns + (saved.expiry_ns or self._expiry_ns)
 
     def _leave(self, run: Run) -> None:
-        """A run continues nobody's any more."""
+        """A run continues no other session's any more."""
         if (after := self._after.get(run.before)) is not None and run.owner in after:
             after[run.owner] -= 1
             if not after[run.owner]:
@@ -222,7 +222,7 @@ class ObjectTier:
             if each in found or (saved := self._saved.get(each)) is None:
                 continue
             found.append(each)
-            todo += {run.before for run in saved.runs} - {NOBODY}
+            todo += {run.before for run in saved.runs} - {NO_OWNER}
         return found
 
 

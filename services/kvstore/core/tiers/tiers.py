@@ -39,7 +39,7 @@ class Tiers:
 
     @property
     def has_copy(self) -> Callable[[BlockKey], bool]:
-        """Whether an arena may give up parts of a block. Where the disk keeps blocks for less long
+        """Whether an arena may evict parts of a block. Where the disk keeps blocks for less long
         than the arenas, it may not: the rest would be of no use once the disk has evicted its copy.
         """
         return self._disk.is_here if self.is_disk_larger else _has_none
@@ -85,11 +85,11 @@ class Tiers:
         return found
 
     def surplus(self, now_ns: int, num_max: int) -> list[BlockKey]:
-        """Blocks on disk to give up for age or size, at most so many now."""
+        """Blocks on disk to evict for age or size, at most so many now."""
         return self._disk.surplus(now_ns, self._is_busy, num_max)
 
     def oldest(self, num_bytes: int) -> list[BlockKey]:
-        """Blocks to give up for this much room on disk."""
+        """Blocks to evict for this much room on disk."""
         return self._disk.oldest(num_bytes, self._is_busy)
 
     def take_expired(self, now_ns: int, num_max: int) -> list[BlockKey]:
@@ -123,7 +123,7 @@ class Tiers:
         return self._disk.owned(owner) + self.blocks.memory.owned(owner) + in_arenas
 
     def forget(self, key: BlockKey, effects: list[Effect]) -> bool:
-        """Nobody finds this block any more; whether anybody could."""
+        """The block cannot be found any more; whether it could."""
         stored = self._disk.remove(key)
         blocks = [arena.blocks[key] for arena in self.arenas.values() if key in arena.blocks]
         if stored is not None:
@@ -135,8 +135,8 @@ class Tiers:
         return stored is not None or bool(blocks)
 
     def replace(self, new: NewBlock, effects: list[Effect]) -> None:
-        """A block was taken over: the one that it replaces is of no use any more. One that somebody
-        has pinned, or that does not stand in its place, is left alone."""
+        """A block was taken over: the one that it replaces is of no use any more. One that is
+        pinned, or that does not stand in its place, is left alone."""
         old = new.replaces
         if old is None or old == new.key:
             return

@@ -1,4 +1,4 @@
-"""Who may ask: open workers, the pages they lease, the tickets they hold."""
+"""Open workers, the pages they lease, and the tickets they hold."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from services.kvstore.core.tiers.arena_block import ArenaBlock
 from shared.errors import NotFound
 from shared.ids import TenantId, WorkerId
 
-HEARD_MAX = 4096  # numbers behind the latest that are told apart
+SEQ_WINDOW = 4096  # numbers behind the latest that are remembered
 RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
 
 
@@ -66,21 +66,21 @@ class OpenWorker:
     incarnation: str
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
     leased: dict[int, dict[int, Lease]] = field(default_factory=dict)
-    _heard: set[int] = field(default_factory=set)
+    _seen: set[int] = field(default_factory=set)
     _latest_seq: int = 0
     tickets: dict[int, Ticket] = field(default_factory=dict)
 
     def is_repeated(self, seq: int) -> bool:
-        """Whether this number was heard before, or is so old that nobody knows; 0 never is."""
+        """Whether this number was seen before, or is too old to know; 0 never is."""
         if seq <= 0:
             return False
-        if seq in self._heard or seq <= self._latest_seq - HEARD_MAX:
+        if seq in self._seen or seq <= self._latest_seq - SEQ_WINDOW:
             return True
-        self._heard.add(seq)
+        self._seen.add(seq)
         self._latest_seq = max(self._latest_seq, seq)
-        if len(self._heard) > 2 * HEARD_MAX:
-            oldest = self._latest_seq - HEARD_MAX
-            self._heard = {number for number in self._heard if number > oldest}
+        if len(self._seen) > 2 * SEQ_WINDOW:
+            oldest = self._latest_seq - SEQ_WINDOW
+            self._seen = {number for number in self._seen if number > oldest}
         return False
 
     def renew(self, event: Renew, now_ns: int) -> None:
@@ -101,15 +101,15 @@ class OpenWorker:
         lease = Lease(number, now_ns)
         self.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, lease))
 
-    def meant(self, page_bytes: int, pages: Iterable[int], heard: int) -> list[int]:
-        """Those of these pages that are leased to it, by leases that it knew of when it had heard
-        the answers up to `heard`. A page that was taken back and leased to it again is another's.
+    def meant(self, page_bytes: int, pages: Iterable[int], last_lease: int) -> list[int]:
+        """Those of these pages that are leased to it, by leases whose answers it had received, up
+        to number `last_lease`. A page that was taken back and leased to it again is not meant.
         """
         leased = self.leased.get(page_bytes, {})
         return [
             page
             for page in pages
-            if (lease := leased.get(page)) is not None and lease.number <= heard
+            if (lease := leased.get(page)) is not None and lease.number <= last_lease
         ]
 
     def end_leases(self, page_bytes: int, pages: Iterable[int]) -> None:
@@ -123,8 +123,8 @@ class OpenWorker:
         answers it has had or will not have: one was lost that brought them, or a message that gave
         them back. A page that it named until just now may be in a commit that is under way.
 
-        By its own word alone, never by its silence: what it still writes to must not be given to
-        anybody else.
+        By its own word alone, never by its silence: what it still writes to must not be given
+        away.
         """
         leased = self.leased.get(event.page_bytes, {})
         named = set(event.leased)
@@ -132,7 +132,7 @@ class OpenWorker:
             page
             for page, lease in leased.items()
             if lease.held_at_ns <= held_until_ns
-            and lease.number <= event.heard
+            and lease.number <= event.last_lease
             and page not in named
         ]
         self.end_leases(event.page_bytes, pages)
@@ -188,7 +188,7 @@ class Workers:
         return number
 
     def take_expired(self, held_until_ns: int) -> list[Ticket]:
-        """Take out the tickets that nobody holds any more: last renewed then, or before.
+        """Take out the tickets that are not held any more: last renewed then, or before.
 
         An answer may be lost that brought a ticket, and a message that released one. To take a
         ticket from a worker that does read is safe: it sees by the pages' words what was replaced.

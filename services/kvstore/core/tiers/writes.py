@@ -12,7 +12,7 @@ from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import BlockKey
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Writes:
         return writing.write if writing is not None and writing.block.is_alive else None
 
     def is_wanted(self, write: DiskWrite) -> bool:
-        """Whether anybody could still find the block."""
+        """Whether the block can still be found."""
         return self._writing[write.block_id].block.is_alive
 
     def set_expiry(self, owner: OwnerKey, expiry_s: int) -> None:
@@ -72,9 +72,9 @@ class Writes:
             self._expiry_s[owner] = expiry_s
 
     def expiry_s_of(self, block_id: int) -> int | None:
-        """How long a block that is stored now is kept; None: nobody here has said."""
+        """How long a block that is stored now is kept; None: that is not known here."""
         write = self._writing[block_id].write
-        if write.expiry_s is None or write.owner == NOBODY:
+        if write.expiry_s is None or write.owner == NO_OWNER:
             return write.expiry_s
         return self._expiry_s.get(write.owner, write.expiry_s)
 
@@ -84,7 +84,7 @@ class Writes:
         return write
 
     def retry(self, block_id: int) -> DiskWrite | None:
-        """The same write once more; None if it was tried again already, or nobody wants it."""
+        """The same write again; None if it was tried again already, or is not wanted."""
         writing = self._writing[block_id]
         if writing.is_retry or not writing.block.is_alive:
             return None

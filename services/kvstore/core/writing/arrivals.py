@@ -22,11 +22,11 @@ from shared.arena import PageState
 
 @dataclass(frozen=True, slots=True)
 class FetchedPages:
-    """How the pages of `reads` came. `told` is what the peer said of each that is READY."""
+    """How the pages of `reads` came. `facts` is what the peer reported of each that is READY."""
 
     reads: PageReads
     outcomes: list[LoadOutcome]
-    told: list[PageFacts | None]
+    facts: list[PageFacts | None]
 
 
 class Arrivals:
@@ -56,11 +56,11 @@ class Arrivals:
         """
         reads = fetched.reads
         outcomes = [
-            self._judge(arena, arena.holding[block_id], reads.layer, told)
+            self._judge(arena, arena.holding[block_id], reads.layer, facts)
             if outcome is LoadOutcome.READY
             else outcome
-            for block_id, outcome, told in zip(
-                reads.block_ids, fetched.outcomes, fetched.told, strict=True
+            for block_id, outcome, facts in zip(
+                reads.block_ids, fetched.outcomes, fetched.facts, strict=True
             )
         ]
         refused = [
@@ -76,7 +76,7 @@ class Arrivals:
 
     def keep(self, arena: ArenaTier, blocks: list[ArenaBlock], now_ns: int) -> None:
         """Have those of these written to the disk that came from a peer and are whole, so that the
-        session has moved here. What continues nothing here is not kept: nobody could use it.
+        session has moved here. What continues nothing here is not kept: no turn could use it.
         """
         writes: list[DiskWrite] = []
         for block in blocks:
@@ -89,15 +89,15 @@ class Arrivals:
         self._queue.add_copies(writes, now_ns)
 
     def _judge(
-        self, arena: ArenaTier, block: ArenaBlock, layer: int, told: PageFacts | None
+        self, arena: ArenaTier, block: ArenaBlock, layer: int, facts: PageFacts | None
     ) -> LoadOutcome:
-        if told is not None and told.owner in self._deleted:
+        if facts is not None and facts.owner in self._deleted:
             return LoadOutcome.MISSING
         assert block.arrived is not None, "it comes from a peer"
         if (
-            told is None
-            or told.num_layers != block.num_layers
-            or not block.arrived.hear(block.key, layer, told)
+            facts is None
+            or facts.num_layers != block.num_layers
+            or not block.arrived.take(block.key, layer, facts)
         ):
             return LoadOutcome.CORRUPT
         block.parent = block.arrived.parent

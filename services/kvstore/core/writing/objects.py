@@ -2,8 +2,8 @@
 what leaves it.
 
 It may be that no host has a session any more and its objects are there. A host knows what it wrote
-itself; what others wrote is told by Redis (`shared.locations.objects_of`) and by a listing of the
-session's objects.
+itself; what others wrote is known from Redis (`shared.locations.objects_of`) and from a listing of
+the session's objects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Objects:
 
     Attributes:
         tier: what this host wrote.
-        locations: what Redis is told of that.
+        locations: what Redis is to hold of that.
         is_listed: it is known what was there at the start.
     """
 
@@ -84,7 +84,7 @@ class Objects:
         self.tier.add(run, num_bytes, used_at_ns, is_listed=True)
 
     def on_all_listed(self, now_ns: int) -> list[Effect]:
-        """All of them were told."""
+        """All of them were listed."""
         for owner in self.tier.owners:
             for key in self._disk.owned(owner)[-1:]:
                 if (newest := self._disk.get(key)) is not None:
@@ -102,7 +102,7 @@ class Objects:
             self.tier.remove(run)
 
     def on_deleted(self, owner: OwnerKey, effects: list[Effect]) -> None:
-        """A session leaves nothing behind, whoever wrote it."""
+        """A session leaves nothing behind, from any host."""
         if self._limits.has_objects:
             self._saving.forget(owner)
             effects.append(DropSession(owner))

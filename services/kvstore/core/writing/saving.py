@@ -14,7 +14,7 @@ from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.object_tier import ObjectTier
 from shared.expiry import NS_PER_S
 from shared.ids import HostId
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 RUN_BYTES_MAX = 64 * 1024 * 1024
 RUNS_MAX = 2  # with the shell at once: one is read while the other is sent
@@ -58,7 +58,7 @@ class Saving:
 
     def on_stored(self, block: StoredBlock, now_ns: int) -> None:
         """A block is on disk now."""
-        if block.owner != NOBODY and not block.is_saved:
+        if block.owner != NO_OWNER and not block.is_saved:
             self._begin_rest(block.owner, now_ns)
 
     def on_found(self, now_ns: int) -> None:
@@ -154,7 +154,7 @@ class Saving:
         last = max(unsaved, key=lambda block: (block.depth, block.used_at_ns))
         path: list[StoredBlock] = []
         at: StoredBlock | None = last
-        while at is not None and not _is_saved(at, names) and at.owner in {owner, NOBODY}:
+        while at is not None and not _is_saved(at, names) and at.owner in {owner, NO_OWNER}:
             if (at.num_layers, at.page_bytes) != (last.num_layers, last.page_bytes):
                 break
             path.append(at)
@@ -183,7 +183,7 @@ def _run(
         depth=first.depth,
         num_layers=first.num_layers,
         page_bytes=first.page_bytes,
-        before=NOBODY if before is None else before.owner,
+        before=NO_OWNER if before is None else before.owner,
         named=b"".join(named(block.key) for block in blocks),
         host_id=host_id,
         expiry_s=blocks[-1].expiry_ns // NS_PER_S,

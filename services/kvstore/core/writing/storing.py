@@ -25,7 +25,7 @@ from services.kvstore.core.tiers.writes import Writes
 from services.kvstore.core.writing.objects import Objects
 from services.kvstore.core.writing.write_queue import WriteQueue
 from shared.expiry import NS_PER_S, expiry_ns
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 
 class Storing:
@@ -165,7 +165,7 @@ class Storing:
             if stored.expiry_ns:
                 effects.append(TouchBlocks([block.key], stored.expiry_ns // NS_PER_S))
         else:
-            if block.owner != NOBODY and known is None:
+            if block.owner != NO_OWNER and known is None:
                 self.set_expiry(block.owner, expiry_s, now_ns, effects)
             if expiry_s != write.expiry_s:  # as it was written, before another turn said so
                 effects.append(TouchBlocks([block.key], expiry_s))

@@ -71,7 +71,7 @@ class WriteQueue:
             arena_bytes: that the arenas have room for.
 
         Returns:
-            Writes that nobody wants any more; they do not come again.
+            Writes that are not wanted any more; they do not come again.
         """
         writes: list[DiskWrite] = []
         unwanted: list[DiskWrite] = []

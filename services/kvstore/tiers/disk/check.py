@@ -24,7 +24,7 @@ _NUMBERS = struct.Struct("<QQ")  # records deleted, blocks found
 
 
 def pack_scan(scan: Scan) -> bytes:
-    """As the check tells it.
+    """As the check prints it.
 
     >>> unpack_scan(pack_scan(Scan(num_deleted=7))).num_deleted
     7

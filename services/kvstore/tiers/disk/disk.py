@@ -34,7 +34,7 @@ _PASSING_ERRORS = (
 
 
 def set_aside(folder: Path) -> None:
-    """Keep a damaged index for whoever wants to look, in place of an earlier one, so that there is
+    """Keep a damaged index for examination, in place of an earlier one, so that there is
     never more than one; what it led to is removed. A new database can be made then.
     """
     if (data := folder / DATA_NAME).exists():
@@ -57,10 +57,10 @@ def stored_bytes(num_layers: int, page_bytes: int) -> int:
 
 
 class Disk:
-    """The index and its slabs. Some threads read, one writes, which may begin it anew.
+    """The index and its slabs. Some threads read, one writes, which may reset it.
 
     Args:
-        slots: that hold a block, if somebody has read that from the index already.
+        slots: that hold a block, if that was read from the index already.
 
     Attributes:
         life: counts the databases that this was.

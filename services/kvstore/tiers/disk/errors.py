@@ -10,7 +10,7 @@ class DiskFull(DiskFailed):
 
 
 class DiskDamaged(DiskFailed):
-    """The database cannot be used until it is begun anew.
+    """The database cannot be used until it is reset.
 
     Attributes:
         life: of the `Disk` at that time; a later one is another database.

@@ -1,5 +1,5 @@
-"""Many read at a time; who puts something else in the place of what they read is alone, or waits
-for those who began before.
+"""Many threads read at a time; one that replaces what they read is alone, or waits for those that
+began before.
 """
 
 import threading
@@ -58,7 +58,7 @@ class Readers:
             return self._epoch
 
     def oldest_epoch(self) -> int:
-        """Of those who read now; the current one if nobody does."""
+        """Of the readings under way; the current one if there is none."""
         with self._changed:
             return self._oldest()
 

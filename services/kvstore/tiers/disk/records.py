@@ -15,7 +15,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from shared.blocks import KEY_BYTES, BlockKey
-from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
+from shared.owners import NO_OWNER, OWNER_BYTES, OwnerKey
 
 FORMAT = b"2"  # of records and slabs; 1 had a value a page, and no slabs
 _MAGIC = b"SYMKVBK2"
@@ -62,7 +62,7 @@ class BlockRecord(NamedTuple):
     slot: int
     tokens: Sequence[int]
     checksums: Sequence[int]
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
 
     @property
     def num_layers(self) -> int:
@@ -173,7 +173,7 @@ def read_heads(
 
 
 def read_checksum(raw: Buffer, place: Place, layer: int) -> int:
-    """Checksum of one page, of a record of which `read_place` has told the place."""
+    """Checksum of one page, of a record whose place `read_place` returned."""
     view = memoryview(raw)
     number: int = _CHECKSUM.unpack_from(
         view, len(view) - _CHECKSUM.size * (place.num_layers + 1 - layer)

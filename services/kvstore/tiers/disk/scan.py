@@ -19,7 +19,7 @@ from services.kvstore.tiers.disk.records import read_heads
 from services.kvstore.tiers.disk.slabs import Shape
 from shared.blocks import KEY_BYTES, NO_PARENT, BlockKey
 from shared.expiry import is_rounded_expiry_s
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 Slots: TypeAlias = dict[Shape, npt.NDArray[np.uint64]]
 
@@ -50,7 +50,7 @@ class FoundBlock:
     num_layers: int
     page_bytes: int
     used_s: int
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     parent: BlockKey = NO_PARENT
     expiry_s: int = 0
 

@@ -2,7 +2,7 @@
 
 The file grows by many slots at a time, which are allocated then: a full disk is an error at that
 moment, and no write into a slot that was given out fails for want of room. A slot is whole pages of
-the system, so that the room of one that nobody uses can be given back from the middle of the file.
+the system, so that the room of an unused one can be given back from the middle of the file.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ class Slab:
         used: slots that hold a block: uint64 [num_used].
 
     Attributes:
-        num_whole: slots for which the file is long enough, if nobody has cut it since.
+        num_whole: slots for which the file is long enough, if it was not cut since.
         num_bytes: that its slots occupy, used or not.
 
     Raises, when made:
@@ -83,7 +83,7 @@ class Slab:
         self._file = os.open(self._path, flags, 0o600)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # what is read is asked for
         num_whole = self.num_whole = os.fstat(self._file).st_size // self.slot_bytes
-        # What a file that was cut short has lost is not given out while somebody names it.
+        # What a file that was cut short has lost is not given out while a record names it.
         self._num_slots = max(num_whole, int(used.max(initial=0)) + 1 if len(used) else 0)
         is_free = np.ones(num_whole, np.bool_)
         is_free[used[used < num_whole]] = False
@@ -104,7 +104,7 @@ class Slab:
         return self._free.pop() if self._free else None
 
     def give(self, slot: int) -> None:
-        """Nobody needs what is in this slot."""
+        """What is in this slot is not needed."""
         self._free.append(slot)
 
     def grow(self, num_slots: int) -> None:
@@ -142,7 +142,7 @@ class Slab:
             num_bytes -= self.slot_bytes
 
     def write(self, slot: int, layer: int, page: Bytes) -> None:
-        """Into a slot that was taken and that nobody reads.
+        """Into a slot that was taken and is not read.
 
         Args:
             page: uint8 [page_bytes].

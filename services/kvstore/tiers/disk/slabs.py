@@ -39,7 +39,7 @@ def whole_slots(folder: Path) -> dict[Shape, int]:
     """How many slots each slab in a folder is long enough for.
 
     Raises:
-        OSError: nobody may know.
+        OSError: it cannot be read.
     """
     return {
         shape: path.stat().st_size // slot_bytes(*shape)
@@ -118,7 +118,7 @@ class Slabs:
         return Place(num_layers, page_bytes, slot)
 
     def give_back(self, places: Iterable[Place]) -> None:
-        """Slots that were taken and that nobody has heard of."""
+        """Slots that were taken and are in no record."""
         for place in places:
             if (slab := self.get(place)) is not None:
                 slab.give(place.slot)

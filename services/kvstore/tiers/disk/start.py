@@ -99,7 +99,7 @@ def check(folder: Path, bytes_max: int, limit_s: float) -> Scan:
         OSError: the files may not be opened.
     """
     ended = _run_check(folder, bytes_max, limit_s)
-    if -ended.returncode in _STOPPED:  # somebody stopped it, which says nothing of the database
+    if -ended.returncode in _STOPPED:  # a signal from outside says nothing of the database
         ended = _run_check(folder, bytes_max, limit_s)
     error = ended.stderr.decode(errors="replace").strip()[-500:]
     if ended.returncode == EXIT_REFUSED:

@@ -25,7 +25,7 @@ class SlotChanges:
     """What a transaction means for slots.
 
     Attributes:
-        taken: that blocks were written into: nobody's, if it is aborted.
+        taken: that blocks were written into: free, if it is aborted.
         freed: whose blocks are gone, if it is not.
     """
 
@@ -37,7 +37,7 @@ class Writer:
     """One write transaction.
 
     Args:
-        changes: to be told of slots.
+        changes: collects slots that were taken and freed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Writer:
             self._transaction.put(key, stamp, db=self._uses)
 
     def _forget(self, key: BlockKey) -> None:
-        """What stands there now leads nobody to its slot any more."""
+        """What stands there now leads to no slot any more."""
         raw = self._transaction.get(key, db=self._blocks)
         if raw is None:
             return

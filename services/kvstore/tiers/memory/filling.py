@@ -37,7 +37,7 @@ class Filling:
         self._on_ready = on_ready
         self._chunk_pages = max(CHUNK_BYTES // arena.page_bytes, 1)
         self._lock = threading.Lock()
-        self._next = num_ready  # page that nobody has begun with
+        self._next = num_ready  # first page that is not begun
         self._done: dict[int, int] = {}  # pages behind a gap: from the first of a chunk to its end
         self._is_over = False
         self.num_ready = num_ready
@@ -56,7 +56,7 @@ class Filling:
         return (self._arena.num_pages - self.num_ready) * self._arena.page_bytes
 
     def stop(self) -> None:
-        """Populate nothing more; returns when nobody touches the arena."""
+        """Populate nothing more; returns when the arena is not touched any more."""
         with self._lock:
             self._is_over = True
         self.join()

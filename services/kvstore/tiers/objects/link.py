@@ -37,7 +37,7 @@ from shared.blocks import BlockKey
 from shared.clock import Clock
 from shared.ids import HostId
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class ObjectLink:
         blocks, which another host gives.
         """
         owner = owner_key(stage.tenant, stage.session_id)
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             return None
         num_said = self._exchange.what_objects_may_give(
             owner, keys, stage.num_before, stage.page_bytes, stage.kv_at, num_offered,

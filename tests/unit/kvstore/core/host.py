@@ -37,7 +37,7 @@ from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName
 from shared.ids import HostId, TenantId, WorkerId
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 LAYERS = 2
 PAGE_BYTES = 100
@@ -199,7 +199,7 @@ class Host:
         names: list[tuple[int, int]],
         pages: list[int],
         worker: WorkerId = WORKERS[0],
-        owner: OwnerKey = NOBODY,
+        owner: OwnerKey = NO_OWNER,
         seq: int = 0,
         heard: int = 1,
         expiry_s: int = 0,
@@ -243,7 +243,7 @@ class Host:
         self.perform(self.core.on_worker_gone(worker, incarnation, self.now_ns))
 
     def store(
-        self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY, expiry_s: int = 0
+        self, names: list[tuple[int, int]], owner: OwnerKey = NO_OWNER, expiry_s: int = 0
     ) -> None:
         """Commit blocks and write them to disk."""
         self.commit(names, self.lease(LAYERS * len(names)), owner=owner, expiry_s=expiry_s)
@@ -294,7 +294,7 @@ class Host:
             ticket,
             PAGE_BYTES,
             pages or [],
-            heard=heard,
+            last_lease=heard,
             num_kept=num_kept,
         )
         self.perform(self.core.on_release(event, self.now_ns))
@@ -338,7 +338,7 @@ class Host:
         self,
         peer: HostId = PEERS[0],
         outcome: LoadOutcome = LoadOutcome.READY,
-        owner: OwnerKey = NOBODY,
+        owner: OwnerKey = NO_OWNER,
         told: Callable[[PageFacts], PageFacts | None] = lambda told: told,
         duration_ns: int = 0,
         is_current: bool = True,
@@ -372,7 +372,7 @@ class Host:
         )
         return each_page(batch)
 
-    def finish_fetches(self, owner: OwnerKey = NOBODY) -> None:
+    def finish_fetches(self, owner: OwnerKey = NO_OWNER) -> None:
         """All that peers were asked for comes."""
         for peer, batches in self.fetches.items():
             while batches:
@@ -388,7 +388,7 @@ class Host:
         write = self.writes.popleft()
         self.perform(self.core.on_written([(write.block_id, outcome, BLOCK_BYTES)], self.now_ns))
 
-    def delete(self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY) -> int:
+    def delete(self, names: list[tuple[int, int]], owner: OwnerKey = NO_OWNER) -> int:
         keys = [key_of(*name) for name in names]
         num_blocks, effects = self.core.on_delete(owner, keys, self.now_ns)
         self.perform(effects)

@@ -10,7 +10,7 @@ from services.kvstore.core import (
     WriteOutcome,
 )
 from shared.ids import SessionId, TenantId
-from shared.owners import NOBODY, owner_key
+from shared.owners import NO_OWNER, owner_key
 from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, NUM_PAGES, PAGE_BYTES, Host, key_of
 
 FOX = owner_key(TenantId("t"), SessionId("fox"))
@@ -27,7 +27,7 @@ def host() -> Host:
 def test_no_two_sessions_are_one_owner() -> None:
     names = [("t", "fox"), ("tf", "ox"), ("t", "crow"), ("u", "fox")]
     owners = {owner_key(TenantId(tenant), SessionId(name)) for tenant, name in names}
-    assert len(owners) == 4 and NOBODY not in owners
+    assert len(owners) == 4 and NO_OWNER not in owners
 
 
 def test_a_sessions_blocks_are_found_without_its_record(host: Host) -> None:
@@ -45,7 +45,7 @@ def test_a_sessions_blocks_are_found_without_its_record(host: Host) -> None:
 
 def test_nobodys_blocks_are_not_a_sessions(host: Host) -> None:
     host.store([(0, 0)])
-    assert host.delete([], NOBODY) == 0
+    assert host.delete([], NO_OWNER) == 0
     assert host.stage(0, 1).num_blocks == 1
 
 

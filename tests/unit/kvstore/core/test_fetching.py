@@ -28,7 +28,7 @@ from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     LAYERS,
@@ -193,7 +193,7 @@ def test_what_the_first_page_said_stays_said(host: Host) -> None:
     while host.fetches[PEERS[0]]:
         host.finish_fetch(told=change_its_mind)
     assert [write.parent for write in host.writes] == [key_of(0, -1), key_of(0, 0)]
-    assert {write.owner for write in host.writes} == {NOBODY}
+    assert {write.owner for write in host.writes} == {NO_OWNER}
 
 
 def test_hosts_without_number_are_not_remembered(host: Host) -> None:

@@ -100,7 +100,7 @@ def queue_without_a_page(host: Host) -> None:
         (keep_what_is_empty, "without use"),
         (lose_a_block, "found, or not"),
         (forget_a_write, "takeable, or not"),
-        (queue_without_a_batch, "waits for nobody"),
+        (queue_without_a_batch, "waits for a load that is not queued"),
         (queue_without_a_page, "a load without a page"),
     ],
 )

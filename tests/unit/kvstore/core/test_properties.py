@@ -15,7 +15,7 @@ from shared.arena import PageState
 from shared.errors import NotFound
 from shared.eviction import EvictionName
 from shared.ids import HostId, SessionId, TenantId, WorkerId
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from tests.unit.kvstore.core.host import (
     LAYERS,
     NUM_PAGES,
@@ -276,7 +276,7 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def owners_are_listed(self) -> None:
         arena, disk = self.host.arena, self.host.core.disk
-        num_owned = sum(block.owner != NOBODY for block in arena.blocks.values())
+        num_owned = sum(block.owner != NO_OWNER for block in arena.blocks.values())
         assert sum(len(keys) for keys in arena._owned._keys.values()) == num_owned
         assert sum(map(disk.num_owned, disk.owners)) == len(disk)
 

@@ -10,7 +10,7 @@ from services.kvstore.core import (
     TouchBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.tiers.workers import HEARD_MAX
+from services.kvstore.core.tiers.workers import SEQ_WINDOW
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
 from shared.eviction import EvictionName
@@ -311,7 +311,13 @@ def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host)
     """The worker may have been leased the same pages again meanwhile."""
     pages = host.lease(2 * LAYERS)
     given_back = Release(
-        WORKERS[0], host.incarnations[WORKERS[0]], 0, PAGE_BYTES, pages[:LAYERS], seq=1, heard=1
+        WORKERS[0],
+        host.incarnations[WORKERS[0]],
+        0,
+        PAGE_BYTES,
+        pages[:LAYERS],
+        seq=1,
+        last_lease=1,
     )
     host.perform(host.core.on_release(given_back, host.now_ns))
     host.commit([(0, 0)], pages[LAYERS:], seq=2)
@@ -325,10 +331,10 @@ def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host)
 def test_numbers_far_behind_the_latest_are_not_believed(host: Host) -> None:
     worker = host.core.workers.find(WORKERS[0])
     assert worker is not None
-    assert not any(worker.is_repeated(seq) for seq in range(1, 3 * HEARD_MAX, 2))
-    assert worker.is_repeated(2) and not worker.is_repeated(3 * HEARD_MAX - 2)
-    assert worker.is_repeated(3 * HEARD_MAX - 1) and not worker.is_repeated(0)
-    assert len(worker._heard) <= 2 * HEARD_MAX + 1
+    assert not any(worker.is_repeated(seq) for seq in range(1, 3 * SEQ_WINDOW, 2))
+    assert worker.is_repeated(2) and not worker.is_repeated(3 * SEQ_WINDOW - 2)
+    assert worker.is_repeated(3 * SEQ_WINDOW - 1) and not worker.is_repeated(0)
+    assert len(worker._seen) <= 2 * SEQ_WINDOW + 1
 
 
 def test_leased_pages_that_a_worker_does_not_name_go_back(host: Host) -> None:

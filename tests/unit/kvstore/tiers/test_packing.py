@@ -15,9 +15,9 @@ from services.kvstore.tiers.packing import RAW, WIDTHS, best_width, pack, unpack
 from services.kvstore.tiers.values import HEADER_BYTES, BadValue
 from shared.arena import Bytes
 from shared.ids import HostId
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
-RUN = Run(OwnerKey(b"s" * 16), 0, 2, 256, NOBODY, bytes(6 * 3), HostId("h"), is_packed=True)
+RUN = Run(OwnerKey(b"s" * 16), 0, 2, 256, NO_OWNER, bytes(6 * 3), HostId("h"), is_packed=True)
 VALUE_BYTES = HEADER_BYTES + RUN.page_bytes
 
 

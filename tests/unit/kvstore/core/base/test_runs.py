@@ -15,7 +15,7 @@ from services.kvstore.core.base.runs import (
 )
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import HostId, SessionId, TenantId
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 SHAPE = (2, 64)
 KEYS = chain_keys(root_key("f", TenantId("t")), list(range(64 * 12)))
@@ -27,7 +27,7 @@ def run_at(
     depth: int,
     keys: list[BlockKey],
     owner: OwnerKey = S,
-    before: OwnerKey = NOBODY,
+    before: OwnerKey = NO_OWNER,
     shape: tuple[int, int] = SHAPE,
 ) -> Run:
     return Run(owner, depth, *shape, before, b"".join(map(named, keys)), HostId("h-1"))

@@ -13,16 +13,16 @@ from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.disk.owned_rows import OwnedRows
 from services.kvstore.core.disk.stored_block import UNKNOWN, StoredBlock
 from shared.blocks import NO_PARENT, BlockKey
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
-OWNERS = [NOBODY, *(OwnerKey(bytes([at]) * 15 + b"\0") for at in (1, 2, 3))]
+OWNERS = [NO_OWNER, *(OwnerKey(bytes([at]) * 15 + b"\0") for at in (1, 2, 3))]
 
 
 def name(number: int) -> BlockKey:
     return BlockKey(number.to_bytes(2, "little") * 8)
 
 
-def block(number: int, parent: BlockKey = NO_PARENT, owner: OwnerKey = NOBODY) -> StoredBlock:
+def block(number: int, parent: BlockKey = NO_PARENT, owner: OwnerKey = NO_OWNER) -> StoredBlock:
     return StoredBlock(name(number), 1, 10, 10, number, number, owner, parent)
 
 
@@ -61,7 +61,7 @@ def test_a_session_s_rows_stand_in_the_order_in_which_they_came(data: st.DataObj
             owner = here.pop(row)
             assert owned.owner_of(row) == owner
             owned.remove(row)
-            if owner != NOBODY:
+            if owner != NO_OWNER:
                 model[owner].remove(row)
         else:
             owner = here[row] = data.draw(st.sampled_from(OWNERS))
@@ -110,7 +110,7 @@ def test_what_is_found_at_the_start_is_as_if_it_had_come_block_by_block(
     blocks = data.draw(st.permutations(blocks))
     at_once.find(FoundBlocks.of(blocks))
     by_use = sorted(blocks, key=lambda each: each.used_at_ns)
-    expiries = {each.owner: each.expiry_ns for each in by_use if each.owner != NOBODY}
+    expiries = {each.owner: each.expiry_ns for each in by_use if each.owner != NO_OWNER}
     for each in by_use:  # a session has one expiry: that which was told last
         one_by_one.add(replace(each, expiry_ns=expiries.get(each.owner, each.expiry_ns)))
     assert told(at_once) == told(one_by_one)

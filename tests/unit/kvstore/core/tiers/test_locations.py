@@ -11,10 +11,10 @@ from services.kvstore.core.tiers import locations as module
 from services.kvstore.core.tiers.locations import Locations
 from shared.blocks import BlockKey
 from shared.locations import HostClaim
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 FOX, CROW, HEN = (OwnerKey(name * 16) for name in (b"f", b"c", b"h"))
-OWNERS = [FOX, CROW, HEN, OwnerKey(b"o" * 16), OwnerKey(b"w" * 16), NOBODY]
+OWNERS = [FOX, CROW, HEN, OwnerKey(b"o" * 16), OwnerKey(b"w" * 16), NO_OWNER]
 ROOT = 0
 
 
@@ -98,7 +98,7 @@ def truth(blocks: dict[int, StoredBlock]) -> dict[OwnerKey, int]:
         num, at = 0, number
         while at in blocks:
             num, at = num + 1, int(blocks[at].parent)
-        if each.owner != NOBODY:
+        if each.owner != NO_OWNER:
             leading[each.owner] = max(leading.get(each.owner, 0), num)
     return leading
 
@@ -201,7 +201,7 @@ class Walk:
 
     def _is_alone(self, number: int, owner: OwnerKey) -> bool:
         under = self._under(number)
-        return all(self.here[each].owner == owner != NOBODY for each in under)
+        return all(self.here[each].owner == owner != NO_OWNER for each in under)
 
     def _under(self, number: int) -> list[int]:
         """Every block that continues this one."""

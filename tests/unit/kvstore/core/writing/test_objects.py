@@ -16,7 +16,7 @@ from services.kvstore.core.writing.saving import RUN_BYTES_MAX, RUNS_MAX
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import objects_of
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 MIB = 1024**2
 SECOND = 1_000_000_000
@@ -99,7 +99,13 @@ def test_a_session_is_written_when_it_rests_and_only_what_is_new_of_it() -> None
     (save,) = made.tick(SECOND)
     assert save.keys == keys[:3]
     run = save.run
-    assert (run.owner, run.depth, run.num_blocks, run.before, run.host_id) == (S, 0, 3, NOBODY, H1)
+    assert (run.owner, run.depth, run.num_blocks, run.before, run.host_id) == (
+        S,
+        0,
+        3,
+        NO_OWNER,
+        H1,
+    )
     made.end(save)
     assert made.objects.tier.num_bytes == 3 * MIB
     made.store(keys[3:], parent=keys[2])
@@ -116,7 +122,7 @@ def test_nothing_is_written_before_it_is_known_what_is_there() -> None:
     keys = chain(3)
     made.store(keys)
     assert not made.tick(1000 * SECOND)
-    there = Run(S, 0, 2, 64, NOBODY, b"".join(map(named, keys[:2])), H1)
+    there = Run(S, 0, 2, 64, NO_OWNER, b"".join(map(named, keys[:2])), H1)
     made.objects.on_listed(there, 2 * MIB, 0)
     made.hear(made.objects.on_all_listed(made.now_ns))
     assert [save.keys for save in made.saves] == [keys[2:]]
@@ -201,7 +207,7 @@ def test_what_another_session_made_stays_its_own_and_nobodys_goes_along() -> Non
     made = tier()
     keys = chain(6)
     made.store(keys[:2], T)
-    made.store(keys[2:4], NOBODY, keys[1])
+    made.store(keys[2:4], NO_OWNER, keys[1])
     made.store(keys[4:], S, keys[3])
     first, second = made.tick(10 * SECOND)
     assert (first.run.owner, first.keys) == (T, keys[:2])
@@ -294,7 +300,7 @@ def test_after_a_restart_what_begins_a_session_is_as_young_as_that_is() -> None:
     made = tier(objects_expiry_ns=100 * SECOND)
     made.objects.is_listed = False
     keys = chain(4)
-    first = Run(T, 0, 2, 64, NOBODY, b"".join(map(named, keys[:2])), H1)
+    first = Run(T, 0, 2, 64, NO_OWNER, b"".join(map(named, keys[:2])), H1)
     later = Run(S, 2, 2, 64, T, b"".join(map(named, keys[2:])), H1)
     made.now_ns = 200 * SECOND
     made.objects.on_listed(first, MIB, 0)
@@ -309,7 +315,7 @@ def test_few_leave_at_a_time() -> None:
     made = tier(objects_bytes_max=1, objects_rest_ns=0)
     for number in range(DROPPED_MAX + 5):
         owner = owner_key(TenantId("t"), SessionId(str(number)))
-        made.objects.tier.add(Run(owner, 0, 2, 64, NOBODY, bytes(6), H1), MIB, 0)
+        made.objects.tier.add(Run(owner, 0, 2, 64, NO_OWNER, bytes(6), H1), MIB, 0)
     made.tick()
     assert len(made.dropped) == DROPPED_MAX
     made.tick()

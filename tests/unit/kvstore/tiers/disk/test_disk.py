@@ -39,7 +39,7 @@ from services.kvstore.tiers.values import BadValue, ValueHeader, pack_header, un
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.clock import ManualClock
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 PAGE_BYTES = 5000
 NUM_LAYERS = 2
@@ -106,7 +106,7 @@ def test_a_scan_tells_whose_blocks_are(tmp_path: Path, arena: Arena) -> None:
         writer.put(replace(write_of(arena, 1, [0, 1]), owner=OWNER), arena.pages)
         writer.put(write_of(arena, 2, [2, 3]), arena.pages)
     scan = disk.scan()
-    assert [block.owner for block in scan.blocks] == [OWNER, NOBODY]
+    assert [block.owner for block in scan.blocks] == [OWNER, NO_OWNER]
     assert unpack_scan(pack_scan(scan)).blocks == scan.blocks
     disk.close()
 
@@ -135,7 +135,7 @@ def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) ->
     disk.close()
     disk = Disk(tmp_path / "kv", MIB)
     assert disk.scan().blocks == [
-        FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100, NOBODY, key(0)) for number in (1, 2)
+        FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100, NO_OWNER, key(0)) for number in (1, 2)
     ]
     with disk.write(now_s=150) as writer:
         writer.touch([key(1)])
