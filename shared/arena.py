@@ -1,13 +1,13 @@
-"""The host's DRAM arena: a shared-memory file of equal pages, each with a word that tells its
+"""The host's DRAM arena: a shared-memory file of equal pages, each with a word for its
 state.
 
 The kvstore owns the arena and decides what is where; workers map the same file and look at a page's
 word without a message. A word holds a generation and a state. The generation grows whenever a page
-is given to another purpose, so a reader that copies a page and then finds the word unchanged knows
+is reused, so a reader that copies a page and then finds the word unchanged knows
 that the bytes are the ones it was promised (a seqlock with the kvstore as the only writer of
 words).
 
-File layout: one 4 KiB header, in which a word tells how far memory has come, the words (uint64
+File layout: one 4 KiB header, in which a word says how far memory has come, the words (uint64
 each), padding to 4 KiB, the pages.
 """
 
@@ -51,8 +51,8 @@ Pages = npt.NDArray[np.int64]
 class PageState(IntEnum):
     """What a reader may expect of a page."""
 
-    FREE = 0  # nobody's
-    FILLING = 1  # promised: bytes are on their way
+    FREE = 0  # unowned
+    FILLING = 1  # promised: bytes are being loaded
     READY = 2  # bytes are there
     BAD = 3  # will not come: lost, or its checksum was wrong
 
@@ -157,12 +157,12 @@ class Arena(ArenaView):
     def create(
         cls, path: Path, num_pages: int, page_bytes: int, num_reserved: int | None = None
     ) -> "Arena":
-        """Make the file anew (an old one is replaced, not truncated, so its readers keep their
+        """Make a new file (an old one is replaced, not truncated, so its readers keep their
         mapping).
 
         Args:
             num_reserved: pages, from the first on, whose memory is reserved now; all by default.
-                Others are to be populated before anybody touches them.
+                Others are to be populated before they are touched.
 
         Raises:
             OSError: no room for it (memory is reserved now, not at first touch).
@@ -207,7 +207,7 @@ class Arena(ArenaView):
             os.close(file_number)
 
     def populate(self, first: int, num_pages: int) -> None:
-        """Have memory behind these pages, whose bytes nobody writes yet. Threads may do it side by
+        """Have memory behind these pages, before their bytes are written. Threads may do it side by
         side, of different pages.
 
         Raises:
@@ -242,5 +242,5 @@ class Arena(ArenaView):
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""
         del self.words, self.filled, self.pages
-        with suppress(BufferError):  # somebody still holds a view: the mapping goes with it
+        with suppress(BufferError):  # a view is still held: the mapping goes with it
             self._map.close()

@@ -1,5 +1,5 @@
-"""Which tracker has to do with what, where several divide the sessions and the workflows of a house
-among themselves (docs/scale.md, "The tracker").
+"""Which tracker has to do with what, where several divide the sessions and the workflows of a
+deployment (docs/scale.md, "The tracker").
 """
 
 from dataclasses import replace
@@ -47,8 +47,8 @@ def at_shard(
 def arrival_wires(
     arrived: TurnArrived, num_shards: int
 ) -> list[tuple[Subject[TurnArrived, None], tuple[str, ...], TurnArrived]]:
-    """Who is to hear that a turn arrived: the shard of its session and, of an agent's turn, that of
-    its workflow; one message if they are the same.
+    """Which shards learn that a turn arrived: that of its session and, of an agent's turn, that
+    of its workflow; one message if they are the same.
     """
     if num_shards == 1:
         return [(TURN_ARRIVED, (), arrived)]
@@ -69,5 +69,5 @@ def arrival_wires(
 def left_wire(
     left: AgentTurnLeft, num_shards: int
 ) -> tuple[Subject[AgentTurnLeft, None], tuple[str, ...]]:
-    """Who is to hear that an agent's turn is over: the shard of its workflow."""
+    """Which shard learns that an agent's turn is over: the shard of its workflow."""
     return at_shard(AGENT_TURN_LEFT, left.tenant, left.agent.workflow_id, num_shards)
