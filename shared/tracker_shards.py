@@ -18,7 +18,9 @@ Rep = TypeVar("Rep")
 
 def shard_of(tenant: TenantId, key: str, num_shards: int) -> int:
     """Which shard has a session, or a workflow, of this name: the same in every process and
-    release.
+    release. Schedulers divide sessions by another hash (`shared.shards`). Neither can change: while
+    a deployment is upgraded, processes of two releases have to agree, or advisories and turns of a
+    session would meet at no shard.
 
     >>> shard_of(TenantId("acme"), "order-17", 1)
     0

@@ -1,4 +1,4 @@
-"""Answers what the kvstore is asked over the bus: by workers, other hosts, and for a deployment."""
+"""Handlers of the calls that a kvstore gets over the bus: from workers, other hosts, frontends."""
 
 import logging
 from pathlib import Path

@@ -50,7 +50,7 @@ class RegistryLimits:
     tenant_bytes_max: of all files of one tenant; 0: as many as there is room for.
     adapters_max: names of all tenants together; 0: any number.
     disk_bytes_max: of all files; 0: as many as there is room for.
-    adds_max: adapters on their way at once.
+    adds_max: adapters being added at once.
     keep_ns: how long files stay that no name points to.
     """
 

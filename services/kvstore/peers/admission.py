@@ -25,7 +25,7 @@ from services.kvstore.peers.wire import WireError
 log = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # before those that were accepted are looked at again
-ACCEPT_AGAIN_S = 0.2  # after no connection could be taken, and none let go for it
+ACCEPT_AGAIN_S = 0.2  # after no connection could be taken, and none was closed for it
 LOG_EVERY_S = 1.0  # a stranger must not write the log full
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 UNPROVEN_MAX = 256
@@ -126,7 +126,7 @@ class Admission:
             self._counts.add("num_accepted")
 
     def _make_room(self) -> bool:
-        """Whether a connection was let go for the next one: the process has as many files open as
+        """Whether a connection was closed for the next one: the process has as many files open as
         it may.
         """
         if (lost := self._unproven.take()) is not None:

@@ -27,7 +27,7 @@ PAUSES_S = (0.0, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # before connecting, by failure
 
 
 class PeerClient:
-    """The one who fetches from one peer.
+    """Fetches from one peer.
 
     Args:
         address: host and port of the peer's server. A name that has to be looked up may take as

@@ -91,7 +91,7 @@ class Fetching:
         self._can_ask = True
 
     def run(self) -> None:
-        """Until nothing is asked for."""
+        """Until nothing is requested."""
         self._look_up()
         self._ask()
         while self._fetches.asked:

@@ -1,4 +1,4 @@
-"""Who a kvstore is to others, and how long and for how much each waits."""
+"""The identity of a kvstore among its peers, and the limits of its connections."""
 
 import ssl
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Identity:
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        assert self.secret, "without a secret anybody is a peer"
+        assert self.secret, "without a secret any host is a peer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

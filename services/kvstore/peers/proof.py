@@ -5,8 +5,8 @@ what one side proved cannot be sent back to it as the other's proof; each side's
 old proof worthless. The client goes first: a stranger who connects learns nothing that a secret
 could be guessed from.
 
-This says who is at the other end when a connection begins. Who can change bytes on the way may do
-so later all the same: where networks are not trusted, both ends are given TLS.
+This authenticates the other end when a connection begins. An attacker who can change bytes in
+between can still do that later: where networks are not trusted, both ends are given TLS.
 """
 
 import hmac
@@ -18,7 +18,7 @@ from services.kvstore.peers.wire import NONCE_BYTES, Hello, pack_hello
 
 
 class Side(Enum):
-    """Who proves."""
+    """The side that proves."""
 
     CLIENT = b"symphony kv peer: client"
     SERVER = b"symphony kv peer: server"

@@ -76,7 +76,7 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What two kvstores say to each other on a connection, as bytes. No I/O here.
+"""What two kvstores send each other on a connection, as bytes. No I/O here.
 
 1. Each proves that it knows the deployment's secret (`proof.py`): the client sends a `Hello`, the
    server its own, the client its proof, the server its own. A `Hello` has a fixed size.
@@ -62,7 +62,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks. `nonce` is new for each connection."""
+    """The sender. `nonce` is new for each connection."""
 
     host_id: str
     nonce: bytes

@@ -1,7 +1,7 @@
 """What peers report of the blocks that they send, until those can be written to this host's disk.
 
 A peer is believed no more than it must be: a key is the hash of what it names, so parent and tokens
-are proven by it, and the disk's writer holds every page against its checksum once more.
+are proven by it, and the disk's writer checks every page against its checksum again.
 """
 
 from dataclasses import dataclass, field

@@ -18,7 +18,7 @@ class Backoff:
         return now_ns < self.retry_at_ns
 
     def on_failed(self, now_ns: int) -> None:
-        """It failed once more."""
+        """It failed again."""
         wait_ns = min(RETRY_NS << min(self.num_failures, 10), RETRY_MAX_NS)
         self.num_failures += 1
         self.retry_at_ns = now_ns + wait_ns

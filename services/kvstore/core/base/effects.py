@@ -127,7 +127,7 @@ class TouchBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DropMore:
-    """There is more to let go of: call `on_drop_more` when everybody who waits has had a turn."""
+    """There is more to drop: call `on_drop_more` when events that wait now were handled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,8 @@ def find_places(
 
 
 def earlier_owners(runs: Iterable[Run], num_before: int) -> set[OwnerKey]:
-    """Who made what is before these runs, if anybody needs that: the first of each sequence may
-    begin later than with the block that is asked for.
+    """Sessions that made what is before these runs, if that is needed: the first of each sequence
+    may begin later than with the block that is asked for.
     """
     runs = list(runs)
     owners = {run.owner for run in runs}

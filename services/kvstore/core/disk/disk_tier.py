@@ -76,7 +76,7 @@ class DiskTier:
 
     @property
     def is_here(self) -> Callable[[BlockKey], bool]:
-        """As `in`, for who asks of many at once."""
+        """As `in`, for many keys at once."""
         return self._table.rows.__contains__
 
     @property
@@ -196,7 +196,7 @@ class DiskTier:
         self._full_bytes = EVER_BYTES
 
     def use(self, keys: Iterable[BlockKey], now_ns: int, stale_ns: int) -> list[BlockKey]:
-        """Mark blocks as used, the one to give up first first.
+        """Mark blocks as used, the one to evict first first.
 
         Returns:
             Those whose last use as written down is more than `stale_ns` behind.
@@ -240,7 +240,7 @@ class DiskTier:
     def surplus(
         self, now_ns: int, is_busy: Callable[[BlockKey], bool], num_max: int = 1 << 62
     ) -> list[BlockKey]:
-        """Blocks to give up, in this order: those that are expired, and as many as bring the rest
+        """Blocks to evict, in this order: those that are expired, and as many as bring the rest
         under the size limit. Busy ones stay.
 
         Args:

@@ -32,11 +32,11 @@ class OwnedRows:
 
     @property
     def owners(self) -> list[OwnerKey]:
-        """Who made any that is not gone."""
+        """Sessions that made any that is not gone."""
         return list(self._numbers)
 
     def owner_of(self, row: int) -> OwnerKey:
-        """Who made what is in this row."""
+        """The session that made what is in this row."""
         number = self._owner[row]
         return NO_OWNER if number == _NO_OWNER else self._names[number]
 

@@ -14,7 +14,7 @@ from services.kvstore.core.disk.block_table import BlockTable
 class UseOrder:
     """A ring of rows for each expiry that a block has, least recently used first. Expired blocks
     that others continue stand aside, in none: they go with the last of those, and to walk over them
-    time and again would hold up everybody.
+    time and again would hold up the event loop.
     """
 
     def __init__(self, table: BlockTable) -> None:

@@ -37,11 +37,11 @@ class Finding:
         self._questions.take(1, now_ns)
 
     def is_enough(self, host_id: HostId, num: int, num_asked: int) -> bool:
-        """Whether who has `num` of the sample has all that can be: its last block may be new."""
+        """Whether a host with `num` of the sample has all there is: its last block may be new."""
         return host_id != self._host_id and num >= num_asked - 1
 
     def worth_asking(self, answers: Iterable[tuple[HostId, int]]) -> list[HostId]:
-        """Of those who answered with how much of the sample they have: whom to ask for all."""
+        """Hosts to ask for all, of those that answered with how much of the sample they have."""
         more = {host_id: num for host_id, num in answers if host_id != self._host_id and num > 0}
         return nlargest(ASKED_MAX, more, key=lambda host_id: more[host_id])
 

@@ -72,8 +72,8 @@ class Loads:
 
     @property
     def is_reading(self) -> bool:
-        """Whether pages come from a disk: this host's or another's. Who waits for the object store
-        is not in the way of what is written here.
+        """Whether pages come from a disk: this host's or another's. Loads from the object
+        store do not delay what is written here.
         """
         return any(each.num_batches for each in self._queues if each.host_id != OBJECTS)
 

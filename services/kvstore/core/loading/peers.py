@@ -26,8 +26,8 @@ class Peers:
 
     def worth_asking(self, kv_at: Mapping[HostId, int], num_here: int, now_ns: int) -> list[HostId]:
         """Those that are said to have more than the `num_here` leading blocks that this host has,
-        the most first; none that failed just now. `ANYWHERE`, if all that was said is that anybody
-        may have more: then they are to be found.
+        the most first; none that failed just now. `ANYWHERE`, if no location is known: then
+        hosts are to be found.
         """
         more = {
             host_id: num_blocks

@@ -43,7 +43,7 @@ class ReadQueue:
             blocks: list[ArenaBlock] = []
             for block in waiting:  # from where it stopped the last time
                 queued = block.queued
-                # Given up, and perhaps asked of another source; or sent for a higher priority.
+                # Cancelled, perhaps requested from another source; or sent for a higher priority.
                 if layer not in queued or block.source is not source:
                     continue
                 queued.remove(layer)

@@ -102,7 +102,7 @@ def fill_prefix(
     the end are unpinned and leave the list, until the rest fits.
 
     Args:
-        has_copy: whether a block is below, so that the arena may give up parts of it.
+        has_copy: whether a block is below, so that the arena may evict parts of it.
 
     Returns:
         The layers that now have a page and no bytes.

@@ -13,7 +13,7 @@ from shared.owners import OwnedKeys, OwnerKey
 
 
 class ArenaTier:
-    """Who has which page. When one is needed, idle blocks give (see `IdleBlocks`).
+    """Which page is free, leased or a block's. Idle blocks give what is needed (see `IdleBlocks`).
 
     Args:
         has_copy: whether a block is below, too, and for longer than here.
@@ -145,11 +145,11 @@ class ArenaTier:
         self.settle([block], effects)
 
     def drop_page(self, block: ArenaBlock, layer: int, effects: list[Effect]) -> None:
-        """The bytes of this layer did not come: who waits for them sees it by the page's word."""
+        """The bytes of this layer did not come: workers that wait see it by the page's word."""
         self.give(block.strip([layer]), effects)
 
     def abandon(self, block: ArenaBlock, effects: list[Effect]) -> None:
-        """Loads of it that have not begun will not: who waits for them sees it by their words."""
+        """Cancel its loads that have not begun: workers that wait see it by the pages' words."""
         self.give(block.strip(self._unqueue(block)), effects)
         self.settle([block], effects)
 

@@ -116,7 +116,7 @@ class _Group:
 
     @property
     def highest(self) -> int:
-        """Whose pages are next."""
+        """The group whose pages are next."""
         return max(self.by_layer)
 
     def add(self, block: ArenaBlock) -> int:

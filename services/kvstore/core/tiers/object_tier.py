@@ -39,7 +39,7 @@ class ObjectTier:
         self._bytes_max = bytes_max
         self._expiry_ns = expiry_ns
         self._deadlines = Deadlines[OwnerKey]()
-        self._after: dict[OwnerKey, Counter[OwnerKey]] = {}  # who has runs that continue whose
+        self._after: dict[OwnerKey, Counter[OwnerKey]] = {}  # sessions that continue a session
         self._saved: OrderedDict[OwnerKey, _Saved] = OrderedDict()  # least recently used first
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
@@ -119,8 +119,8 @@ class ObjectTier:
             saved.used_at_ns = max(saved.used_at_ns, used_at_ns)
 
     def sort(self) -> None:
-        """What was there before the start came in any order; who begins a session was used when
-        that was.
+        """What was there before the start came in any order; a session that begins another was used
+        when that was.
         """
         for owner, saved in list(self._saved.items()):
             self.lift(owner, saved.used_at_ns)
@@ -159,7 +159,7 @@ class ObjectTier:
             self._saved.move_to_end(each)
 
     def surplus(self, now_ns: int, num_max: int) -> list[Run]:
-        """Runs to give up, the first first, at most so many: of expired sessions, and then for room
+        """Runs to drop, the first first, at most so many: of expired sessions, and then for room
         of the least recently used ones; the deepest first, so that none is kept without what it
         continues.
         """

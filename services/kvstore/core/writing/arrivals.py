@@ -51,8 +51,8 @@ class Arrivals:
     def judge(
         self, arena: ArenaTier, fetched: FetchedPages, effects: list[Effect]
     ) -> tuple[PageReads, list[LoadOutcome]]:
-        """How each page ends, once what the peer says is held against what was asked. Who waits
-        for one that is refused sees it by its word.
+        """How each page ends, once what the peer reported was checked against what was requested.
+        Workers that wait for a refused page see it by its word.
         """
         reads = fetched.reads
         outcomes = [

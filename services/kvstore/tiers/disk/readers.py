@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 
 class Readers:
-    """A lock that any number of readers share and that one who changes things has alone. Once that
-    one waits no other reader begins, so that the wait is no longer than the longest reading.
+    """A lock that any number of readers share and that a replacement has alone. Once that waits no
+    other reader begins, so that the wait is no longer than the longest reading.
 
     Every reading belongs to the epoch in which it began.
     """
@@ -52,7 +52,7 @@ class Readers:
                 self._changed.notify_all()
 
     def next_epoch(self) -> int:
-        """Begin another epoch: who reads in it, or later, began after this call."""
+        """Begin another epoch: readings in it, or later, began after this call."""
         with self._changed:
             self._epoch += 1
             return self._epoch
@@ -63,7 +63,7 @@ class Readers:
             return self._oldest()
 
     def wait_for(self, epoch: int, timeout_s: float) -> None:
-        """Until everyone who reads began in this epoch or later, but no longer than that."""
+        """Until all readings under way began in this epoch or later, but no longer than that."""
         with self._changed:
             self._changed.wait_for(lambda: self._oldest() >= epoch, timeout_s)
 

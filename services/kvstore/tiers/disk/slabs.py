@@ -1,8 +1,8 @@
-"""All slabs of a folder: who gives a block its slot, and when a slot that was freed may be given
+"""All slabs of a folder: which slot a block gets, and when a slot that was freed may be given
 again.
 
 A reader finds a block in its snapshot of the index and reads the pages afterwards. So a slot that
-was freed is not given to another block until everyone who began to read before that has ended.
+was freed is not given to another block until all reads that began before that have ended.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 GROWTH_SHARE = 64  # a slab grows by this part of all that may be stored
-WAIT_S = 1.0  # who reads ends within a quarter of that
+WAIT_S = 1.0  # a read ends within a quarter of that
 
 Shape: TypeAlias = tuple[int, int]  # layers, page bytes
 
@@ -124,7 +124,7 @@ class Slabs:
                 slab.give(place.slot)
 
     def free(self, places: Iterable[Place]) -> None:
-        """Slots that no reader finds who begins from now on."""
+        """Slots that no reader finds that begins from now on."""
         if places := list(places):
             epoch = self._readers.next_epoch()
             self._freed += [(epoch, place) for place in places]

@@ -78,7 +78,7 @@ class ObjectReader:
         self._indexes = Indexes(executor.lock)
 
     def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
-        """Bring these pages; those of blocks whose place is not known fail."""
+        """Load these pages; those of blocks whose place is not known fail."""
         batch = _Batch(
             reads,
             [[LoadOutcome.FAILED] * len(each.pages) for each in reads],
