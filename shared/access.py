@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsAccess:
     """Attributes:
-    nkey_file: holds the seed of an nkey; None: the address says who we are, or nobody asks.
+    nkey_file: holds the seed of an nkey; None: the address identifies us, or nothing does.
     ca_file: certificates that the server's is to come from; None: those that the machine trusts.
     """
 

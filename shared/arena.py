@@ -1,13 +1,13 @@
-"""The host's DRAM arena: a shared-memory file of equal pages, each with a word that tells its
+"""The host's DRAM arena: a shared-memory file of equal pages, each with a word for its
 state.
 
 The kvstore owns the arena and decides what is where; workers map the same file and look at a page's
 word without a message. A word holds a generation and a state. The generation grows whenever a page
-is given to another purpose, so a reader that copies a page and then finds the word unchanged knows
+is reused, so a reader that copies a page and then finds the word unchanged knows
 that the bytes are the ones it was promised (a seqlock with the kvstore as the only writer of
 words).
 
-File layout: one 4 KiB header, in which a word tells how far memory has come, the words (uint64
+File layout: one 4 KiB header, in which a word says how far memory has come, the words (uint64
 each), padding to 4 KiB, the pages.
 """
 
@@ -51,8 +51,8 @@ Pages = npt.NDArray[np.int64]
 class PageState(IntEnum):
     """What a reader may expect of a page."""
 
-    FREE = 0  # nobody's
-    FILLING = 1  # promised: bytes are on their way
+    FREE = 0  # unowned
+    FILLING = 1  # promised: bytes are being loaded
     READY = 2  # bytes are there
     BAD = 3  # will not come: lost, or its checksum was wrong
 
@@ -71,117 +71,21 @@ def ready_words(generations: npt.ArrayLike) -> Words:
     return np.array(generations, np.uint64) << np.uint64(_STATE_BITS) | np.uint64(PageState.READY)
 
 
-class Arena:
-    """A mapped arena. Make with `create` (kvstore) or `attach` (worker); `close` unmaps.
+class ArenaView:
+    """An arena's words and pages, in whatever memory they are.
 
     Attributes:
-        identity: device and inode of the file: its path may lead to a newer one.
-        words: uint64 [num_pages], shared; written by the kvstore only.
-        filled: uint64 [1], shared: how many pages, from the first on, have memory behind them; it
-            only grows, and the kvstore alone writes it.
-        pages: uint8 [num_pages, page_bytes], shared.
+        path: of the file, by which workers find the arena.
+        words: uint64 [num_pages]; written by the kvstore only.
+        pages: uint8 [num_pages, page_bytes].
     """
 
-    def __init__(
-        self, path: Path, file_number: int, num_pages: int, page_bytes: int, first: int
-    ) -> None:
+    def __init__(self, path: Path, words: Words, pages: Bytes) -> None:
         self.path = path
-        status = os.fstat(file_number)
-        self.identity = (status.st_dev, status.st_ino)
-        self.num_pages = num_pages
-        self.page_bytes = page_bytes
-        self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
-        self.words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
-        self.filled: Words = np.frombuffer(self._map, np.uint64, 1, _FILLED_AT)
-        self.pages: Bytes = np.frombuffer(
-            self._map, np.uint8, num_pages * page_bytes, first
-        ).reshape(num_pages, page_bytes)
-
-    @classmethod
-    def create(
-        cls, path: Path, num_pages: int, page_bytes: int, num_reserved: int | None = None
-    ) -> "Arena":
-        """Make the file anew (an old one is replaced, not truncated, so its readers keep their
-        mapping).
-
-        Args:
-            num_reserved: pages, from the first on, whose memory is reserved now; all by default.
-                Others are to be populated before anybody touches them.
-
-        Raises:
-            OSError: no room for it (memory is reserved now, not at first touch).
-        """
-        reserved = num_pages if num_reserved is None else num_reserved
-        assert num_pages > 0 and page_bytes > 0
-        words_end = HEADER_BYTES + 8 * num_pages
-        first = -(-words_end // _SYSTEM_PAGE_BYTES) * _SYSTEM_PAGE_BYTES
-        temporary = path.with_name(path.name + ".new")
-        file_number = make_new(temporary)
-        try:
-            os.truncate(file_number, first + num_pages * page_bytes)
-            os.posix_fallocate(file_number, 0, first + reserved * page_bytes)
-            os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
-            os.pwrite(file_number, _FILLED.pack(reserved), _FILLED_AT)
-            os.rename(temporary, path)
-            return cls(path, file_number, num_pages, page_bytes, first)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(file_number)
-
-    @classmethod
-    def attach(cls, path: Path) -> "Arena":
-        """Map an existing arena.
-
-        Raises:
-            ArenaError: not an arena of this release.
-            OSError: no such file.
-        """
-        file_number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            raw = os.pread(file_number, _HEADER.size, 0)
-            if len(raw) < _HEADER.size:
-                raise ArenaError(f"{path} is no arena")
-            magic, version, _, num_pages, page_bytes, first = _HEADER.unpack(raw)
-            if magic != MAGIC or version != VERSION:
-                raise ArenaError(f"{path} is no arena of this release")
-            return cls(path, file_number, num_pages, page_bytes, first)
-        finally:
-            os.close(file_number)
-
-    def populate(self, first: int, num_pages: int) -> None:
-        """Have memory behind these pages, whose bytes nobody writes yet. Threads may do it side by
-        side, of different pages.
-
-        Raises:
-            OSError: there is none left; touching them would be a SIGBUS.
-        """
-        start = self.pages.ctypes.data
-        begin = (start + first * self.page_bytes) // _SYSTEM_PAGE_BYTES * _SYSTEM_PAGE_BYTES
-        num_bytes = start + (first + num_pages) * self.page_bytes - begin
-        if not _LIBC.madvise(begin, num_bytes, _POPULATE_WRITE):
-            return
-        error = ctypes.get_errno()
-        if error == errno.EFAULT:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if error != errno.EINVAL:
-            raise OSError(error, os.strerror(error))
-        self._populate_by_touch(first, num_pages)
-
-    def _populate_by_touch(self, first: int, num_pages: int) -> None:
-        """Where the kernel is too old for more."""
-        at = self.pages.ctypes.data - self.words.ctypes.data + HEADER_BYTES
-        file_number = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            status = os.fstat(file_number)
-            assert self.identity == (status.st_dev, status.st_ino), "it is this arena's"
-            os.posix_fallocate(
-                file_number, at + first * self.page_bytes, num_pages * self.page_bytes
-            )
-        finally:
-            os.close(file_number)
-        self.pages[first : first + num_pages].reshape(-1)[::_SYSTEM_PAGE_BYTES] = 0
+        self.words = words
+        self.pages = pages
+        self.num_pages: int = pages.shape[0]
+        self.page_bytes: int = pages.shape[1]
 
     def word(self, page: int) -> tuple[int, PageState]:
         """Generation and state of a page."""
@@ -228,8 +132,115 @@ class Arena:
         """
         return bool((self.words[pages] == ready_words).all())
 
+
+class Arena(ArenaView):
+    """A mapped arena. Make with `create` (kvstore) or `attach` (worker); `close` unmaps.
+
+    Attributes:
+        identity: device and inode of the file: its path may lead to a newer one.
+        filled: uint64 [1], shared: how many pages, from the first on, have memory behind them; it
+            only grows, and the kvstore alone writes it.
+    """
+
+    def __init__(
+        self, path: Path, file_number: int, num_pages: int, page_bytes: int, first: int
+    ) -> None:
+        status = os.fstat(file_number)
+        self.identity = (status.st_dev, status.st_ino)
+        self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
+        words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
+        pages: Bytes = np.frombuffer(self._map, np.uint8, num_pages * page_bytes, first)
+        super().__init__(path, words, pages.reshape(num_pages, page_bytes))
+        self.filled: Words = np.frombuffer(self._map, np.uint64, 1, _FILLED_AT)
+
+    @classmethod
+    def create(
+        cls, path: Path, num_pages: int, page_bytes: int, num_reserved: int | None = None
+    ) -> "Arena":
+        """Make a new file (an old one is replaced, not truncated, so its readers keep their
+        mapping).
+
+        Args:
+            num_reserved: pages, from the first on, whose memory is reserved now; all by default.
+                Others are to be populated before they are touched.
+
+        Raises:
+            OSError: no room for it (memory is reserved now, not at first touch).
+        """
+        reserved = num_pages if num_reserved is None else num_reserved
+        assert num_pages > 0 and page_bytes > 0
+        words_end = HEADER_BYTES + 8 * num_pages
+        first = -(-words_end // _SYSTEM_PAGE_BYTES) * _SYSTEM_PAGE_BYTES
+        temporary = path.with_name(path.name + ".new")
+        file_number = make_new(temporary)
+        try:
+            os.truncate(file_number, first + num_pages * page_bytes)
+            os.posix_fallocate(file_number, 0, first + reserved * page_bytes)
+            os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
+            os.pwrite(file_number, _FILLED.pack(reserved), _FILLED_AT)
+            os.rename(temporary, path)
+            return cls(path, file_number, num_pages, page_bytes, first)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file_number)
+
+    @classmethod
+    def attach(cls, path: Path) -> "Arena":
+        """Map an existing arena.
+
+        Raises:
+            ArenaError: not an arena of this release.
+            OSError: no such file.
+        """
+        file_number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            raw = os.pread(file_number, _HEADER.size, 0)
+            if len(raw) < _HEADER.size:
+                raise ArenaError(f"{path} is no arena")
+            magic, version, _, num_pages, page_bytes, first = _HEADER.unpack(raw)
+            if magic != MAGIC or version != VERSION:
+                raise ArenaError(f"{path} is no arena of this release")
+            return cls(path, file_number, num_pages, page_bytes, first)
+        finally:
+            os.close(file_number)
+
+    def populate(self, first: int, num_pages: int) -> None:
+        """Have memory behind these pages, before their bytes are written. Threads may do it side by
+        side, of different pages.
+
+        Raises:
+            OSError: there is none left; touching them would be a SIGBUS.
+        """
+        start = self.pages.ctypes.data
+        begin = (start + first * self.page_bytes) // _SYSTEM_PAGE_BYTES * _SYSTEM_PAGE_BYTES
+        num_bytes = start + (first + num_pages) * self.page_bytes - begin
+        if not _LIBC.madvise(begin, num_bytes, _POPULATE_WRITE):
+            return
+        error = ctypes.get_errno()
+        if error == errno.EFAULT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if error != errno.EINVAL:
+            raise OSError(error, os.strerror(error))
+        self._populate_by_touch(first, num_pages)
+
+    def _populate_by_touch(self, first: int, num_pages: int) -> None:
+        """Where the kernel is too old for more."""
+        at = self.pages.ctypes.data - self.words.ctypes.data + HEADER_BYTES
+        file_number = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file_number)
+            assert self.identity == (status.st_dev, status.st_ino), "it is this arena's"
+            os.posix_fallocate(
+                file_number, at + first * self.page_bytes, num_pages * self.page_bytes
+            )
+        finally:
+            os.close(file_number)
+        self.pages[first : first + num_pages].reshape(-1)[::_SYSTEM_PAGE_BYTES] = 0
+
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""
         del self.words, self.filled, self.pages
-        with suppress(BufferError):  # somebody still holds a view: the mapping goes with it
+        with suppress(BufferError):  # a view is still held: the mapping goes with it
             self._map.close()

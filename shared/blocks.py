@@ -95,8 +95,7 @@ def pack_keys(keys: Sequence[BlockKey]) -> str:
 
 
 def prefix_keys(packed: str) -> list[BlockKey]:
-    """Of a message: what an agent's prompts begin with, as much of it as anybody tells who keeps to
-    the rules.
+    """Of a message: what an agent's prompts begin with, as much of it as a correct sender sends.
 
     Raises:
         MalformedMessage: something else is in its place.

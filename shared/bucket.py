@@ -2,8 +2,8 @@
 
 nats-py's own client reads and writes them. What it cannot is here: to make a bucket whose revisions
 begin above those of an earlier one, to make it again when it is lost, and to tell our errors apart.
-Watching is left out: its consumers do not outlive a restart of the server. Whoever needs to hear of
-changes publishes them.
+Watching is left out: its consumers do not outlive a restart of the server. A writer whose
+changes others need publishes them.
 """
 
 import logging
@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 # Error codes of the server, from its list of errors.
 STREAM_EXISTS = 10058
-NO_JETSTREAM = (None, 10039, 10076)  # None: nobody serves the API
+NO_JETSTREAM = (None, 10039, 10076)  # None: the API is not served
 
 OPEN_TIMEOUT_S = 2.0  # making a stream takes longer than a value
 
@@ -45,7 +45,7 @@ class NoStore(PeerUnavailable):
 
 
 class RevisionConflict(SymphonyError):
-    """The key's revision is not the expected one: somebody else has written."""
+    """The key's revision is not the expected one: another process has written."""
 
     code = "revision_conflict"
 
@@ -78,9 +78,9 @@ class KvBucket(Generic[V]):
 
         A server that is alone keeps it in memory: its disk may be full, or lose what is on it, and
         who leads must not hang on that. A cluster keeps it on disk: else the number of copies that
-        it was told (`cli.replicate_leases`) would be gone when all servers restart.
+        was set (`cli.replicate_leases`) would be gone when all servers restart.
 
-        Revisions begin at the wall clock in ms: should the store be lost and made anew, then no
+        Revisions begin at the wall clock in ms: should the store be lost and made again, then no
         revision means two things, and an old writer's compare-and-set fails.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Time as an argument: services read a clock once at the edge, cores are told the time."""
+"""Time as an argument: services read a clock once at the edge, cores get the time."""
 
 import time
 from typing import Protocol
@@ -27,7 +27,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and simulation.
+    """A clock that moves only by `advance`; for tests and simulation.
 
     >>> clock = ManualClock(start_ns=5)
     >>> clock.advance(10)

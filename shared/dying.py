@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 def die(why: str) -> NoReturn:
     """End at once, whatever threads are at: one that hangs would be waited for in vain. The kernel
-    lets go of what the process held, and whoever watches it starts another.
+    frees what the process held, and its supervisor starts another.
     """
     log.critical(why)
     logging.shutdown()

@@ -8,7 +8,7 @@ from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError, T
 
 
 def error_to_wire(error: SymphonyError) -> dict[str, Any]:
-    """What the caller is to be told, field by field."""
+    """What the caller gets, field by field."""
     return {
         "code": error.code,
         "message": error.message,

@@ -73,20 +73,20 @@ class TenantQuota(NoCapacity):
 
 
 class HintsThrottled(NoCapacity):
-    """Too many of somebody's advisories came to nothing; turns are served as ever."""
+    """Too many of a sender's advisories were unused; turns are served as ever."""
 
     code = "hints_throttled"
     http_status = 429
 
 
 class PeerUnavailable(NoCapacity):
-    """A service did not answer in time, or nobody listens on its subject."""
+    """A service did not answer in time, or its subject has no subscriber."""
 
     code = "peer_unavailable"
 
 
 class NobodyListens(PeerUnavailable):
-    """The bus itself says that nobody listens on the subject."""
+    """The bus itself says that the subject has no subscriber."""
 
 
 class MalformedMessage(InvalidRequest):

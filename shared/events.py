@@ -17,7 +17,7 @@ WAKE_RETRY_S = 0.05
 
 
 class EventQueue(Generic[E]):
-    """Events for one core, told to it one after the other with the time at which each is taken.
+    """Events for one core, passed to it one after the other with the time at which each is taken.
 
     An event is a function of the time that calls the core and returns its effects (of type `E`).
 

@@ -1,7 +1,7 @@
 """The one order in which idle blocks give their pages, in a worker's pool and in a host's arena.
 
-Idle blocks that were last used together are a *group*. Which group is next stands here, which of
-its blocks gives which page with whoever keeps them, by these policies:
+Idle blocks that were last used together are a *group*. Which group is next is decided here; which
+of its blocks gives which page, by the owner of the blocks. Policies:
 
 - `session`: the least recently used group gives, the highest layer of all its blocks first, and
   within a layer the deepest block.
@@ -10,7 +10,7 @@ its blocks gives which page with whoever keeps them, by these policies:
   were used within `RECENT_NS`: the last layer of all of them before the second-last of any, and
   within a layer the least recently used group first. For a pass that has its first layers begins,
   and the later ones stream in behind it. Warm ends, since otherwise sessions that never come back
-  would keep their low layers for ever, and everybody's share would sink to layer 0.
+  would keep their low layers for ever, and every session's share would sink to layer 0.
 
 Source: SYMPHONY, section 3.4 (priority-based KV cache management). The paper gives the order; where
 "recently" ends is ours.
@@ -81,7 +81,7 @@ class _Queue:
 class EvictionOrder:
     """Which group gives next.
 
-    Those that nobody expects wait by their use, and under `layer` by their next layer as well: if
+    Unexpected ones wait by their use, and under `layer` by their next layer as well: if
     not even the least recently used of them is cold, none is. Expected ones wait by themselves,
     since prefetches spare them, and join the others when that is over: O(log n) a group.
 
@@ -126,7 +126,7 @@ class EvictionOrder:
         return now_ns < self._places[group].expected_until_ns
 
     def first(self, now_ns: int) -> int | None:
-        """The group that gives to somebody who needs a page now; None: there is none."""
+        """The group that gives a page that is needed now; None: there is none."""
         self._expire(now_ns)
         first, expected = self._first_of_others(now_ns), self._expected.first()
         if first is None or (expected is not None and expected < first):
@@ -134,8 +134,8 @@ class EvictionOrder:
         return None if first is None else first[1]
 
     def first_for_prefetch(self, now_ns: int, layer: int) -> int | None:
-        """The group that gives to an announced turn that lacks a page of `layer`: one that nobody
-        expects. Under `layer`, if there is none, one that gives of a layer above: so all that are
+        """The group that gives to an announced turn that lacks a page of `layer`: one that is not
+        expected. Under `layer`, if there is none, one that gives of a layer above: so all that are
         announced have their low layers first. What is filled so is always below what is taken, so
         that two cannot take from each other for ever.
         """
@@ -163,7 +163,7 @@ class EvictionOrder:
             self._release(group, place)
 
     def _release(self, group: int, place: _Place) -> None:
-        """Nobody expects it."""
+        """It is not expected (any more)."""
         key = eviction_key(self._policy, place.used_at_ns, place.layer, is_warm=False)
         self._by_use.put(group, key)
         if self._policy == "layer":

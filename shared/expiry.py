@@ -1,4 +1,4 @@
-"""How long KV outlives its last use where somebody says so: its tenant, or its own session."""
+"""How long KV outlives its last use where its tenant, or its own session, has set that."""
 
 EXPIRY_S_MAX = 31_536_000  # a year
 _PRECISE_BITS = 4

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from shared.metrics import PREFIX
 
-Sample = tuple[str, Mapping[str, str], float]  # name without the house's prefix, labels, value
+Sample = tuple[str, Mapping[str, str], float]  # name without the project's prefix, labels, value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
@@ -98,7 +98,7 @@ def _labelled(sample: str, labels: str) -> str:
 
 
 def without(text: str, name: str) -> str:
-    """Metrics but for the samples of this name, without the house's prefix.
+    """Metrics but for the samples of this name, without the project's prefix.
 
     >>> without("symphony_a 1\\nsymphony_ab 2\\n", "a")
     'symphony_ab 2\\n'
@@ -113,8 +113,8 @@ _PLAIN = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 
 def samples_of(text: str, names: Collection[str]) -> list[Sample]:
-    """Samples of these names, without the house's prefix, with their labels and values. Others are
-    not even read: they are many.
+    """Samples of these names, without the project's prefix, with their labels and values. Others
+    are not even read: they are many.
 
     >>> samples_of('# HELP symphony_a b\\nsymphony_a{c="d"} 2.0\\nsymphony_x 1\\n', {"a"})
     [('a', {'c': 'd'}, 2.0)]
@@ -126,7 +126,7 @@ def samples_of(text: str, names: Collection[str]) -> list[Sample]:
         name = line[len(PREFIX) : min(line.find(end) % (len(line) + 1) for end in "{ ")]
         if name in names and (match := _SAMPLE.fullmatch(line[len(PREFIX) :])):
             labels = {
-                key: re.sub(r"\\.", lambda told: _PLAIN.get(told[0], told[0]), value)
+                key: re.sub(r"\\.", lambda match: _PLAIN.get(match[0], match[0]), value)
                 for key, value in _LABEL.findall(match[2] or "")
             }
             found.append((name, labels, float(match[3])))

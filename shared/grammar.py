@@ -73,8 +73,8 @@ def reason_of(matcher: LLMatcher) -> str:
     """The error that a matcher is in; empty if it is in none."""
     if not matcher.is_error():
         return ""
-    told = matcher.get_error().removesuffix("<non-verbose/>").strip()
-    return told[:REASON_CHARS_MAX] or "it cannot be followed"
+    reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
+    return reason[:REASON_CHARS_MAX] or "it cannot be followed"
 
 
 class _Bytes:
@@ -90,5 +90,5 @@ class _Bytes:
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """For whoever wants to know of a grammar without any model."""
+    """To check a grammar without any model."""
     return LLTokenizer(TokenizerWrapper(_Bytes()))

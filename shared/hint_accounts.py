@@ -1,15 +1,15 @@
-"""Who may send advisories, by what became of the ones before: token buckets refilled by outcome.
+"""Which senders may send advisories, by the outcome of earlier ones: token buckets refilled by it.
 
 An advisory costs one token. One whose turn comes gives back several, one that its sender takes back
-gives half, one that comes to nothing gives none. So whoever is right at least once in `USED_GAIN`
-times sends as many as it likes, and the others send what a bucket holds and then a few a second. A
+gives half, an unused one gives none. So a sender that is right at least once in `USED_GAIN` times
+sends as many as it likes, and the others send what a bucket holds and then a few a second. A
 sender is one place of a tenant's (an address, or NATS); the tenant has a bucket for all of them
 together, so that many addresses help little. A tenant's turns fill its own bucket too, one for
-each: so one of many people is not taken for a flood while nothing of it has come true yet.
+each: so one of many people is not taken for a flood while none of its advisories was used yet.
 
 A newcomer's bucket is a quarter full, so that a flood costs little before it is known for one.
-Nobody is refused for ever: buckets also fill by themselves. What no tracker will tell any more, as
-it has lost it, is forgiven.
+No sender is refused for ever: buckets also fill by themselves. Advisories whose outcome a tracker
+has lost are refunded.
 """
 
 from collections import OrderedDict
@@ -24,14 +24,14 @@ from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 USED_GAIN = 4.0
 TAKEN_BACK_GAIN = 0.5
-TURN_GAIN = 1.0  # to its tenant: whoever pays with a turn for an advisory costs little more by it
-REFUND_GAIN = 0.75  # of one that only repeats what is known, or that nobody took
-FIRST_SHARE = 0.25  # of a bucket, for somebody of whom nothing is known
+TURN_GAIN = 1.0  # to its tenant: an advisory that comes with a turn costs little more
+REFUND_GAIN = 0.75  # of one that only repeats what is known, or that was not taken
+FIRST_SHARE = 0.25  # of a bucket, for an unknown sender
 TAKE_BACK_COST = 0.25  # of taking one back, whether there is one or not
 PLACE_PER_S = 1.0
 TENANT_PER_S = 8.0
 ACCOUNTS_MAX = 16_384
-PROVEN_USED = 8.0  # so many of a place's came true lately, and at least half of all
+PROVEN_USED = 8.0  # so many of a place's were used lately, and at least half of all
 KEPT = 0.98  # of what is known of a place's when one more is
 THROTTLED_NS = 10_000_000_000  # it is called throttled for so long after it was refused
 SHOWN_MAX = 20
@@ -51,8 +51,8 @@ class HintLimits:
 @dataclass(slots=True)
 class _Account:
     """Attributes:
-    open_at: spent on advisories of which nobody has told yet what became of them, by the shard of
-        the tracker that will.
+    open_at: spent on advisories whose outcome is not reported yet, by the shard of the tracker that
+        will report it.
     used, ended: lately; older ones weigh less.
     """
 
@@ -83,7 +83,7 @@ class _Account:
 
 class _Accounts:
     """Of one kind. Of too many, the one unused for longest is forgotten, of the tenant with most of
-    them: nobody is forgotten for another tenant's many addresses.
+    them: no account is forgotten for another tenant's many addresses.
     """
 
     def __init__(self, size: int, per_s: float) -> None:
@@ -109,7 +109,7 @@ class _Accounts:
         return account
 
     def sent(self, key: tuple[TenantId, str], shard: int) -> None:
-        """What becomes of one will be told by this shard."""
+        """The outcome of one will be reported by this shard."""
         if (account := self.of.get(key)) is not None:
             account.open_at[shard] = account.open_at.get(shard, 0.0) + 1.0
 
@@ -117,7 +117,7 @@ class _Accounts:
         """It may send so many more."""
         self._gain(self.at(key, now_ns), tokens)
 
-    def told(self, key: tuple[TenantId, str], verdict: HintVerdict, shard: int) -> None:
+    def settle(self, key: tuple[TenantId, str], verdict: HintVerdict, shard: int) -> None:
         """What became of some; of a forgotten account nothing is kept."""
         account = self.of.get(key)
         if account is None:
@@ -130,13 +130,13 @@ class _Accounts:
         self._gain(account, USED_GAIN * num_used + TAKEN_BACK_GAIN * verdict.num_taken_back)
 
     def refund(self, key: tuple[TenantId, str], shard: int) -> None:
-        """Nobody will tell what became of one."""
+        """The outcome of one will not be reported."""
         if (account := self.of.get(key)) is not None:
             account.settle(shard, 1.0)
             self._gain(account, REFUND_GAIN)
 
     def forgive(self, shard: int) -> None:
-        """Nobody will tell what became of those that are open there."""
+        """The outcome of those that are open there will not be reported."""
         for account in self.of.values():
             self._gain(account, account.open_at.pop(shard, 0.0))
 
@@ -200,12 +200,12 @@ class HintAccounts:
         self._tenants.sent((tenant, ""), shard)
 
     def on_refund(self, tenant: TenantId, place: str, shard: int = 0) -> None:
-        """One that was sent there said what was known already, or nobody took it."""
+        """One that was sent there said what was known already, or was not taken."""
         self._places.refund((tenant, place), shard)
         self._tenants.refund((tenant, ""), shard)
 
     def on_ended(self, ended: HintsEnded) -> None:
-        """A shard of the tracker tells what became of some.
+        """A shard of the tracker reports the outcome of some.
 
         Raises:
             MalformedMessage: there can be no such shard.
@@ -223,8 +223,8 @@ class HintAccounts:
     def on_verdicts(self, verdicts: Sequence[HintVerdict], shard: int = 0) -> None:
         """What became of some."""
         for verdict in verdicts:
-            self._places.told((verdict.tenant, verdict.place), verdict, shard)
-            self._tenants.told((verdict.tenant, ""), verdict, shard)
+            self._places.settle((verdict.tenant, verdict.place), verdict, shard)
+            self._tenants.settle((verdict.tenant, ""), verdict, shard)
 
     def throttled(self, now_ns: int) -> list[Throttled]:
         """Who was refused just now, those first that were most often."""

@@ -15,16 +15,16 @@ def whole_status(parts: list[SchedulerStatus]) -> SchedulerStatus | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     workers: dict[WorkerId, WorkerStatus] = {}
-    for told in (worker for part in parts for worker in part.workers):
-        known = workers.get(told.worker_id)
+    for status in (worker for part in parts for worker in part.workers):
+        known = workers.get(status.worker_id)
         if known is None:
-            workers[told.worker_id] = told
+            workers[status.worker_id] = status
             continue
-        latest = min(known, told, key=lambda each: each.report_age_ms)
-        workers[told.worker_id] = replace(
+        latest = min(known, status, key=lambda each: each.report_age_ms)
+        workers[status.worker_id] = replace(
             latest,
-            num_turns=max(known.num_turns, told.num_turns),
-            num_reservations=known.num_reservations + told.num_reservations,
+            num_turns=max(known.num_turns, status.num_turns),
+            num_reservations=known.num_reservations + status.num_reservations,
         )
     return SchedulerStatus(
         workers=[workers[worker_id] for worker_id in sorted(workers)],
@@ -35,19 +35,19 @@ def whole_status(parts: list[SchedulerStatus]) -> SchedulerStatus | None:
     )
 
 
-def hints_of(told: Sequence[HintStatus]) -> dict[str, Any]:
+def hints_of(statuses: Sequence[HintStatus]) -> dict[str, Any]:
     """What is known of advisories; each service counts those itself that it throttles."""
     return {
-        "live": sum(each.num_live for each in told),
-        "rates": _rates(told),
-        "throttled": [asdict(one) for each in told for one in each.throttled],
+        "live": sum(each.num_live for each in statuses),
+        "rates": _rates(statuses),
+        "throttled": [asdict(one) for each in statuses for one in each.throttled],
     }
 
 
-def _rates(told: Sequence[HintStatus]) -> list[dict[str, Any]]:
+def _rates(statuses: Sequence[HintStatus]) -> list[dict[str, Any]]:
     """Of each tenant that is shown, over the shards of the tracker that know of it."""
     sums: dict[TenantId, tuple[float, float]] = {}
-    for rate in (rate for each in told for rate in each.rates):
+    for rate in (rate for each in statuses for rate in each.rates):
         num_used, num = sums.get(rate.tenant, (0.0, 0.0))
         sums[rate.tenant] = num_used + rate.hits * rate.num_hints, num + rate.num_hints
     rates = [

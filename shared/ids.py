@@ -34,12 +34,12 @@ def new_id(prefix: str) -> str:
 
 
 def job_group(request_id: str) -> str:
-    """A fresh id for the jobs of one request, from which `request_of_job` tells the request."""
+    """A fresh id for the jobs of one request, from which `request_of_job` gets the request."""
     return f"{new_id('job')}:{request_id[:REQUEST_ID_CHARS]}"
 
 
 def request_of_job(job_id: JobId) -> str:
-    """What the client calls the request that a job belongs to; empty if that is not told.
+    """What the client calls the request that a job belongs to; empty if that is not known.
 
     >>> request_of_job(JobId("job-3f9c:my-request-7"))
     'my-request'

@@ -2,9 +2,8 @@
 
 A session has a hash (`location_redis_key`): by host, how many of its leading blocks that host has
 on disk or in memory, under a *life*. One hash for all hosts (`KV_HOSTS_KEY`) says which life of a
-host is valid: everything under another is void, so that a host takes back all that it ever said by
-one write. Who a session is stands in its key as a hash (`shared.owners`), so that none of its names
-is there.
+host is valid: everything under another is void, so that a host voids all that it ever wrote by one
+write. A session's key has a hash of it (`shared.owners`), so that none of its names is there.
 """
 
 import re
@@ -19,11 +18,11 @@ from shared.owners import OwnerKey
 
 KV_HOSTS_KEY = "symphony:kv_hosts"
 BLOCKS_MAX = 999_999_999  # of one session
-HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
-OBJECTS_TOLD_MAX = 2  # of those, what hosts wrote to the object store: anybody reads that
+HOSTS_SENT_MAX = 8  # of a session, the ones with the most blocks
+OBJECTS_SENT_MAX = 2  # of those, what hosts wrote to the object store, which every host can read
 OBJECTS_MARK = "@"  # before a host's name: not that host, but what it wrote to the object store
 OBJECTS = HostId(OBJECTS_MARK)  # the object store as a whole
-ANYWHERE = HostId("*")  # in place of hosts, where Redis could not be asked: any may have it
+ANYWHERE = HostId("*")  # in place of hosts, where Redis could not be asked: any host may have it
 _CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
 _LOCATION = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([1-9][0-9]{0,8})")
 
@@ -94,8 +93,8 @@ def decode_lives(claims: Mapping[bytes, bytes]) -> dict[HostId, str]:
 def decode_locations(
     fields: Mapping[bytes, bytes], lives: Mapping[HostId, str]
 ) -> dict[HostId, int]:
-    """A session's leading blocks by host, most first, of at most `HOSTS_TOLD_MAX` hosts. What hosts
-    wrote to the object store is told too, but only the most of it, so that it crowds out no host.
+    """A session's leading blocks by host, most first, of at most `HOSTS_SENT_MAX` hosts. What hosts
+    wrote to the object store is included, but only the most of it, so that it crowds out no host.
     What is void, or not written as it should be, is left out.
 
     >>> decode_locations({b"h1": b"a 3", b"h2": b"b 4", b"h3": b"c -1"}, {"h1": "a", "h2": "z"})
@@ -110,21 +109,21 @@ def decode_locations(
             found[host_id] = int(location[2])
     hosts = [item for item in found.items() if not is_objects(item[0])]
     objects = [item for item in found.items() if is_objects(item[0])]
-    told = [*hosts, *_most(OBJECTS_TOLD_MAX, objects)]
-    return dict(_most(HOSTS_TOLD_MAX, told))
+    places = [*hosts, *_most(OBJECTS_SENT_MAX, objects)]
+    return dict(_most(HOSTS_SENT_MAX, places))
 
 
 def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
-    """Of what somebody says in a message, as much as anybody tells who keeps to the rules: hosts,
-    what they wrote to the object store, or `ANYWHERE`.
+    """Of what a message says, as much as a correct sender sends: hosts, what they wrote to
+    the object store, or `ANYWHERE`.
 
     >>> worth_keeping({HostId("h1"): 3, HostId("h2"): -1, HostId("h3"): 10**30, HostId("a b"): 1})
     {'h1': 3}
     """
-    told = islice(kv_at.items(), HOSTS_TOLD_MAX)
+    first = islice(kv_at.items(), HOSTS_SENT_MAX)
     return {
         host_id: num_blocks
-        for host_id, num_blocks in told
+        for host_id, num_blocks in first
         if 0 < num_blocks <= BLOCKS_MAX
         and (host_id == ANYWHERE or _host_id(host_id.encode(errors="replace")))
     }

@@ -19,19 +19,19 @@ TOKEN_BUCKETS = tuple(
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-    """A counter named with the house prefix; made once, at import of the module that counts."""
+    """A counter named with the project's prefix; made once, at import of the module that counts."""
     return Counter(PREFIX + name, text, labels)
 
 
 def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-    """A gauge named with the house prefix."""
+    """A gauge named with the project's prefix."""
     return Gauge(PREFIX + name, text, labels)
 
 
 def histogram(
     name: str, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
 ) -> Histogram:
-    """A histogram named with the house prefix; the unit ends the name."""
+    """A histogram named with the project's prefix; the unit ends the name."""
     return Histogram(PREFIX + name, text, labels, buckets=buckets)
 
 

@@ -1,5 +1,5 @@
-"""Who made a block: what lets everything that a session left behind be found again, its record or
-not.
+"""Which session made a block: so that all that a session left behind is found, with or without its
+record.
 """
 
 from hashlib import blake2b
@@ -11,17 +11,18 @@ from shared.ids import SessionId, TenantId
 OwnerKey = NewType("OwnerKey", bytes)
 
 OWNER_BYTES = 16
-NOBODY = OwnerKey(bytes(OWNER_BYTES))  # a turn without a session, or a release that did not note it
+NO_OWNER = OwnerKey(bytes(OWNER_BYTES))  # of a turn without a session
+NOBODY = NO_OWNER  # the name that other packages still import
 
 
 def owner_key(tenant: TenantId, session_id: SessionId | None) -> OwnerKey:
     """A session's name in 16 bytes. Lengths keep two tenants' ids from meeting.
 
-    >>> owner_key(TenantId("a"), None) == NOBODY
+    >>> owner_key(TenantId("a"), None) == NO_OWNER
     True
     """
     if session_id is None:
-        return NOBODY
+        return NO_OWNER
     digest = blake2b(digest_size=OWNER_BYTES, person=b"symphony-owner")
     for part in (tenant, session_id):
         raw = part.encode()
@@ -30,19 +31,19 @@ def owner_key(tenant: TenantId, session_id: SessionId | None) -> OwnerKey:
 
 
 class OwnedKeys:
-    """Which blocks each session made. Nobody's are not listed."""
+    """Which blocks each session made. Blocks without an owner are not listed."""
 
     def __init__(self) -> None:
         self._keys: dict[OwnerKey, dict[BlockKey, None]] = {}  # sets would take twice as much
 
     @property
     def owners(self) -> list[OwnerKey]:
-        """Who made any that is not gone."""
+        """Sessions that made any that is not gone."""
         return list(self._keys)
 
     def add(self, owner: OwnerKey, key: BlockKey) -> None:
         """`owner` made this block."""
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             self._keys.setdefault(owner, {})[key] = None
 
     def remove(self, owner: OwnerKey, key: BlockKey) -> None:

@@ -16,11 +16,11 @@ PRIVATE_UMASK = 0o077  # of all our processes: files hold users' words, or lead 
 
 
 def check_private(folder: Path, name: str) -> None:
-    """See that a folder, if it is there, is this user's alone. Then nobody else can plant files or
-    links in it, or move it where only owners may, as in ``/dev/shm``.
+    """Check that a folder, if it is there, is this user's alone. Then no other user can plant files
+    or links in it, or move it where only owners may, as in ``/dev/shm``.
 
     Raises:
-        ConfigError: it is somebody else's, others may enter it, or it is no folder; names `name`.
+        ConfigError: it is another user's, others may enter it, or it is no folder; names `name`.
     """
     try:
         status = folder.lstat()
@@ -78,7 +78,7 @@ def make_new(path: Path) -> int:
     and writing. Links are replaced, never followed.
 
     Raises:
-        OSError: it cannot be made, or somebody makes one at the same time.
+        OSError: it cannot be made, or one is made at the same time.
     """
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,7 +87,7 @@ def make_new(path: Path) -> int:
 
 def remove_private(folder: Path) -> None:
     """Remove a folder of ours and what is in it, or a link of that name but not what it leads to.
-    What is somebody else's stays.
+    What is another user's stays.
     """
     try:
         status = folder.lstat()

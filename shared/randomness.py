@@ -9,13 +9,13 @@ FETCHED = 4096
 
 
 class _Fetched:
-    """What is left of the latest fetch. Threads may share it; a forked child begins anew."""
+    """What is left of the latest fetch. Threads may share it; a forked child fetches its own."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-        os.register_at_fork(after_in_child=self.begin_anew)
+        self.discard()
+        os.register_at_fork(after_in_child=self.discard)
 
-    def begin_anew(self) -> None:
+    def discard(self) -> None:
         self._lock = threading.Lock()
         self._bytes = b""
         self._at = 0
@@ -32,5 +32,5 @@ _fetched = _Fetched()
 
 
 def random_bytes(num: int) -> bytes:
-    """So many bytes that nobody can guess, and that were given to nobody else."""
+    """So many bytes that cannot be guessed, and are returned only once."""
     return _fetched.take(num)

@@ -1,7 +1,7 @@
 """A client of Redis that stays closed once it is.
 
-redis-py connects anew whenever a command finds its connection gone, also when that was the client's
-own `aclose`: a command that was under way then leaves a connection which nobody closes.
+redis-py reconnects whenever a command finds its connection gone, also when that was the client's
+own `aclose`: a command that was under way then leaves a connection which is never closed.
 """
 
 from typing import Any

@@ -90,7 +90,7 @@ def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
 
 
 def deletions_redis_key(tenant: TenantId) -> str:
-    """Counters of deletions of sessions that no generation tells of, four bytes each; without a
+    """Counters of deletions of sessions that have no generation, four bytes each; without a
     tenant those of all tenants that have none of their own.
     """
     return f"symphony:deletions:{len(tenant)}:{tenant}"
@@ -107,7 +107,7 @@ def session_sizes_redis_key(tenant: TenantId) -> str:
 
 
 def session_mark(session_id: SessionId) -> str:
-    """What ids of a session's responses begin with: it tells where in Redis they are. Scripts there
+    """What ids of a session's responses begin with: it says where in Redis they are. Scripts there
     make it too (`services.frontend.sessions.redis_scripts`), with the one hash that they know.
 
     >>> session_mark(SessionId("fox"))

@@ -1,8 +1,8 @@
 """Which of several processes that divide work between them has what: the same in every process and
 release.
 
-A turn's id ends in the hash of the session that it belongs to. So whoever hears of a turn, even if
-only by its id, knows whose it is, however many they are.
+A turn's id ends in the hash of the session that it belongs to. So a process that sees a turn, even
+if only its id, knows which shard it belongs to, however many there are.
 """
 
 import zlib
@@ -55,7 +55,7 @@ def expected_as(
     session_id: SessionId | None, agent: AgentRef | None, *, is_new: bool
 ) -> SessionId | None:
     """Under what name a turn's place may be kept. An agent's first turn in a workflow is expected
-    before anybody knows in what session; so it goes to the shard that expects it.
+    before its session is known; so it goes to the shard that expects it.
     """
     if session_id is None or agent is None or not is_new:
         return session_id

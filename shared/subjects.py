@@ -86,7 +86,7 @@ def _of_tenant(public: Subject[Request, Reply], queue: str = "") -> Subject[Requ
 
 
 # The star is the tenant's `tenant_token`. Where NATS has accounts it makes these of the ones above,
-# which a tenant publishes in its own account: so nobody can claim to be another.
+# which a tenant publishes in its own account: so no tenant can claim to be another.
 TENANT_ADVISORY_SUBMIT = _of_tenant(ADVISORY_SUBMIT, queue="frontend")
 TENANT_ADVISORY_INVALIDATE = _of_tenant(ADVISORY_INVALIDATE, queue="frontend")
 TENANT_ADVISORY_GET = _of_tenant(ADVISORY_GET, queue="frontend")

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 
 
 class Tasks:
-    """Work that nobody waits for. What breaks in it goes to the loop's exception handler, which
+    """Work that is not awaited. What breaks in it goes to the loop's exception handler, which
     ends the process: a component must not be half alive.
 
     Args:
@@ -42,7 +42,7 @@ class Tasks:
 
 
 def end_if_cancelled() -> None:
-    """End the task that calls this if somebody cancelled it and a library kept that for itself, as
+    """End the task that calls this if it was cancelled and a library kept that for itself, as
     Python 3.11's `asyncio.wait_for` does when what it waits for ends in the same instant.
 
     Raises:

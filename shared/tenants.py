@@ -1,4 +1,4 @@
-"""Whose a message is: told by the subject that it came on, never by itself."""
+"""Which tenant sent a message: its subject says that, never its content."""
 
 from shared.errors import InvalidRequest, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, tenant_of_token, tenant_token

@@ -1,5 +1,5 @@
-"""Which tracker has to do with what, where several divide the sessions and the workflows of a house
-among themselves (docs/scale.md, "The tracker").
+"""Which tracker has to do with what, where several divide the sessions and the workflows of a
+deployment (docs/scale.md, "The tracker").
 """
 
 from dataclasses import replace
@@ -18,7 +18,9 @@ Rep = TypeVar("Rep")
 
 def shard_of(tenant: TenantId, key: str, num_shards: int) -> int:
     """Which shard has a session, or a workflow, of this name: the same in every process and
-    release.
+    release. Schedulers divide sessions by another hash (`shared.shards`). Neither can change: while
+    a deployment is upgraded, processes of two releases have to agree, or advisories and turns of a
+    session would meet at no shard.
 
     >>> shard_of(TenantId("acme"), "order-17", 1)
     0
@@ -47,8 +49,8 @@ def at_shard(
 def arrival_wires(
     arrived: TurnArrived, num_shards: int
 ) -> list[tuple[Subject[TurnArrived, None], tuple[str, ...], TurnArrived]]:
-    """Who is to hear that a turn arrived: the shard of its session and, of an agent's turn, that of
-    its workflow; one message if they are the same.
+    """Which shards learn that a turn arrived: that of its session and, of an agent's turn, that
+    of its workflow; one message if they are the same.
     """
     if num_shards == 1:
         return [(TURN_ARRIVED, (), arrived)]
@@ -69,5 +71,5 @@ def arrival_wires(
 def left_wire(
     left: AgentTurnLeft, num_shards: int
 ) -> tuple[Subject[AgentTurnLeft, None], tuple[str, ...]]:
-    """Who is to hear that an agent's turn is over: the shard of its workflow."""
+    """Which shard learns that an agent's turn is over: the shard of its workflow."""
     return at_shard(AGENT_TURN_LEFT, left.tenant, left.agent.workflow_id, num_shards)

@@ -3,8 +3,8 @@ which links and disks that pays.
 
 A real model reads real text, and its KV is cut into the pages that a kvstore would have of it
 (``[2, num_kv_heads, block_tokens, head_dim]``). Each is packed by itself, as runs in the object
-store are (`services.kvstore.packing`): by zstd alone, and behind a shuffle by the bytes of its
-numbers. What is unpacked is held against what was packed.
+store are (`services.kvstore.tiers.packing`): by zstd alone, and behind a shuffle by the bytes of
+its numbers. What is unpacked is held against what was packed.
 
 Speeds are of raw bytes, one thread, best of `--rounds`. Packing first and then sending, or reading
 and then unpacking, takes ``1 / speed + 1 / (ratio x link)``, against ``1 / link``: it pays below
@@ -21,7 +21,7 @@ import numpy as np
 
 from loadtest.bench.model_cache import cache_in
 from loadtest.models import MODELS_DIR, model_source
-from services.kvstore.packing import LEVEL, pack, unpack
+from services.kvstore.tiers.packing import LEVEL, pack, unpack
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.frontend.core.turns.turns.turns import Deliver, Fail, NewTurn
+from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 
 from loadtest.sim.timeline import SECOND
 from loadtest.world.frontend import Frontend

@@ -16,11 +16,11 @@ from services.kvstore.core import (
     FetchedPages,
     Limits,
     LoadOutcome,
+    PageFacts,
     PageReads,
-    Told,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE
+from services.kvstore.core.tiers.arena_block import NO_PAGE
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId
@@ -88,7 +88,7 @@ class ClusterKvstore(Kvstore):
     def __init__(self, house: House, redis: Redis, host_id: HostId, plant: Plant) -> None:
         super().__init__(house, redis, host_id, plant.arena_blocks * plant.num_layers)
         self._plant = plant
-        self.stored: dict[BlockKey, Told] = {}
+        self.stored: dict[BlockKey, PageFacts] = {}
         self._reader = Link(plant.disk_read_bytes_per_s)
         self._writer = Link(plant.disk_write_bytes_per_s)
         self.ingress, self.egress = Link(plant.link_bytes_per_s), Link(plant.link_bytes_per_s)
@@ -113,7 +113,7 @@ class ClusterKvstore(Kvstore):
     def new_peering(self) -> Peering:
         return LinkPeering(self, self.others, self._plant.page_bytes)
 
-    def told(self, key: BlockKey) -> Told | None:
+    def told(self, key: BlockKey) -> PageFacts | None:
         """What goes with a page of this block; None: it is not here."""
         if (told := self.stored.get(key)) is not None:
             return told
@@ -198,5 +198,5 @@ class ClusterKvstore(Kvstore):
             self._perform(self.core.on_written(results, self.now_ns))
 
 
-def _told(write: DiskWrite) -> Told:
-    return Told(write.parent, list(write.tokens), len(write.pages), 1, write.owner)
+def _told(write: DiskWrite) -> PageFacts:
+    return PageFacts(write.parent, list(write.tokens), len(write.pages), 1, write.owner)

@@ -14,17 +14,21 @@ from services.kvstore.core import (
     FetchedPages,
     LoadOutcome,
     ObjectEffect,
-    Offer,
     PageReads,
     Place,
     Run,
     SaveOutcome,
     SaveRun,
-    Told,
     earlier_owners,
     find_places,
     folder_of,
     run_of,
+)
+from services.kvstore.core import (
+    PageFacts as Told,
+)
+from services.kvstore.core import (
+    RemotePrefix as Offer,
 )
 from shared import messages as m
 from shared.arena import PageState
@@ -76,7 +80,7 @@ class Bucket:
 
 
 class BucketSide:
-    """One kvstore's side, for one life of it; as `services/kvstore/objects` does it.
+    """One kvstore's side, for one life of it; as `services/kvstore/tiers/objects` does it.
 
     Args:
         on_listed: told once when it is known what was there at the start.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from services.frontend.core.turns.turns.turns import (
+from services.frontend.core.turns.turns import (
     AnswerPull,
     AskScheduler,
     Cancel,

@@ -16,7 +16,6 @@ from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
-    BeginDiskAnew,
     Commit,
     DeleteBlocks,
     DiskWrite,
@@ -30,7 +29,6 @@ from services.kvstore.core import (
     Limits,
     LoadOutcome,
     NewBlock,
-    Offer,
     Open,
     PageReads,
     ReadPages,
@@ -41,13 +39,21 @@ from services.kvstore.core import (
     SaveRun,
     SetWords,
     Stage,
-    Told,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.core import (
+    PageFacts as Told,
+)
+from services.kvstore.core import (
+    RemotePrefix as Offer,
+)
+from services.kvstore.core import (
+    ResetDisk as BeginDiskAnew,
+)
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys
@@ -284,7 +290,7 @@ class Kvstore(PeerHost):
             keys="" if message.keys else pack_keys(keys[: staged.num_blocks]),
             pages=pack_ints(staged.pages),
             generations=pack_ints(staged.generations),
-            num_from_disk=staged.num_from_disk,
+            num_pages_loading=staged.num_pages_loading,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             num_here=staged.num_here,
             source_bytes_per_s=staged.source_bytes_per_s,

@@ -42,15 +42,17 @@ LINK = "services/worker/core/kv_link.py"
 PULLING = "services/worker/core/pulling.py"
 BATCHES = "services/worker/oneshot/core.py"
 STORE = "services/kvstore/core/store.py"
-TIERS = "services/kvstore/core/tiers.py"
-ARENA = "services/kvstore/core/arena_tier.py"
-ARENA_BLOCK = "services/kvstore/core/arena_block.py"
-LOADS = "services/kvstore/core/loads.py"
-KV_STAGING = "services/kvstore/core/staging.py"
-KV_WRITES = "services/kvstore/core/writes.py"
-LOCATIONS = "services/kvstore/core/locations.py"
-OBJECTS = "services/kvstore/core/objects.py"
-OBJECT_TIER = "services/kvstore/core/object_tier.py"
+KV_CALLS = "services/kvstore/core/worker_calls.py"
+EXCHANGE = "services/kvstore/core/exchange.py"
+TIERS = "services/kvstore/core/tiers/tiers.py"
+ARENA = "services/kvstore/core/tiers/arena_tier.py"
+ARENA_BLOCK = "services/kvstore/core/tiers/arena_block.py"
+LOADS = "services/kvstore/core/loading/loads.py"
+KV_STAGING = "services/kvstore/core/loading/staging.py"
+KV_WRITES = "services/kvstore/core/tiers/writes.py"
+LOCATIONS = "services/kvstore/core/tiers/locations.py"
+OBJECTS = "services/kvstore/core/writing/objects.py"
+OBJECT_TIER = "services/kvstore/core/tiers/object_tier.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
 IMAGE_LOADING = "services/worker/core/adapters/loading.py"
@@ -371,14 +373,14 @@ MUTANTS = (
     ),
     # The kvstore.
     Mutant(
-        "a dead worker's tickets stay", STORE,
+        "a dead worker's tickets stay", KV_CALLS,
         "                self._tiers.unpin(ticket, now_ns, effects)\n            for page_bytes",
         "                pass\n            for page_bytes",
     ),
     Mutant(
-        "a reopened worker keeps what it held", STORE,
+        "a reopened worker keeps what it held", KV_CALLS,
         "            effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)\n",
-        "            self.workers.close(old.worker_id, old.incarnation)\n",
+        "            self._workers.close(old.worker_id, old.incarnation)\n",
     ),
     Mutant(
         "tickets do not expire", STORE,
@@ -386,7 +388,7 @@ MUTANTS = (
         "        for ticket in self.workers.take_expired(-1):",
     ),
     Mutant(
-        "forgotten leases stay", STORE,
+        "forgotten leases stay", KV_CALLS,
         "if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):",
         "if pages := worker.take_forgotten(event, -1):",
     ),
@@ -424,20 +426,20 @@ MUTANTS = (
     ),
     # How long KV is kept.
     Mutant(
-        "what is expired stays on disk", "services/kvstore/core/use_order.py",
+        "what is expired stays on disk", "services/kvstore/core/disk/use_order.py",
         "                if not is_expired(row):\n", "                if True:\n",
     ),
     Mutant(
-        "what is left to let go of is forgotten", "services/kvstore/core/shrinking.py",
+        "what is left to let go of is forgotten", "services/kvstore/core/tiers/shrinking.py",
         "            effects.append(DropMore())\n", "            pass\n",
     ),
     Mutant(
-        "a restart forgets whose blocks are on disk", "services/kvstore/core/disk_tier.py",
+        "a restart forgets whose blocks are on disk", "services/kvstore/core/disk/disk_tier.py",
         "        self._owned.fill(found.owners)\n",
         "        self._owned.fill(bytes(len(found.owners)))\n",
     ),
     Mutant(
-        "a session has two expiries", "services/kvstore/core/storing.py",
+        "a session has two expiries", "services/kvstore/core/writing/storing.py",
         "                self.set_expiry(block.owner, expiry_s, now_ns, effects)\n",
         "                pass\n",
     ),
@@ -466,8 +468,8 @@ MUTANTS = (
     ),
     # Hosts.
     Mutant(
-        "what a peer will not bring is waited for", STORE,
-        "                self.arenas[block.page_bytes].abandon(block, effects)\n",
+        "what a peer will not bring is waited for", EXCHANGE,
+        "                self._arenas[block.page_bytes].abandon(block, effects)\n",
         "                pass\n",
     ),
     Mutant(
@@ -539,7 +541,7 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "a trimmed ticket still holds what was let go", "services/kvstore/core/workers.py",
+        "a trimmed ticket still holds what was let go", "services/kvstore/core/tiers/workers.py",
         "        del self.blocks[num_kept:]\n",
         "",
     ),

@@ -15,13 +15,17 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     LoadOutcome,
-    Offer,
     PageReads,
     Run,
     SaveOutcome,
-    Told,
     most_offered,
     sample_of,
+)
+from services.kvstore.core import (
+    PageFacts as Told,
+)
+from services.kvstore.core import (
+    RemotePrefix as Offer,
 )
 from shared import messages as m
 from shared.arena import PageState

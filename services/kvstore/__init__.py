@@ -1,1 +1,1 @@
-"""One per host: DRAM arena, disk below it, and metadata in Redis that tells what is here."""
+"""One per host: DRAM arena, disk below it, and metadata in Redis that lists what is here."""

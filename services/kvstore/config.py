@@ -36,7 +36,7 @@ class KvstoreConfig(ServiceConfig):
     objects_rest_s: sessions are written there when nothing new of them came for this long.
     objects_bytes_per_s: that are written there, on average; 0: any number.
     objects_compression: of what is written there; both kinds are read.
-    adapter_dirs: folders that adapters may be loaded from, by whoever may load some.
+    adapter_dirs: folders that adapters may be loaded from, by users who may load some.
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
     tenant_adapters_max, tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.

@@ -1,5 +1,5 @@
-"""Lease files: a worker keeps its file locked (flock) for as long as it lives, so the kernel tells
-of its death.
+"""Lease files: a worker keeps its file locked (flock) for as long as it lives, so the kernel
+shows its death.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ class LeaseFiles:
         self._leases: dict[tuple[WorkerId, str], _Lease] = {}
 
     def add(self, worker_id: WorkerId, incarnation: str) -> Path:
-        """The file that this incarnation is to lock, anew if it did before: until then it may be
+        """The file that this incarnation is to lock, again if it did before: until then it may be
         unlocked.
         """
         lease = self._leases.get((worker_id, incarnation))

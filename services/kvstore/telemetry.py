@@ -1,19 +1,13 @@
 """The kvstore's metrics, taken from the core's own counts."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
-from services.kvstore.peering import Peering
-from shared.metrics import counter, gauge, histogram
+from shared.metrics import counter, gauge
 
 BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])
-LOAD_SECONDS = histogram("kv_load_seconds", "Time to copy one batch of pages from disk")
-REDIS_FAILURES = counter("kv_redis_failures_total", "Calls to Redis that failed")
-ADAPTERS = gauge("adapters", "Names of adapters whose files are on this host")
-ADAPTER_CHANGES = counter(
-    "adapter_changes_total", "Adapters that came and went, by what became of it", ["outcome"]
-)
 _PEER_EVENTS = counter(
     "kv_peer_events_total", "What happened between this host and others", ["event"]
 )
@@ -34,21 +28,25 @@ _COUNTERS = {
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
-    "num_tickets_expired": counter("kv_expired_tickets_total", "Stages that nobody released"),
+    "num_tickets_expired": counter("kv_expired_tickets_total", "Stages not released in time"),
     "num_runs_saved": _OBJECT_EVENTS.labels("saved"),
     "num_runs_unsaved": _OBJECT_EVENTS.labels("unsaved"),
     "num_runs_dropped": _OBJECT_EVENTS.labels("dropped"),
     "num_pages_from_objects": _OBJECT_EVENTS.labels("pages"),
-    "num_disks_anew": counter("kv_disks_anew_total", "KV databases given up as damaged"),
+    "num_disks_anew": counter("kv_disks_anew_total", "KV databases reset for damage"),
 }
 
 
 class Telemetry:
-    """Carries a core's counts over to Prometheus, and those of what goes from host to host."""
+    """Copies a core's counts to Prometheus, and those of what goes between hosts.
 
-    def __init__(self, core: KvCore, peering: Peering) -> None:
+    Args:
+        peer_counts: see `Peering.counts`.
+    """
+
+    def __init__(self, core: KvCore, peer_counts: Callable[[], Counter[str]]) -> None:
         self._core = core
-        self._peering = peering
+        self._peer_counts = peer_counts
         self._seen_of_peers: Counter[str] = Counter()
         self._seen = asdict(core.counts)
         self._of_tiers: dict[str, int] = {}
@@ -63,21 +61,16 @@ class Telemetry:
             _STAGED.labels(name).inc(count - self._of_tiers.get(name, 0))
         self._of_tiers = of_tiers
         self._seen = counts
-        of_peers = self._peering.counts()
+        of_peers = self._peer_counts()
         for name, count in (of_peers - self._seen_of_peers).items():
             what, _, direction = name.partition("bytes_")
             metric = _PEER_BYTES.labels(direction) if direction else _PEER_EVENTS.labels(what)
             metric.inc(count)
         self._seen_of_peers = of_peers
-        num_evicted = sum(arena.num_evicted for arena in self._core.arenas.values())
-        _EVICTED.inc(num_evicted - self._num_evicted)
-        self._num_evicted = num_evicted
-        BYTES.labels("disk").set(self._core.disk.num_bytes)
-        BYTES.labels("objects").set(self._core.objects.tier.num_bytes)
-        _UNSAVED.set(self._core.objects.num_sessions_unsaved)
-        BYTES.labels("arena").set(
-            sum(
-                (arena.num_pages - arena.num_free) * arena.page_bytes
-                for arena in self._core.arenas.values()
-            )
-        )
+        usage = self._core.usage
+        _EVICTED.inc(usage.num_pages_evicted - self._num_evicted)
+        self._num_evicted = usage.num_pages_evicted
+        BYTES.labels("arena").set(usage.arena_bytes_used)
+        BYTES.labels("disk").set(usage.disk_bytes)
+        BYTES.labels("objects").set(usage.objects_bytes)
+        _UNSAVED.set(usage.num_sessions_unsaved)

@@ -24,7 +24,7 @@ class BaseWeights(Mapping[str, str]):
     """Name of an outer layer -> `values_hash` of its weight, looked up when it is asked for.
 
     Args:
-        source: the model's folder; of any other there is nothing to be told.
+        source: the model's folder; nothing is known of another.
     """
 
     def __init__(self, source: str) -> None:

@@ -72,7 +72,7 @@ def check_adapter(
 ) -> CheckedAdapter:
     """Read all of a PEFT folder. It blocks: some 0.2 s for 100 MB.
 
-    Nobody may change the folder meanwhile or afterwards: check the copy.
+    The folder must not change meanwhile or afterwards: check the copy.
 
     Raises:
         AdapterInvalid: it cannot be served; says which field, tensor or file, what was found there

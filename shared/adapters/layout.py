@@ -7,7 +7,7 @@ transposed, so that both have a row for each rank. Rows come in fours, where zer
 columns are cut where four rows are larger than a page. Tiles lie alike in all layers; those of
 outer targets, which belong to no layer, take pages of the last layers, that are needed last.
 
-The layout follows from the card and the ranks alone, so whoever knows those knows where everything
+The layout follows from the card and the ranks alone, so with those one knows where everything
 is.
 """
 

@@ -90,7 +90,7 @@ def host_adapters_redis_key(host_id: str) -> str:
 
 
 def host_state_redis_key(host_id: str) -> str:
-    """What a host has published, as one hash: another value, or none, tells that Redis lost it."""
+    """What a host has published, as one hash: another value, or none, means that Redis lost it."""
     return f"symphony:host:{host_id}:adapters_state"
 
 

@@ -35,9 +35,9 @@ class Advisory:
     run of agents is `workflow_id`; empty: not said. After `ttl_ms` the turn is not expected any
     more. `request_id` is what the sender calls it in logs.
 
-    The others are a frontend's, and what a sender says of them is not heard: `adapter` is what it
+    The others are a frontend's, and what a sender says of them is ignored: `adapter` is what it
     found under the name that it was sent as the model, `kv_at` how many leading blocks of the
-    session are on which hosts, `frontend_id` who wants to be told what became of the advisory, and
+    session are on which hosts, `frontend_id` which frontend gets the outcome of the advisory, and
     `place` where it came from, and `trace` the request that it came with, see `shared.tracing`.
     """
 
@@ -71,7 +71,7 @@ class AdvisoryState:
     """Where an advisory stands. Times are wall-clock seconds since the epoch.
 
     `chance` is that of its turn's coming, as far as earlier ones teach. If it is too low, nothing
-    is brought up for the turn: it is not `acted_on`, and `why` says so.
+    is prefetched for the turn: it is not `acted_on`, and `why` says so.
     """
 
     session_id: SessionId
@@ -119,7 +119,7 @@ class SessionPlacement:
 class TurnArrived:
     """Scheduler to tracker: a turn of this session was placed, on its reservation or not.
 
-    `part` is what the shard that hears it has to do with it, of a divided tracker: the session, or
+    `part` is what the shard that gets it has to do with it, of a divided tracker: the session, or
     the workflow of the turn's agent, or both.
     """
 
@@ -156,7 +156,7 @@ class HintsEnded:
     """Tracker to the frontend that took them: what became of some advisories.
 
     Attributes:
-        tracker_id: of this life of the tracker. What an earlier one had not told, nobody will.
+        tracker_id: of this life of the tracker. What an earlier life had not reported is lost.
         shard: of a divided tracker, whose life that is.
     """
 
@@ -167,7 +167,7 @@ class HintsEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeseenTurn:
-    """A turn that nobody announced: it follows one that has begun.
+    """A turn that was not announced: it follows one that has begun.
 
     Attributes:
         chance: of its coming, 0 to 1.

@@ -22,7 +22,7 @@ class AgentTurnLeft:
 
     Attributes:
         tools: names of those that it ended with a call of.
-        model_id, adapter: that it ran on; None: not told.
+        model_id, adapter: that it ran on; None: not known.
         keys: packed, of the first full blocks of its prompt, `PREFIX_BLOCKS_MAX` at most; empty:
             they are not to be learned from.
     """
@@ -49,7 +49,7 @@ class AgentPrefix:
 
     @property
     def num_blocks(self) -> int:
-        """Of it, as many as anybody tells who keeps to the rules."""
+        """Of it, as many as a correct sender sends."""
         return min(len(self.keys) // (2 * KEY_BYTES), PREFIX_BLOCKS_MAX)
 
 

@@ -3,11 +3,13 @@
 import base64
 from array import array
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from shared.errors import MalformedMessage
 
@@ -26,8 +28,21 @@ def prepare(kind: Any) -> None:
     _adapter(kind)
 
 
+@cache
+def _has_aliases(kind: type[Any]) -> bool:
+    """Whether a field of `kind` has another name on the wire: ``Annotated[int, Field(alias=...)]``.
+    Only a message's own fields are looked at, not those of messages inside it.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    notes = [note for hint in hints.values() for note in getattr(hint, "__metadata__", ())]
+    return any(isinstance(note, FieldInfo) and note.alias for note in notes)
+
+
 def encode(message: object) -> bytes:
     """A message dataclass as JSON bytes."""
+    kind = type(message)
+    if is_dataclass(kind) and _has_aliases(kind):
+        return _adapter(kind).dump_json(message, by_alias=True)
     return orjson.dumps(message)
 
 

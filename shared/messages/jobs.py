@@ -50,7 +50,7 @@ class OneshotCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmit:
-    """One job to batch. Sent again with the same id when nothing is heard; idempotent."""
+    """One job to batch. Sent again with the same id if there is no answer; idempotent."""
 
     job_id: JobId
     model_id: ModelId
@@ -158,7 +158,7 @@ class InputPull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInput:
-    """One input, ready for the model, or `gone` when nobody wants its result any more."""
+    """One input, ready for the model, or `gone` when its result is not wanted any more."""
 
     job_id: JobId
     gone: bool = False
@@ -260,7 +260,7 @@ class RankBooked:
     """Scheduler shard to rank process: what became of a grant, and of jobs.
 
     Attributes:
-        grant_id: `NO_GRANT`: only the counts are told.
+        grant_id: `NO_GRANT`: only the counts are reported.
         end_in_ns: when the batch sent there will be over; None: nothing was sent.
         is_refused: nothing was sent because the shard cannot use this worker.
     """
@@ -274,7 +274,7 @@ class RankBooked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleAdvice:
-    """Scheduler to whoever scales the cluster, once a second (section 3.5). At most one of `add`
+    """Scheduler to the autoscaler, once a second (section 3.5). At most one of `add`
     and `remove` is not 0; the workers to remove are the idle ones, which are those that came last.
     """
 

@@ -7,10 +7,12 @@ are laid out ``[layer][block]``.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,8 @@ class KvOpen:
     """Worker introduces itself, before any other call and again whenever the kvstore says
     `unknown_worker` or does not answer in time.
 
-    Each time as a new incarnation, which gives back everything the old one held, and makes calls of
-    the old one that are still on their way come to nothing.
+    Each time as a new incarnation, which gives back everything the old one held, and voids calls of
+    the old one that are still in flight.
     """
 
     worker_id: WorkerId
@@ -44,7 +46,7 @@ class KvOpened:
 class KvLease:
     """Ask for up to `num_pages` arena pages to write new KV into.
 
-    `number` counts what an incarnation asks, so that `KvRenew` can tell what it has heard of.
+    `number` counts an incarnation's requests, so that `KvRenew` can say which answers it has.
     """
 
     worker_id: WorkerId
@@ -83,7 +85,7 @@ class KvStage:
     session_id: SessionId | None = None
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 0  # a waiting turn outranks advisories
-    is_hint: bool = False  # nobody waits for them yet: only so much is pinned
+    is_hint: bool = False  # no turn waits for them yet: only so much is pinned
     request_id: str = ""  # of the waiting turn
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
     num_before: int = 0  # blocks of the sequence that precede the first of `keys`
@@ -93,7 +95,7 @@ class KvStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStaged:
-    """The first `num_blocks` of the keys are there or on their way. Release the ticket when done
+    """The first `num_blocks` of the keys are there or loading. Release the ticket when done
     reading, and renew it until then.
     """
 
@@ -104,11 +106,12 @@ class KvStaged:
     generations: str = (
         ""  # packed int32 [layer][block]: what the page's word must still hold after reading
     )
-    num_from_disk: int = 0  # pages that were not in the arena yet: on disk, or on another host
+    # Pages that are not in the arena yet: they come from disk, another host or the object store.
+    num_pages_loading: Annotated[int, Field(alias="num_from_disk")] = 0
     # Packed int64, for each layer: when the last of its pages will probably be there, ns from the
     # answer on, by what waits before them and how fast their source was lately; empty: all are.
     ready_in_ns: str = ""
-    source_bytes_per_s: float = 0.0  # how fast pages come from there lately; 0: not told
+    source_bytes_per_s: float = 0.0  # how fast pages come from there lately; 0: not known
     num_here: int = 0  # the first blocks whose every layer is in the arena already
     coming_from: KvPlace | None = None  # where the first of the others is; None: nothing is to come
 
@@ -137,7 +140,7 @@ class KvLocated:
 class KvRenew:
     """Worker is alive and holds these tickets (packed uint64) and leased pages. Any that it does
     not name for some time, which it lost track of, are unpinned and taken back; pages only of
-    leases up to number `heard`: those after it may still be on their way.
+    leases up to number `heard`: the answers after it may still be in flight.
 
     `used` names the last block of each sequence that turns ran on in the worker's pool since it
     renewed last: those blocks and all before them count as used just now.
@@ -154,11 +157,11 @@ class KvRenew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRenewed:
-    """How fast pages come up lately from where they are when they are not in the arena: on disk, or
+    """How fast pages load lately from where they are when they are not in the arena: on disk, or
     on another host.
     """
 
-    source_bytes_per_s: float = 0.0  # 0: not told
+    source_bytes_per_s: float = 0.0  # 0: not known
     peer_bytes_per_s: dict[HostId, float] = field(default_factory=dict)  # as far as measured
 
 
@@ -167,9 +170,9 @@ class KvRelease:
     """Unpin a stage's pages, or all behind those of its first `num_kept` blocks, and give leased
     pages back unused.
 
-    `seq` numbers what an incarnation gives out of its hands, here and in `KvCommit`: heard a second
-    time it means nothing, for by then the worker may have been leased the same pages again. Nor
-    does it mean a page of a lease after number `heard`.
+    `seq` numbers what an incarnation gives away, here and in `KvCommit`: a repeated message means
+    nothing, for by then the worker may have been leased the same pages again. Nor does it mean a
+    page of a lease after number `heard`.
     """
 
     worker_id: WorkerId
@@ -193,14 +196,14 @@ class KvBlock:
     tokens: str  # packed int32, at most one block of them
     pages: str  # packed int32 [layer]
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
-    owner: str = NOBODY.hex()  # hex of `shared.owners.owner_key`: the session that made it
+    owner: str = NO_OWNER.hex()  # hex of `shared.owners.owner_key`: the session that made it
     replaces: str = ""  # key of a block that begins as this one: it may go; empty: of none
     expiry_s: int = 0  # how long it outlives its last use; 0: as every tier has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCommit:
-    """New blocks are complete in the arena: take them over, make them durable, then tell Redis."""
+    """New blocks are complete in the arena: take them over, make them durable, update Redis."""
 
     worker_id: WorkerId
     incarnation: str

@@ -90,7 +90,7 @@ class AdapterAdd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRemove:
-    """Frontend to the kvstore that has it: nobody is to be served this name any more."""
+    """Frontend to the kvstore that has it: this name is not to be served any more."""
 
     name: str
     tenant: TenantId
@@ -185,7 +185,7 @@ class AdapterInfos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDeleted:
-    """Nobody is served this name any more."""
+    """This name is not served any more."""
 
     id: str
     object: str = "adapter.deleted"

@@ -26,7 +26,7 @@ class HintRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttled:
-    """Somebody whose advisories are refused.
+    """A sender whose advisories are refused.
 
     Attributes:
         place: where they come from; empty: all of the tenant's.
@@ -54,7 +54,7 @@ class HintStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
-    """One process's answer to the status call everyone hears."""
+    """One process's answer to the status call that all get."""
 
     service: str
     instance: str
@@ -81,7 +81,7 @@ class ServiceMetrics:
     """What a process measures.
 
     Attributes:
-        process: of nobody else: a worker's id, a kvstore's host, or its service and instance.
+        process: a unique name: a worker's id, a kvstore's host, or its service and instance.
         packed: in the format that was asked for, by `shared.exposition.pack_text`.
     """
 
@@ -132,7 +132,7 @@ class JobWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatus:
-    """The scheduler's view of the house."""
+    """The scheduler's view of the deployment."""
 
     workers: list[WorkerStatus] = field(default_factory=list)
     process: str = ""  # as in `ServiceMetrics`

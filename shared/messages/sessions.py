@@ -1,4 +1,4 @@
-"""The end of a session, told to everyone who has something of it. The kvstores come last, see
+"""The end of a session, sent to all services that have something of it. The kvstores come last, see
 `kv.KvDelete`.
 """
 
@@ -10,7 +10,7 @@ from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionForget:
     """A session was deleted. Workers drop the blocks that it made and those of `keys` (packed hex,
-    of its record), and let what it runs leave none behind; frontends tell workers that ask later.
+    of its record), and let what it runs leave none behind; frontends answer workers that ask later.
     """
 
     session_id: SessionId

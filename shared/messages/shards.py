@@ -1,4 +1,4 @@
-"""What schedulers that divide turns tell each other, so that all of them see one load."""
+"""What schedulers that divide turns send each other, so that all of them see one load."""
 
 from dataclasses import dataclass, field
 
@@ -22,11 +22,11 @@ class PlacedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnsPlaced:
-    """Scheduler to the others. Nothing rests on it: workers' reports tell the same within a second.
+    """Scheduler to the others. Nothing depends on it: workers' reports say so within a second.
 
     Attributes:
-        shard: who tells it.
-        kept: workers that it keeps for one turn alone, or wants to; told again and again.
+        shard: the sender's.
+        kept: workers that it keeps for one turn alone, or wants to; sent repeatedly.
     """
 
     shard: int

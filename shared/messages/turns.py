@@ -70,8 +70,8 @@ class TurnRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSubmit:
-    """Frontend to scheduler: place this turn. Published again with the same id when nothing is
-    heard; idempotent.
+    """Frontend to scheduler: place this turn. Published again with the same id if there is no
+    answer; idempotent.
     """
 
     turn_id: TurnId
@@ -83,7 +83,7 @@ class TurnSubmit:
     session_id: SessionId | None = None
     priority: int = 0
     request_id: str = ""
-    slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
+    slo_ttft_ms: float | None = None  # target for the time to the first token; None: the default
     slo_tpot_ms: float | None = None  # for the mean time between further tokens; None: none
     prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
     adapter: AdapterRef | None = None  # None: the base model
@@ -107,7 +107,7 @@ class TurnCancel:
 
     Attributes:
         num_kept: how many of the turn's tokens, from the prompt's first on, its session's next turn
-            goes on from and wants the KV of; 0: nobody goes on from it.
+            goes on from and wants the KV of; 0: nothing goes on from it.
     """
 
     turn_id: TurnId
@@ -201,7 +201,7 @@ class TurnFailed:
     """Scheduler to frontend: the turn cannot be served (no worker, unknown model).
 
     Attributes:
-        retry_after_s: what a client is told to wait, if `http_status` is 503.
+        retry_after_s: how long a client should wait, if `http_status` is 503.
     """
 
     turn_id: TurnId

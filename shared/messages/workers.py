@@ -35,7 +35,7 @@ class ModelCard:
     created: int = 0  # wall-clock seconds
     emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    vocab_size: int = 0  # token ids that it can read and say; 0: not told
+    vocab_size: int = 0  # token ids that it can read and say; 0: not known
     lora: LoraCard | None = None  # what adapters it takes; None: none
     short_rope_max: int = 0  # longer sequences have KV of their own, see `sequence_root`; 0: none
 
@@ -102,14 +102,14 @@ class WorkerReport:
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
     fences: list[LeadershipFence] = field(default_factory=list)
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first
-    turns_running_max: int = 0  # in one step of a model; 0: not told
+    turns_running_max: int = 0  # in one step of a model; 0: not known
     step_models: list[StepModelFit] = field(default_factory=list)
-    speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as told last
+    speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as reported last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
-    """Scheduler to worker: this session's turn is coming; bring its KV up, lowest layers first, so
+    """Scheduler to worker: this session's turn is coming; prefetch its KV, lowest layers first, so
     that it is there when the turn is."""
 
     session_id: SessionId

@@ -1,4 +1,4 @@
-"""Traces: what a request's way through the house took, and where.
+"""Traces: how long each part of a request took.
 
 A service begins a span under the context that a message brought (`trace`, a W3C ``traceparent``),
 and passes its own on. What is not traced brings none, and costs a comparison with an empty text.

@@ -16,7 +16,7 @@ class TraceContext:
     """A span, as those that follow from it name it.
 
     Attributes:
-        is_sampled: whoever began the trace records it.
+        is_sampled: the trace is recorded where it began.
     """
 
     trace_id: int
@@ -28,7 +28,7 @@ class TraceContext:
 
 
 def parse_trace(text: str) -> TraceContext | None:
-    """What a ``traceparent`` says; None if it is none: then a trace begins anew.
+    """What a ``traceparent`` says; None if it is none: then a new trace begins.
 
     >>> str(parse_trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
     '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'

@@ -103,7 +103,7 @@ class OtlpTracer(Tracer):
         clock: Clock,
         exporter: SpanExporter | None = None,
     ) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_Told` tells, and less
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_Counting` logs, and less
         self._clock = clock
         if exporter is None:
             address = f"{endpoint.rstrip('/')}/v1/traces"
@@ -117,9 +117,9 @@ class OtlpTracer(Tracer):
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_span_attribute_length=TEXT_CHARS_MAX),
         )
-        told = _Told(exporter, endpoint)
+        counting = _Counting(exporter, endpoint)
         self._provider.add_span_processor(
-            BatchSpanProcessor(told, QUEUE_MAX, schedule_delay_millis=SEND_EVERY_MS)
+            BatchSpanProcessor(counting, QUEUE_MAX, schedule_delay_millis=SEND_EVERY_MS)
         )
         tracer = self._provider.get_tracer("symphony")
         assert isinstance(tracer, OtelTracer)
@@ -146,7 +146,7 @@ class OtlpTracer(Tracer):
 
         def close() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # nobody waited any more
+            with suppress(RuntimeError):  # `close` timed out
                 loop.call_soon_threadsafe(is_closed.set)
 
         # A collector that does not answer keeps a daemon, and not us.
@@ -173,8 +173,8 @@ class OtlpTracer(Tracer):
         return RecordedSpan(self._tracer, span, began_ns, wall_ns)
 
 
-class _Told(SpanExporter):
-    """Counts what the collector took, and tells now and then that it takes nothing."""
+class _Counting(SpanExporter):
+    """Counts what the collector took, and logs now and then that it takes nothing."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter

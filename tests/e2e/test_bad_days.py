@@ -24,8 +24,8 @@ from openai.types.chat import ChatCompletion
 from redis import Redis
 from redis.exceptions import RedisError
 
-from services.kvstore.disk.records import read_place
-from services.kvstore.disk.slab import slot_bytes
+from services.kvstore.tiers.disk.records import read_place
+from services.kvstore.tiers.disk.slab import slot_bytes
 from shared.blocks import BLOCK_TOKENS, unpack_keys
 from shared.exposition import samples_of
 from shared.ids import DEFAULT_TENANT, SessionId

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from services.kvstore.disk import stored_bytes
+from services.kvstore.tiers.disk import stored_bytes
 from services.worker.device.emulated import PAGE_BYTES
 from shared.blocks import BLOCK_TOKENS
 from shared.profiles import load_profile

@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.idle_blocks import IdleBlocks
-from services.kvstore.core.source import Source
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.idle_blocks import IdleBlocks
+from services.kvstore.core.tiers.source import Source
 from shared.blocks import BlockKey
 from shared.eviction import EvictionName
 

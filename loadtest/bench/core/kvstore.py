@@ -80,7 +80,7 @@ class _Round:
         release = Release(WORKER, INCARNATION, pinned.ticket)
         self._timed("release", lambda: core.on_release(release, 0))
         pages, _ = self._timed("lease_that_evicts", lambda: self._lease(2))
-        back = Release(WORKER, INCARNATION, 0, PAGE_BYTES, pages, heard=2)
+        back = Release(WORKER, INCARNATION, 0, PAGE_BYTES, pages, last_lease=2)
         self._timed("give_back", lambda: core.on_release(back, 0))
         pinned, effects = self._timed("stage_from_disk", lambda: core.on_stage(stage, 0))
         assert pinned.num_blocks == len(self._keys), "the arena holds it all"
@@ -101,7 +101,7 @@ class _Round:
             )
             for at, (key, parent) in enumerate(zip(self._keys, parents, strict=True))
         ]
-        return Commit(WORKER, INCARNATION, FINGERPRINT, PAGE_BYTES, blocks, heard=1)
+        return Commit(WORKER, INCARNATION, FINGERPRINT, PAGE_BYTES, blocks, last_lease=1)
 
     def _load(self, effects: list[Effect]) -> None:
         """The loader answers until it is asked no more; all that the core took to hear of it."""

@@ -19,7 +19,7 @@ from services.scheduler.core import (
 )
 from services.scheduler.policies import make_placement
 from shared.ids import HostId, SessionId, TurnId, WorkerId
-from shared.locations import HOSTS_TOLD_MAX
+from shared.locations import HOSTS_SENT_MAX
 from shared.messages import (
     ExpectSession,
     PlacedTurn,
@@ -59,7 +59,7 @@ def _measure(num_workers: int, num_turns: int, num_rounds: int) -> dict[str, flo
         busy.keep_places()
         busy.place("place_new", (SessionId(f"new-{number}-{at}") for at in range(EVENTS)))
         busy.place("place_known", busy.some_known(number), num_hosts=1)
-        busy.place("place_known_8_hosts", busy.some_known(number), num_hosts=HOSTS_TOLD_MAX)
+        busy.place("place_known_8_hosts", busy.some_known(number), num_hosts=HOSTS_SENT_MAX)
         busy.announce(busy.some_known(number))
         busy.place("place_announced", busy.some_known(number), num_hosts=1)
         busy.sweep(f"report_{num_turns}")

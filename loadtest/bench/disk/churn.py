@@ -22,9 +22,10 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.disk import Disk, stored_bytes
-from services.kvstore.loader import Loader, LoadResults
-from services.kvstore.threads import WriteResults, WriterThread
+from services.kvstore.tiers.disk import Disk, stored_bytes
+from services.kvstore.tiers.disk.disk_writer import DiskWriter, WriteResults
+from services.kvstore.tiers.disk.loader import NUM_THREADS, Loader, LoadResults
+from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, root_key
 from shared.clock import SystemClock
@@ -63,13 +64,16 @@ class Churn:
         self._num_made = 0
         self._written: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
         arenas = {page_bytes: self._arena}
-        self._writer = WriterThread(
-            self._disk, arenas, SystemClock(), self._written.put, _give_up, _give_up
-        )
+        clock = SystemClock()
+        self._writer = DiskWriter(
+            self._disk, arenas, ThreadExecutor("writer", 1, _give_up), clock, self._written.put,
+            _give_up,
+        )  # fmt: skip
         self._loaded: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
         self._loader = Loader(
-            self._disk, arenas, lambda results, _: self._loaded.put(results), _give_up, _give_up
-        )
+            self._disk, arenas, ThreadExecutor("loader", NUM_THREADS, _give_up), clock,
+            lambda results, _: self._loaded.put(results), _give_up,
+        )  # fmt: skip
 
     def __enter__(self) -> "Churn":
         return self

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import lmdb
 
-from services.kvstore.disk import Disk
-from services.kvstore.disk.records import BlockRecord, pack_record
-from services.kvstore.disk.slab import slot_bytes
+from services.kvstore.tiers.disk import Disk
+from services.kvstore.tiers.disk.records import BlockRecord, pack_record
+from services.kvstore.tiers.disk.slab import slot_bytes
 from shared.arena import checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys
 from shared.owners import OwnerKey

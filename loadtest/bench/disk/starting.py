@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from loadtest.bench.disk.filling import disk_bytes, fill_disk, session_records
-from services.kvstore.start import start_disk
+from services.kvstore.tiers.disk.start import start_disk
 from shared.blocks import BlockKey, root_key
 from shared.owners import OWNER_BYTES, OwnerKey
 

@@ -11,9 +11,10 @@ import threading
 from pathlib import Path
 
 from loadtest.bench.hosts.shape import Shape
-from services.kvstore.disk import DiskDamaged
+from services.kvstore.peers.limits import Identity
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource
+from services.kvstore.tiers.disk import DiskDamaged
 from shared.arena import Bytes
 
 SECRET = b"bench hosts"
@@ -26,7 +27,7 @@ def main() -> None:
     pages = shape.pages()
     disk = shape.store(Path(told["folder"]), pages)
     source = DiskSource(disk, _give_up)
-    server = PeerServer((told["host"], 0), SECRET, source, _give_up, host_id="far")
+    server = PeerServer((told["host"], 0), Identity("far", SECRET), source, _give_up)
     raw = socket.create_server((told["host"], 0))
     threading.Thread(target=_send_raw, args=(raw, pages), daemon=True).start()
     print(json.dumps({"peer": server.address[1], "raw": raw.getsockname()[1]}), flush=True)

@@ -17,12 +17,15 @@ import numpy as np
 from loadtest.bench.hosts.far import SECRET
 from loadtest.bench.hosts.shape import Shape
 from services.kvstore.core import LoadOutcome, ReadPages
-from services.kvstore.disk import Disk
-from services.kvstore.filling import Filling
-from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
+from services.kvstore.peers.limits import ClientLimits, Identity
+from services.kvstore.tiers.disk import Disk
+from services.kvstore.tiers.disk.loader import NUM_THREADS, Loader, LoadResults
+from services.kvstore.tiers.executors import ThreadExecutor
+from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena, Bytes, PageState
+from shared.clock import SystemClock
 from shared.urgency import DEMAND_PRIORITY
 
 PATIENCE_S = 600.0
@@ -64,8 +67,9 @@ class Near:
         reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
         arenas = {self._shape.page_bytes: self._arena}
         loader = Loader(
-            self._disk, arenas, lambda results, _: reports.put(results), _give_up, _give_up
-        )
+            self._disk, arenas, ThreadExecutor("loader", NUM_THREADS, _give_up), SystemClock(),
+            lambda results, _: reports.put(results), _give_up,
+        )  # fmt: skip
         for order in self._orders:
             loader.submit(ReadPages(order))
         for _ in self._orders:
@@ -77,9 +81,9 @@ class Near:
         """By the kvstores' own protocol: received in place and checked."""
         reports: queue.SimpleQueue[list[PeerRead]] = queue.SimpleQueue()
         client = PeerClient(
-            address, SECRET, {self._shape.page_bytes: self._arena},
-            lambda results, _: reports.put(results), _give_up, host_id="near",
-            orders_max=len(self._orders),
+            address, Identity("near", SECRET), {self._shape.page_bytes: self._arena},
+            lambda results, _: reports.put(results), _give_up,
+            limits=ClientLimits(orders_max=len(self._orders)),
         )  # fmt: skip
         for order in self._orders:
             client.submit(order, DEMAND_PRIORITY, PATIENCE_S)

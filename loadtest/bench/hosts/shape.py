@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from services.kvstore.core import DiskWrite, PageReads
-from services.kvstore.disk import Disk, stored_bytes
+from services.kvstore.tiers.disk import Disk, stored_bytes
 from shared.arena import Bytes, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, root_key
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadtest.bench.disk.filling import PAGE_BYTES, fill_disk, session_records, stamp_blocks
 from services.kvstore.core import StoredBlock
-from services.kvstore.disk import stored_bytes
+from services.kvstore.tiers.disk import stored_bytes
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId
 from shared.messages.codec import pack_ints

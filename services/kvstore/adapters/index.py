@@ -9,8 +9,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from services.kvstore.core.registry import Name
-from services.kvstore.redis_link import TIMEOUT_S, Presence, connect
-from shared.access import RedisAccess
+from services.kvstore.index.redis_link import TIMEOUT_S, Presence, Redis
 from shared.adapters.record import (
     GONE_S,
     adapter_gone_redis_key,
@@ -98,23 +97,18 @@ class AdapterIndex:
 
     def __init__(
         self,
-        url: str,
+        redis: Redis,
         host_id: HostId,
         state: Callable[[], str],
         names: Callable[[], AbstractSet[Name]],
         republish: Callable[[], Awaitable[None]],
-        access: RedisAccess | None = None,
     ) -> None:
-        self._redis: Any = connect(url, access)
+        self._redis = redis
         self._host_id = host_id
         self._state = state
         self._names = names
         self._republish = republish
         self._presence = Presence("Redis is away: adapters cannot change")
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._redis.aclose()
 
     async def run(self) -> None:
         """Keep Redis in step, for ever."""
@@ -135,7 +129,7 @@ class AdapterIndex:
         Raises:
             AdapterStoreAway: it says nothing.
         """
-        said = await self._do("get", host_state_redis_key(self._host_id))
+        said = await self._do(self._redis.get(host_state_redis_key(self._host_id)))
         return said is not None and said.decode() == self._state()
 
     async def standing(self, name: Name) -> tuple[AdapterRecord | None, int]:
@@ -145,8 +139,8 @@ class AdapterIndex:
             AdapterStoreAway: it is not known.
         """
         tenant, own = name
-        record = _decode(await self._do("hget", adapters_redis_key(tenant), own))
-        gone = await self._do("get", adapter_gone_redis_key(tenant, own))
+        record = _decode(await self._do(self._redis.hget(adapters_redis_key(tenant), own)))
+        gone = await self._do(self._redis.get(adapter_gone_redis_key(tenant, own)))
         revisions = (0 if record is None else record.revision, 0 if gone is None else int(gone))
         return record, max(revisions)
 
@@ -156,8 +150,9 @@ class AdapterIndex:
         Raises:
             AdapterStoreAway: it is not known.
         """
-        now_s, _ = await self._do("time")
-        return int(await self._do("zcount", adapters_gone_redis_key(tenant), now_s, "+inf"))
+        now_s, _ = await self._do(self._redis.time())
+        key = adapters_gone_redis_key(tenant)
+        return int(await self._do(self._redis.zcount(key, now_s, "+inf")))
 
     async def put(self, record: AdapterRecord, before: str = "") -> bool:
         """Publish a record, unless something stands there under as high a revision.
@@ -172,7 +167,7 @@ class AdapterIndex:
         data = encode_adapter(record)
         states = before, self._state()
         arguments = (record.name, data, record.revision, adapter_member(*name), *states)
-        return bool(await self._do("eval", _PUT, 5, *self._keys(name), *arguments))
+        return bool(await self._do(self._redis.eval(_PUT, 5, *self._keys(name), *arguments)))
 
     async def withdraw(self, name: Name, before: str = "") -> int:
         """Publish that this host has nothing under a name any more. Returns the revision of that;
@@ -186,7 +181,7 @@ class AdapterIndex:
         """
         states = before, self._state()
         arguments = (name[1], self._host_id, GONE_S, adapter_member(*name), *states)
-        return int(await self._do("eval", _WITHDRAW, 5, *self._keys(name), *arguments))
+        return int(await self._do(self._redis.eval(_WITHDRAW, 5, *self._keys(name), *arguments)))
 
     async def published(self) -> set[Name]:
         """What Redis believes that this host has.
@@ -194,12 +189,12 @@ class AdapterIndex:
         Raises:
             AdapterStoreAway: it is not known.
         """
-        members = await self._do("smembers", host_adapters_redis_key(self._host_id))
+        members = await self._do(self._redis.smembers(host_adapters_redis_key(self._host_id)))
         return {of_member(member.decode()) for member in members}
 
     async def _confirm(self) -> None:
         if await self.published() == self._names():  # else they were lost meanwhile
-            await self._do("set", host_state_redis_key(self._host_id), self._state())
+            await self._do(self._redis.set(host_state_redis_key(self._host_id), self._state()))
             log.info("adapters published")
 
     def _keys(self, name: Name) -> list[str]:
@@ -212,10 +207,10 @@ class AdapterIndex:
             adapters_gone_redis_key(tenant),
         ]
 
-    async def _do(self, *command: str | bytes | int) -> Any:
+    async def _do(self, command: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
-                return await self._redis.execute_command(*command)
+                return await command
         except (RedisError, OSError, TimeoutError) as error:
             self._presence.on_failed(error)
             raise AdapterStoreAway(

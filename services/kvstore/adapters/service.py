@@ -1,8 +1,8 @@
-"""Takes adapters and gives them up: from a folder or an upload to the disk, and to Redis.
+"""Adds and removes adapters: from a folder or an upload to the disk, and to Redis.
 
-The long work (copy, check) is done in threads, several at once. What changes a name is done one
-after another under one lock: the disk first, which is right, then Redis. If that does not take it,
-the disk is put back.
+The long work (copy, check) is done in threads, several at once. Changes of names are made one after
+another under one lock: the disk first, which is authoritative, then Redis. If that does not take
+the change, it is undone on the disk.
 """
 
 import asyncio
@@ -14,13 +14,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from services.kvstore.adapters.files import AdapterFiles
 from services.kvstore.adapters.index import AdapterIndex
-from services.kvstore.adapters.sources import Source
-from services.kvstore.config import KvstoreConfig
+from services.kvstore.adapters.store import AdapterSource, AdapterStore, IncomingAdapter
 from services.kvstore.core.registry import (
     DiskFull,
     Name,
@@ -28,25 +25,23 @@ from services.kvstore.core.registry import (
     RegistryLimits,
     next_revision,
 )
-from services.kvstore.telemetry import ADAPTER_CHANGES, ADAPTERS
+from services.kvstore.index.redis_link import Redis
 from shared import subjects
-from shared.adapters.base_weights import BaseWeights
-from shared.adapters.check import BaseFacts, CheckedAdapter, check_adapter
+from shared.adapters.check import CheckedAdapter
 from shared.adapters.files import TAKEN, check_names
-from shared.adapters.layout import image_bytes, layout_image
 from shared.adapters.record import GONE_MAX, AdapterExists, check_adapter_name
-from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest, NotFound, PeerUnavailable, SymphonyError, TenantQuota
 from shared.fair_slots import FairGate, FairLimits
+from shared.ids import HostId
 from shared.messages import (
     AdapterAdd,
     AdapterChanged,
     AdapterRecord,
     AdapterRemove,
     AdapterUpload,
-    LoraCard,
     UploadPull,
 )
+from shared.metrics import counter, gauge
 from shared.service import Runtime
 
 log = logging.getLogger(__name__)
@@ -64,40 +59,45 @@ PULL_TIMEOUT_S = 10.0
 TICK_S = 30.0
 NS_PER_S = 1_000_000_000
 FULL = (errno.ENOSPC, errno.EDQUOT)
+ADAPTERS = gauge("adapters", "Names of adapters whose files are on this host")
+ADAPTER_CHANGES = counter(
+    "adapter_changes_total", "Adapters that came and went, by what became of it", ["outcome"]
+)
 
 
 class Adapters:
-    """The adapters of this host."""
+    """The adapters of this host.
 
-    def __init__(self, runtime: Runtime, config: KvstoreConfig) -> None:
+    Args:
+        store: has their files.
+        limits: what tenants may have.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        host_id: HostId,
+        store: AdapterStore,
+        redis: Redis,
+        limits: RegistryLimits,
+    ) -> None:
         self._runtime = runtime
-        self._config = config
-        self._files = AdapterFiles(config.adapters_path)
-        self._registry = Registry(
-            RegistryLimits(
-                adapter_bytes_max=config.adapter_bytes_max,
-                tenant_adapters_max=config.tenant_adapters_max,
-                tenant_bytes_max=config.tenant_adapter_bytes_max,
-                adapters_max=config.adapters_max,
-                disk_bytes_max=config.adapter_disk_bytes_max,
-                keep_ns=int(config.adapter_keep_s * NS_PER_S),
-            )
-        )
-        self._limits = AdapterLimits(
-            num_bytes=config.adapter_bytes_max,
-            header_bytes=config.adapter_header_bytes_max,
-            num_tensors=config.adapter_tensors_max,
-        )
+        self._host_id = host_id
+        self._store = store
+        self._registry = Registry(limits)
         self._index = AdapterIndex(
-            config.redis_url, config.host_id, lambda: self._registry.state,
-            lambda: self._registry.names, self._republish, config.redis_access,
+            redis, host_id, lambda: self._registry.state, lambda: self._registry.names,
+            self._republish,
         )  # fmt: skip
         self._changing = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, "adapters")
-        limits = FairLimits(
-            num=COPYING_MAX, of_tenant=1, waiting=WAITING_MAX, waiting_of_tenant=WAITING_MAX // 2
-        )
-        self._copying = FairGate("additions of adapters", limits)
+        self._copying = FairGate(
+            "additions of adapters",
+            FairLimits(
+                num=COPYING_MAX, of_tenant=1, waiting=WAITING_MAX,
+                waiting_of_tenant=WAITING_MAX // 2,
+            ),
+        )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -109,15 +109,15 @@ class Adapters:
             OSError: it cannot be read.
         """
         self._runtime.stack.push_async_callback(self.close)
-        found = await self._in_thread(self._files.scan)
+        found = await self._in_thread(self._store.scan)
         for record in self._registry.on_found(found.records, found.files, self._now_ns()):
-            log.error("an adapter's files are gone", extra=_told(record))
-            await self._in_thread(self._files.delete_record, record.tenant, record.name)
+            log.error("an adapter's files are gone", extra=_named(record))
+            await self._in_thread(self._store.delete_record, record.tenant, record.name)
         ADAPTERS.set(len(self._registry))
 
     async def serve(self) -> None:
         """Answer, and keep Redis in step."""
-        bus, host_id = self._runtime.bus, self._config.host_id
+        bus, host_id = self._runtime.bus, self._host_id
         await bus.serve(subjects.ADAPTER_ADD, self._until_closed(self._add), host_id)
         await bus.serve(subjects.ADAPTER_ADD_ANYWHERE, self._until_closed(self._add))
         await bus.serve(subjects.ADAPTER_REMOVE, self._until_closed(self._remove), host_id)
@@ -135,7 +135,6 @@ class Adapters:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        await self._index.close()
 
     async def _add(self, message: AdapterAdd) -> AdapterRecord:
         name = message.tenant, check_adapter_name(message.name)
@@ -146,56 +145,62 @@ class Adapters:
             raise _disk_error(error) from None
         finally:
             ADAPTER_CHANGES.labels("refused" if record is None else "added").inc()
-        log.info("adapter added", extra=_told(record) | {"request_id": message.request_id})
+        log.info("adapter added", extra=_named(record) | {"request_id": message.request_id})
         return record
 
     async def _added(self, name: Name, message: AdapterAdd) -> AdapterRecord:
         source, sizes = await self._sizes(message)
         self._registry.begin(name, sum(sizes.values()), replace=message.replace)
-        folder = None
+        incoming = None
         try:
             await self._refuse_standing(name, message)
-            folder = await self._in_thread(self._files.new_folder)
+            incoming = await self._in_thread(self._store.begin)
             if message.upload is not None:
-                await self._pull(message.upload, sizes, folder)
+                await self._pull(message.upload, sizes, incoming)
             async with self._copying.slot(message.tenant, WAIT_S):
                 if source is not None:
-                    await self._in_thread(_copy, source, sizes, folder)
-                checked, num_image_bytes = await self._in_thread(
-                    _check, folder, message, self._limits
-                )
+                    await self._in_thread(incoming.copy, source, sizes)
+                checked, num_image_bytes = await self._in_thread(incoming.check, message)
             async with self._changing:
                 _, revision = await self._refuse_standing(name, message)
-                own = self._registry.get(name)
-                record = AdapterRecord(
-                    name=message.name,
-                    tenant=message.tenant,
-                    model_id=message.model_id,
-                    adapter_hash=checked.adapter_hash,
-                    ranks=dict(checked.ranks),
-                    lora_rank=checked.lora_rank,
-                    num_bytes=sum(sizes.values()),
-                    image_bytes=num_image_bytes,
-                    root=message.path or "upload",
-                    host_id=self._config.host_id,
-                    created=self._runtime.clock.wall_ns() // NS_PER_S,
-                    revision=next_revision(revision, 0 if own is None else own.revision),
-                    warnings=list(checked.warnings),
-                )
-                whole = _is_whole(message.card, self._limits, checked.adapter_hash)
-                await self._in_thread(self._files.install, folder, checked.adapter_hash, whole)
+                record = self._record(message, checked, revision)
+                record = replace(record, num_bytes=sum(sizes.values()), image_bytes=num_image_bytes)
+                await self._in_thread(incoming.install, checked.adapter_hash, message.card)
                 await self._stand(record)
-            await self._tell(record)
+            await self._announce(record)
             return record
         finally:
             self._registry.end(name)
-            if folder is not None:
-                await asyncio.shield(self._in_thread(self._files.discard, folder))
+            if incoming is not None:
+                await asyncio.shield(self._in_thread(incoming.discard))
 
-    async def _sizes(self, message: AdapterAdd) -> tuple[Source | None, dict[str, int]]:
+    def _record(self, message: AdapterAdd, checked: CheckedAdapter, revision: int) -> AdapterRecord:
+        """Of an adapter that was checked, but for its sizes.
+
+        Args:
+            revision: the highest that the name had.
+        """
+        own = self._registry.get((message.tenant, message.name))
+        return AdapterRecord(
+            name=message.name,
+            tenant=message.tenant,
+            model_id=message.model_id,
+            adapter_hash=checked.adapter_hash,
+            ranks=dict(checked.ranks),
+            lora_rank=checked.lora_rank,
+            num_bytes=0,
+            image_bytes=0,
+            root=message.path or "upload",
+            host_id=self._host_id,
+            created=self._runtime.clock.wall_ns() // NS_PER_S,
+            revision=next_revision(revision, 0 if own is None else own.revision),
+            warnings=list(checked.warnings),
+        )
+
+    async def _sizes(self, message: AdapterAdd) -> tuple[AdapterSource | None, dict[str, int]]:
         """Where the files come from, and how large those are that are taken."""
         if message.upload is None:
-            source = await self._in_thread(Source, self._config.adapter_dirs, message.path)
+            source = await self._in_thread(self._store.open_source, message.path)
             return source, await self._in_thread(source.sizes)
         files = message.upload.files
         check_names(files, has_pickle=False)
@@ -207,7 +212,7 @@ class Adapters:
     async def _refuse_standing(
         self, name: Name, message: AdapterAdd
     ) -> tuple[AdapterRecord | None, int]:
-        """What stands under the name in the house, if it may be replaced."""
+        """What stands under the name on any host, if it may be replaced."""
         standing, revision = await self._index.standing(name)
         if not message.replace and (standing is not None or self._registry.get(name) is not None):
             raise AdapterExists(message.name)
@@ -228,7 +233,7 @@ class Adapters:
         """
         before, old = self._registry.state, self._registry.get((record.tenant, record.name))
         try:
-            await self._in_thread(self._files.write_record, record)
+            await self._in_thread(self._store.write_record, record)
             self._registry.stand(record, self._now_ns())
             if not await self._index.put(record, before):
                 raise AdapterExists(record.name)
@@ -236,13 +241,13 @@ class Adapters:
             if old is None:
                 await self._fall((record.tenant, record.name))
             else:
-                await self._in_thread(self._files.write_record, old)
+                await self._in_thread(self._store.write_record, old)
                 self._registry.stand(old, self._now_ns())
             raise
         ADAPTERS.set(len(self._registry))
 
     async def _fall(self, name: Name) -> None:
-        await self._in_thread(self._files.delete_record, *name)
+        await self._in_thread(self._store.delete_record, *name)
         self._registry.fall(name, self._now_ns())
         ADAPTERS.set(len(self._registry))
 
@@ -266,7 +271,7 @@ class Adapters:
             changed = AdapterChanged(name=message.name, tenant=message.tenant, revision=revision)
             await self._runtime.bus.publish(subjects.ADAPTER_CHANGED, changed)
         ADAPTER_CHANGES.labels("removed").inc()
-        log.info("adapter removed", extra=_told(record) | {"request_id": message.request_id})
+        log.info("adapter removed", extra=_named(record) | {"request_id": message.request_id})
         return record
 
     def _on_changed(self, changed: AdapterChanged) -> None:
@@ -311,32 +316,34 @@ class Adapters:
         name = record.tenant, record.name
         standing, revision = await self._index.standing(name)
         try:
-            if standing is not None and standing.host_id == self._config.host_id:
+            if standing is not None and standing.host_id == self._host_id:
                 newer = replace(record, revision=next_revision(revision))
-                await self._in_thread(self._files.write_record, newer)
+                await self._in_thread(self._store.write_record, newer)
                 self._registry.stand(newer, self._now_ns())
                 await self._index.put(newer)
-                await self._tell(newer)
+                await self._announce(newer)
             elif revision >= record.revision:
                 await self._give_way(record)
         except OSError as error:
-            log.error("an adapter's record", extra=_told(record) | {"error": str(error)})
+            log.error("an adapter's record", extra=_named(record) | {"error": str(error)})
 
     async def _give_way(self, record: AdapterRecord) -> None:
-        log.warning("an adapter was replaced or removed elsewhere", extra=_told(record))
+        log.warning("an adapter was replaced or removed elsewhere", extra=_named(record))
         name = record.tenant, record.name
         before = self._registry.state
         await self._fall(name)
         await self._index.withdraw(name, before)
 
-    async def _tell(self, record: AdapterRecord) -> None:
+    async def _announce(self, record: AdapterRecord) -> None:
         changed = AdapterChanged(
             name=record.name, tenant=record.tenant, revision=record.revision, record=record
         )
         await self._runtime.bus.publish(subjects.ADAPTER_CHANGED, changed)
 
-    async def _pull(self, upload: AdapterUpload, sizes: dict[str, int], folder: Path) -> None:
-        """Fetch the files from the frontend that was sent them.
+    async def _pull(
+        self, upload: AdapterUpload, sizes: dict[str, int], incoming: IncomingAdapter
+    ) -> None:
+        """Fetch the files from the frontend that received them.
 
         Raises:
             PeerUnavailable: it does not have them any more.
@@ -344,16 +351,16 @@ class Adapters:
         """
         part_bytes = min(PULL_BYTES, self._runtime.bus.payload_bytes_max // 2)
         for name, size in sizes.items():
-            with (folder / name).open("xb") as file:
-                for offset in range(0, size, part_bytes):
-                    num_bytes = min(part_bytes, size - offset)
-                    pull = UploadPull(
-                        upload_id=upload.upload_id, file=name, offset=offset, num_bytes=num_bytes
-                    )
-                    part = await self._runtime.bus.request(
-                        subjects.UPLOAD_PULL, pull, upload.frontend_id, timeout_s=PULL_TIMEOUT_S
-                    )
-                    await self._in_thread(_write_part, file.write, part.data, num_bytes)
+            await self._in_thread(incoming.append, name, b"")
+            for offset in range(0, size, part_bytes):
+                num_bytes = min(part_bytes, size - offset)
+                pull = UploadPull(
+                    upload_id=upload.upload_id, file=name, offset=offset, num_bytes=num_bytes
+                )
+                part = await self._runtime.bus.request(
+                    subjects.UPLOAD_PULL, pull, upload.frontend_id, timeout_s=PULL_TIMEOUT_S
+                )
+                await self._in_thread(_append_part, incoming, name, part.data, num_bytes)
 
     async def _tick(self) -> None:
         while True:
@@ -364,7 +371,7 @@ class Adapters:
         """Remove files that no name has pointed to for as long as a turn can last."""
         async with self._changing:
             for adapter_hash in self._registry.droppable(self._now_ns()):
-                await self._in_thread(self._files.delete_folder, adapter_hash)
+                await self._in_thread(self._store.delete_folder, adapter_hash)
                 log.info("adapter files removed", extra={"adapter_hash": adapter_hash})
 
     def _until_closed(self, work: Callable[[Q], Awaitable[T]]) -> Callable[[Q], Awaitable[T]]:
@@ -393,51 +400,14 @@ class Adapters:
         return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
 
-def _copy(source: Source, sizes: dict[str, int], folder: Path) -> None:
-    """Copy what was measured, and no more: files may grow meanwhile."""
-    for name, size in sizes.items():
-        num_bytes = 0
-        with (folder / name).open("xb") as file:
-            for part in source.parts(name):
-                num_bytes += len(part)
-                if num_bytes > size:
-                    break
-                file.write(part)
-        if num_bytes != size:
-            raise InvalidRequest(
-                f"{name}: it changed while it was copied", name, code="adapter_invalid"
-            )
-
-
-def _write_part(write: Callable[[bytes], int], data: str, num_bytes: int) -> None:
+def _append_part(incoming: IncomingAdapter, name: str, data: str, num_bytes: int) -> None:
     try:
         part = base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise PeerUnavailable(f"the upload: {error}") from None
     if len(part) != num_bytes:
         raise PeerUnavailable("the upload: a part has another length than was asked for")
-    write(part)
-
-
-def _check(folder: Path, message: AdapterAdd, limits: AdapterLimits) -> tuple[CheckedAdapter, int]:
-    """What is in a folder, and how large its image is."""
-    card = message.card
-    names = tuple(message.base_names)
-    weights = BaseWeights(names[0]) if names else {}
-    facts = BaseFacts(names=names, vocabulary=message.vocabulary, weights=weights)
-    checked = check_adapter(folder, card, limits, facts)
-    return checked, image_bytes(card, layout_image(card, dict(checked.ranks)))
-
-
-def _is_whole(card: LoraCard, limits: AdapterLimits, adapter_hash: str) -> Callable[[Path], bool]:
-    def is_whole(folder: Path) -> bool:
-        try:
-            checked = check_adapter(folder, card, limits, BaseFacts(weights=None))
-            return checked.adapter_hash == adapter_hash
-        except (SymphonyError, OSError):
-            return False
-
-    return is_whole
+    incoming.append(name, part)
 
 
 def _disk_error(error: OSError) -> SymphonyError:
@@ -446,7 +416,7 @@ def _disk_error(error: OSError) -> SymphonyError:
     return SymphonyError(f"the adapter's files: {error.strerror}")
 
 
-def _told(record: AdapterRecord) -> dict[str, object]:
+def _named(record: AdapterRecord) -> dict[str, object]:
     return {
         "adapter": record.name,
         "tenant": record.tenant,

@@ -1,5 +1,5 @@
-"""Reading an adapter from a folder that somebody names: nothing outside of the folders that the
-operator allows, whatever links there are and whoever changes them meanwhile.
+"""Reading an adapter from a folder that a user names: nothing outside of the folders that the
+operator allows, whatever links there are and however they change meanwhile.
 """
 
 import os
@@ -46,7 +46,7 @@ class Source:
         self._shown = path
         if not self._path.is_absolute() or "\0" in path:
             raise PathForbidden(path)
-        self._below(self._path)  # also where nothing is: outside nobody is told what there is
+        self._below(self._path)  # before `is_dir`: a user must not learn what is outside
         if not self._path.is_dir():
             raise NotFound(f"lora_path: {path!r}: there is no such folder", "lora_path")
 

@@ -1,10 +1,7 @@
 """Decisions of the kvstore: which page holds what, what is loaded next, what must go."""
 
-from services.kvstore.core.arena_block import ArenaBlock
-from services.kvstore.core.arrivals import FetchedPages
-from services.kvstore.core.arrived import Told
-from services.kvstore.core.effects import (
-    BeginDiskAnew,
+from services.kvstore.core.base.arrived import PageFacts
+from services.kvstore.core.base.effects import (
     DeleteBlocks,
     DiskEffect,
     DiskWrite,
@@ -16,6 +13,7 @@ from services.kvstore.core.effects import (
     ObjectEffect,
     PageReads,
     ReadPages,
+    ResetDisk,
     SaveOutcome,
     SaveRun,
     SetWords,
@@ -23,23 +21,18 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import (
+from services.kvstore.core.base.events import (
     Commit,
     NewBlock,
-    Offer,
     Open,
     Pinned,
     Release,
+    RemotePrefix,
     Renew,
     Stage,
 )
-from services.kvstore.core.finding import sample_of
-from services.kvstore.core.found_blocks import FoundBlocks, Shape
-from services.kvstore.core.limits import Counts, Limits
-from services.kvstore.core.locations import Locations, LocationUpdate
-from services.kvstore.core.object_tier import LINKS_MAX
-from services.kvstore.core.peers import most_offered
-from services.kvstore.core.runs import (
+from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.runs import (
     Place,
     Run,
     earlier_owners,
@@ -47,13 +40,20 @@ from services.kvstore.core.runs import (
     folder_of,
     run_of,
 )
-from services.kvstore.core.store import KvCore
-from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.exchange import Exchange
+from services.kvstore.core.loading.finding import sample_of
+from services.kvstore.core.loading.peers import most_offered
+from services.kvstore.core.store import KvCore, Usage
+from services.kvstore.core.tiers.arena_block import ArenaBlock
+from services.kvstore.core.tiers.locations import Locations, LocationUpdate
+from services.kvstore.core.tiers.object_tier import LINKS_MAX
+from services.kvstore.core.writing.arrivals import FetchedPages
 
 __all__ = [
     "LINKS_MAX",
     "ArenaBlock",
-    "BeginDiskAnew",
     "Commit",
     "Counts",
     "DeleteBlocks",
@@ -63,6 +63,7 @@ __all__ = [
     "DropRuns",
     "DropSession",
     "Effect",
+    "Exchange",
     "FetchedPages",
     "FoundBlocks",
     "KvCore",
@@ -72,14 +73,16 @@ __all__ = [
     "Locations",
     "NewBlock",
     "ObjectEffect",
-    "Offer",
     "Open",
+    "PageFacts",
     "PageReads",
     "Pinned",
     "Place",
     "ReadPages",
     "Release",
+    "RemotePrefix",
     "Renew",
+    "ResetDisk",
     "Run",
     "SaveOutcome",
     "SaveRun",
@@ -87,8 +90,8 @@ __all__ = [
     "Shape",
     "Stage",
     "StoredBlock",
-    "Told",
     "TouchBlocks",
+    "Usage",
     "WriteBlocks",
     "WriteOutcome",
     "earlier_owners",

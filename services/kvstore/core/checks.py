@@ -1,7 +1,7 @@
 """What a commit must be before any of it is taken over."""
 
-from services.kvstore.core.events import Commit, NewBlock
-from services.kvstore.core.workers import OpenWorker
+from services.kvstore.core.base.events import Commit, NewBlock
+from services.kvstore.core.tiers.workers import OpenWorker
 from shared.blocks import BLOCK_TOKENS, child_key
 from shared.errors import InvalidRequest
 
@@ -15,7 +15,7 @@ def check_commit(event: Commit, worker: OpenWorker) -> None:
     if shape is None or shape[1] != event.page_bytes:
         raise InvalidRequest("the model of this commit was not opened", "fingerprint")
     pages = [page for block in event.blocks for page in block.pages]
-    num_meant = len(worker.meant(event.page_bytes, pages, event.heard))
+    num_meant = len(worker.meant(event.page_bytes, pages, event.last_lease))
     if len(set(pages)) != len(pages) or num_meant != len(pages):
         raise InvalidRequest("a page is not leased, or is named twice", "pages")
     for block in event.blocks:

@@ -1,4 +1,4 @@
-"""What must hold of a kvstore's core at any moment: seen to by the tests after every event, and in
+"""What must hold of a kvstore's core at any moment: checked by the tests after every event, and in
 production now and then while nothing is loaded or written.
 """
 
@@ -6,16 +6,16 @@ from collections import Counter
 
 import numpy as np
 
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.store import KvCore
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.arena_tier import ArenaTier
 
 
 def check_integrity(core: KvCore) -> None:
     """Every page is in exactly one place, and what is counted is so.
 
     Raises:
-        AssertionError: something does not hold: somebody's KV may be overwritten from now on.
+        AssertionError: something does not hold: KV may be overwritten from now on.
     """
     pins = Counter(
         id(block)
@@ -30,7 +30,7 @@ def check_integrity(core: KvCore) -> None:
             assert block.num_pins == pins.pop(id(block), 0), "a block's tickets are miscounted"
             _check_block(arena, block)
             is_read = block.queued or block.in_flight
-            assert core.is_loading or not is_read, "a page waits for nobody"
+            assert core.is_loading or not is_read, "a page waits for a load that is not queued"
             num_writing += block.is_writing
             num_bytes_waiting += (len(block.queued) + len(block.in_flight)) * block.page_bytes
         _check_counts(arena)

@@ -3,7 +3,7 @@ when an adapter's files may go.
 
 A name is only a pointer to an adapter's hash: several may point to one. Files that no name points
 to any more stay for as long as a turn can last that began on them, and count as their tenant's for
-so long: else somebody who replaces an adapter again and again would fill the disk.
+so long: else a user who replaces an adapter again and again would fill the disk.
 """
 
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from shared.messages import AdapterRecord
 Name = tuple[TenantId, str]
 
 STATE_BYTES = 16
-NOBODY = TenantId("\n")  # whose files are of whom nothing is known
+UNKNOWN_TENANT = TenantId("\n")  # of files whose tenant is not known
 
 
 class AdapterBusy(NoCapacity):
-    """Somebody adds an adapter under the same name at the moment."""
+    """Another adapter is being added under the same name."""
 
     code = "adapter_busy"
 
@@ -50,7 +50,7 @@ class RegistryLimits:
     tenant_bytes_max: of all files of one tenant; 0: as many as there is room for.
     adapters_max: names of all tenants together; 0: any number.
     disk_bytes_max: of all files; 0: as many as there is room for.
-    adds_max: adapters on their way at once.
+    adds_max: adapters being added at once.
     keep_ns: how long files stay that no name points to.
     """
 
@@ -72,14 +72,14 @@ class _Files:
     """
 
     num_bytes: int
-    tenant: TenantId = NOBODY
+    tenant: TenantId = UNKNOWN_TENANT
     names: set[Name] = field(default_factory=set)
     drop_at_ns: int | None = None
 
 
 class Registry:
-    """The records of one host. Told what has happened on disk; what is decided here is done there
-    by the shell, which serialises changes: see `adapters.service`.
+    """The records of one host, as they are on its disk. The shell does there what is decided here,
+    one change after another: see `adapters.service`.
     """
 
     def __init__(self, limits: RegistryLimits) -> None:
@@ -134,7 +134,7 @@ class Registry:
         }
         for found in self._files.values():
             self._num_bytes += found.num_bytes
-            self._weigh(NOBODY, found.num_bytes)
+            self._weigh(UNKNOWN_TENANT, found.num_bytes)
         lost = []
         for record in records:
             if record.adapter_hash in self._files:
@@ -225,8 +225,8 @@ class Registry:
         return self._take(name, now_ns)
 
     def droppable(self, now_ns: int) -> list[str]:
-        """Hashes of files that nobody can need any more. Each is named once: they are removed
-        now."""
+        """Hashes of files that no turn can need any more. Each is returned once: the files are
+        removed now."""
         due = [
             adapter_hash
             for adapter_hash, found in self._files.items()

@@ -1,5 +1,5 @@
 """How the kvstores of different hosts stream KV pages to each other.
 
 `server.py` sends what is stored here, `client.py` fetches into the arena. They move bytes and check
-them; which page comes from whom is the core's to decide.
+them; the core decides which page comes from which host.
 """

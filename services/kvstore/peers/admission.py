@@ -5,6 +5,7 @@ no host that has less open than it.
 
 import errno
 import logging
+import resource
 import selectors
 import socket
 import ssl
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.peers.handshake import Welcome
+from services.kvstore.peers.limits import Identity, ServerLimits
 from services.kvstore.peers.serving import ServerCounts
 from services.kvstore.peers.stream import Stream, as_stream, drop_unsent
 from services.kvstore.peers.unproven import Unproven, group_of
@@ -23,9 +25,11 @@ from services.kvstore.peers.wire import WireError
 log = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # before those that were accepted are looked at again
-ACCEPT_AGAIN_S = 0.2  # after no connection could be taken, and none let go for it
+ACCEPT_AGAIN_S = 0.2  # after no connection could be taken, and none was closed for it
 LOG_EVERY_S = 1.0  # a stranger must not write the log full
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+UNPROVEN_MAX = 256
+FILES_SHARE = 4  # one part of so many of the files that the process may open is for strangers
 
 Admit = Callable[[Stream, str, str], None]
 
@@ -48,35 +52,28 @@ class _Connection:
 class Admission:
     """Args:
     listener: which is closed by its owner. Once `stopping` is set and it is shut down, `run` ends.
-    begin: the server's side of a new handshake.
+    identity: of this host.
     admit: called in the thread of `run` with a stream, and with the id and the address of the host
         that has proven itself.
     counts: of connections that are refused or turned away.
-    handshake_s: that a connection has to prove itself.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        tls: ssl.SSLContext | None,
-        begin: Callable[[], Welcome],
+        identity: Identity,
         admit: Admit,
         counts: ServerCounts,
         stopping: threading.Event,
-        *,
-        unproven_max: int,
-        handshake_s: float,
-        tick_s: float,
+        limits: ServerLimits,
     ) -> None:
         self._listener = listener
-        self._tls = tls
-        self._begin = begin
+        self._identity = identity
         self._admit = admit
         self._counts = counts
         self._stopping = stopping
-        self._handshake_s = handshake_s
-        self._tick_s = tick_s
-        self._unproven = Unproven[_Connection](unproven_max)
+        self._limits = limits
+        self._unproven = Unproven[_Connection](limits.unproven_max or _unproven_max())
         self._num_unlogged = 0
         self._log_from_s = 0.0
         listener.setblocking(False)
@@ -129,7 +126,7 @@ class Admission:
             self._counts.add("num_accepted")
 
     def _make_room(self) -> bool:
-        """Whether a connection was let go for the next one: the process has as many files open as
+        """Whether a connection was closed for the next one: the process has as many files open as
         it may.
         """
         if (lost := self._unproven.take()) is not None:
@@ -137,16 +134,17 @@ class Admission:
         return lost is not None
 
     def _take_in(self, sock: socket.socket, address: str) -> None:
+        identity, tls = self._identity, self._identity.tls
         sock.setblocking(False)
         try:
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            if tls is not None:
+                sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError):
             sock.close()
             return
         connection = _Connection(
-            sock, address, group_of(address), self._begin(),
-            time.monotonic() + self._handshake_s, self._tls is None,
+            sock, address, group_of(address), Welcome(identity.secret, identity.host_id),
+            time.monotonic() + self._limits.handshake_s, tls is None,
         )  # fmt: skip
         if (lost := self._unproven.add(connection, connection.group)) is not None:
             self._turn_away(lost)
@@ -203,7 +201,7 @@ class Admission:
         host_id = connection.welcome.client_id
         assert host_id is not None, "the handshake is over"
         try:
-            stream = as_stream(connection.sock, self._tick_s)
+            stream = as_stream(connection.sock, self._limits.tick_s)
         except OSError:
             connection.sock.close()
             return
@@ -242,3 +240,11 @@ def in_turn(ready: list[_Connection]) -> list[_Connection]:
         num_before[connection.group] += 1
     order = sorted(range(len(ready)), key=ranks.__getitem__)
     return [ready[at] for at in order]
+
+
+def _unproven_max() -> int:
+    """Without taking too many of the files that the process may open."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY:
+        return UNPROVEN_MAX
+    return max(min(UNPROVEN_MAX, num_files // FILES_SHARE), 1)

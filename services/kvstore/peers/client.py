@@ -2,91 +2,64 @@
 
 One thread and, while there is something to fetch, one connection. A page is believed if its header
 names what was asked for and its bytes are the ones that were once stored under it. What another
-host of the house computed is not computed again: that is what the secret is for.
+host of the deployment computed is not computed again: that is what the secret is for.
 """
 
 import logging
 import socket
-import ssl
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from services.kvstore.core import PageReads
 from services.kvstore.peers.fetches import Fetch, Fetches, PeerRead, PeerReport
 from services.kvstore.peers.fetching import ClientCounts, Fetching
 from services.kvstore.peers.handshake import greet
-from services.kvstore.peers.stream import TICK_S, Broken, Stream, open_stream
+from services.kvstore.peers.limits import ClientLimits, Identity
+from services.kvstore.peers.stream import Broken, Stream, open_stream
 from services.kvstore.peers.wire import WireError
-from shared.arena import Arena
+from shared.arena import ArenaView
 
 log = logging.getLogger(__name__)
 
-ORDERS_MAX = 16
-WINDOW_BYTES = 16 * 1024 * 1024
-# Far more than a network takes: a try while the link is down is lost, the next one need not be.
-CONNECT_S = 0.5
-HANDSHAKE_S = 3.0
-STALL_S = 1.0  # leaves who waits (`peering.FETCH_S`) time to ask again; twice `pace.PAUSE_S`
-IDLE_S = 60.0
 PAUSES_S = (0.0, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # before connecting, by failures one after another
 
 
 class PeerClient:
-    """The one who fetches from one peer.
+    """Fetches from one peer.
 
     Args:
         address: host and port of the peer's server. A name that has to be looked up may take as
             long as that takes.
+        identity: of this host.
         arenas: by page size in bytes.
         report: called with an order's results, and for how many seconds something was being fetched
             on a connection since the report before, so that bytes over seconds is how fast the peer
             gives them: in this thread, or by `submit`.
         fail: called in this thread with what ended it.
-        host_id: of this host.
-        peer_id: of the peer's; None: whoever of the house answers there.
-        tls: of the client's side; None: plain TCP.
-        window_bytes: asked for at a time, and not here yet.
-        orders_max: not finished, at a time.
+        peer_id: of the host that must answer there; None: any host that knows the secret.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
-        secret: bytes,
-        arenas: Mapping[int, Arena],
+        identity: Identity,
+        arenas: Mapping[int, ArenaView],
         report: PeerReport,
         fail: Callable[[BaseException], None],
-        *,
-        host_id: str,
         peer_id: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        window_bytes: int = WINDOW_BYTES,
-        orders_max: int = ORDERS_MAX,
-        connect_s: float = CONNECT_S,
-        handshake_s: float = HANDSHAKE_S,
-        stall_s: float = STALL_S,
-        idle_s: float = IDLE_S,
-        tick_s: float = TICK_S,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008 (frozen)
     ) -> None:
-        assert secret, "without a secret anybody is a peer"
         self.address = address
         self.counts = ClientCounts()
-        self._secret = secret
+        self._identity = identity
         self._arenas = arenas
         self._report = report
         self._fail = fail
-        self._host_id = host_id
         self._peer_id = peer_id
-        self._tls = tls
-        self._orders_max = orders_max
-        self._connect_s = connect_s
-        self._handshake_s = handshake_s
-        self._stall_s = stall_s
-        self._idle_s = idle_s
-        self._tick_s = tick_s
-        self._fetches = Fetches(arenas, self._on_finished, window_bytes)
+        self._limits = limits
+        self._fetches = Fetches(arenas, self._on_finished, limits.window_bytes)
         self._num_failures = 0
         self._changed = threading.Condition()  # guards what follows
         self._incoming: deque[Fetch] = deque()
@@ -105,7 +78,7 @@ class PeerClient:
         with self._changed:
             self._num_submitted += 1
             fetch = Fetch(list(reads), priority, until_s, self._num_submitted)
-            if has_room := self._num_open < self._orders_max and not self._is_stopping:
+            if has_room := self._num_open < self._limits.orders_max and not self._is_stopping:
                 self._num_open += 1
                 self._incoming.append(fetch)
                 self._changed.notify_all()
@@ -124,6 +97,15 @@ class PeerClient:
             if self._stream is not None:
                 self._stream.abort()
         self._thread.join()
+
+    def events(self) -> Counter[str]:
+        """What happened so far, by name, and `bytes_received`."""
+        seen = self.counts
+        return Counter(
+            connected=seen.num_connections, broken=seen.num_broken, lied=seen.num_refused,
+            corrupt=seen.num_corrupt, resumed=seen.num_resumed, late=seen.num_late,
+            bytes_received=seen.bytes_received,
+        )  # fmt: skip
 
     def _run(self) -> None:
         try:
@@ -165,11 +147,11 @@ class PeerClient:
         left_s = self._fetches.first_until_s - time.monotonic()
         try:
             sock = socket.create_connection(
-                self.address, timeout=max(min(self._connect_s, left_s), self._tick_s)
+                self.address, timeout=max(min(self._limits.connect_s, left_s), self._limits.tick_s)
             )
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             raise Broken(str(error)) from None
-        stream = open_stream(sock, self._tls, self._tick_s, self.address[0])
+        stream = open_stream(sock, self._identity.tls, self._limits.tick_s, self.address[0])
         with self._changed:
             self._stream = stream
             if self._is_stopping:
@@ -178,13 +160,16 @@ class PeerClient:
 
     def _fetch(self, stream: Stream) -> None:
         """Until nothing was wanted for a while."""
-        until_s = time.monotonic() + self._handshake_s
-        greet(stream, self._secret, self._host_id, self._peer_id, until_s, self._look_up)
+        until_s = time.monotonic() + self._limits.handshake_s
+        greet(
+            stream, self._identity.secret, self._identity.host_id, self._peer_id, until_s,
+            self._look_up,
+        )  # fmt: skip
         self.counts.num_connections += 1
         self._fetches.on_connected()
-        fetching = Fetching(stream, self._fetches, self.counts, self._look_up, self._stall_s)
+        fetching = Fetching(stream, self._fetches, self.counts, self._look_up, self._limits.stall_s)
         fetching.run()
-        while self._wait_for_orders(self._idle_s):
+        while self._wait_for_orders(self._limits.idle_s):
             fetching.run()
         self._num_failures = 0
 

@@ -20,8 +20,8 @@ from services.kvstore.peers.wire import (
     Request,
     value_bytes,
 )
-from services.kvstore.values import ValueHeader, read_name, unpack_header
-from shared.arena import Arena, PageState
+from services.kvstore.tiers.values import ValueHeader, read_name, unpack_header
+from shared.arena import ArenaView, PageState
 from shared.urgency import Order, load_order
 
 REQUEST_SHARE = 4  # a request takes at most this part of the window, so that several are on the way
@@ -130,7 +130,9 @@ class Fetches:
         first_until_s: the earliest end of an order.
     """
 
-    def __init__(self, arenas: Mapping[int, Arena], report: PeerReport, window_bytes: int) -> None:
+    def __init__(
+        self, arenas: Mapping[int, ArenaView], report: PeerReport, window_bytes: int
+    ) -> None:
         self._arenas = arenas
         self._report = report
         self._window_bytes = window_bytes
@@ -160,8 +162,8 @@ class Fetches:
             self._finish(fetch)
 
     def next_request(self, now_s: float) -> Request | None:
-        """The most urgent pages that nobody was asked for, if the window has room for them; they
-        count as asked for.
+        """The most urgent pages that were not requested, if the window has room for them; they
+        count as requested.
         """
         while self._wanted and self._wanted[0][2].is_over:
             heapq.heappop(self._wanted)

@@ -23,7 +23,7 @@ from services.kvstore.peers.wire import (
     unpack_answer,
     value_bytes,
 )
-from services.kvstore.values import HEADER_BYTES, BadValue, read_name
+from services.kvstore.tiers.values import HEADER_BYTES, BadValue, read_name
 from shared.arena import checksum
 
 _OUTCOMES = {
@@ -91,7 +91,7 @@ class Fetching:
         self._can_ask = True
 
     def run(self) -> None:
-        """Until nothing is asked for."""
+        """Until nothing is requested."""
         self._look_up()
         self._ask()
         while self._fetches.asked:
@@ -100,7 +100,7 @@ class Fetching:
             self._ask()
 
     def _ask(self) -> None:
-        """For as much as there is room for. If that breaks, what the peer has sent before is heard
+        """For as much as there is room for. If that breaks, what the peer has sent before is read
         all the same; then that breaks, too.
         """
         now_s = time.monotonic()
@@ -116,7 +116,7 @@ class Fetching:
         answer = unpack_answer(self._frame)
         part = self._fetches.asked.get(answer.number)
         if part is None:
-            raise WireError(f"an answer to request {answer.number}, which nobody made")
+            raise WireError(f"an answer to request {answer.number}, which was not made")
         if answer.first != part.next or answer.count > part.num_left:
             raise WireError("an answer for other pages than are next")
         if (outcome := _OUTCOMES.get(answer.status)) is None:
@@ -205,7 +205,7 @@ class Fetching:
             raise Broken("the peer stands still")
 
     def _nothing(self, num_bytes: int) -> memoryview:
-        """Memory for bytes that nobody wants any more."""
+        """Memory for bytes that are not wanted any more."""
         if len(self._nowhere) < num_bytes:
             self._nowhere = memoryview(bytearray(num_bytes))
         return self._nowhere[:num_bytes]

@@ -27,7 +27,7 @@ def greet(
 
     Args:
         host_id: of this host.
-        peer_id: of the one that is expected to answer; None: any of the house.
+        peer_id: of the one that is expected to answer; None: any of the deployment.
         until_s: by when it has to be over, `time.monotonic`.
         meanwhile: called while the other side is waited for.
 

@@ -9,7 +9,7 @@ PAUSE_S = 0.5  # at the most, as long as a page is little of the budget; clients
 
 
 class Pace:
-    """Tells who has sent something when it may send again.
+    """Decides when a sender may send again.
 
     Args:
         bytes_per_s: None: no limit.
@@ -22,7 +22,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def most_at_once(self, bytes_max: int, now_s: float | None = None) -> int:
-        """How much to send before the next `spend`: so little that nobody's pause is long, however
+        """How much to send before the next `spend`: so little that no pause is long, however
         many share the budget.
         """
         if self._bytes_per_s is None:

@@ -1,12 +1,12 @@
-"""Two kvstores prove to each other that they know the house's secret, without telling it.
+"""Two kvstores prove to each other that they know the deployment's secret, without sending it.
 
 A proof is an HMAC over everything that both have said. It names the side that gives it, so that
 what one side proved cannot be sent back to it as the other's proof; each side's own nonce makes an
-old proof worthless. The client goes first: whoever only connects is told nothing that a secret
+old proof worthless. The client goes first: a stranger who connects learns nothing that a secret
 could be guessed from.
 
-This says who is at the other end when a connection begins. Who can change bytes on the way may do
-so later all the same: where networks are not trusted, both ends are given TLS.
+This authenticates the other end when a connection begins. An attacker who can change bytes in
+between can still do that later: where networks are not trusted, both ends are given TLS.
 """
 
 import hmac
@@ -18,14 +18,14 @@ from services.kvstore.peers.wire import NONCE_BYTES, Hello, pack_hello
 
 
 class Side(Enum):
-    """Who proves."""
+    """The side that proves."""
 
     CLIENT = b"symphony kv peer: client"
     SERVER = b"symphony kv peer: server"
 
 
 def new_nonce() -> bytes:
-    """Bytes that nobody else has or will have."""
+    """Bytes that are never used again."""
     return secrets.token_bytes(NONCE_BYTES)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.kvstore.disk import DiskFailed
+from services.kvstore.peers.limits import ServerLimits
 from services.kvstore.peers.pace import Pace
 from services.kvstore.peers.sources import Pages, PageSource
 from services.kvstore.peers.stream import Broken, Stream, Views, after, as_views, send_all
@@ -23,6 +23,7 @@ from services.kvstore.peers.wire import (
     read_request,
     value_bytes,
 )
+from services.kvstore.tiers.disk import DiskFailed
 from shared.urgency import Order, load_order
 
 RUN_BYTES = 1024 * 1024  # sent by one call: what follows finds no code of ours in the caches
@@ -35,7 +36,7 @@ class ServerCounts:
 
     Attributes:
         num_accepted: connections, of strangers too.
-        num_refused: connections of others than kvstores of this house, or that broke the rules.
+        num_refused: connections from outside of the deployment, or that broke the rules.
         num_turned_away: for which there was no room.
         num_cut_off: that took nothing any more.
     """
@@ -95,9 +96,9 @@ class Serving:
     """Answers one peer that has proven itself, until the connection ends.
 
     Args:
-        idle_s: a peer that asks for nothing for so long is let go.
-        stall_s: one that takes nothing for so long is cut off.
         stopping: set when the server ends.
+        limits: a peer that asks for nothing for `idle_s`, or takes nothing for `stall_s`, is
+            disconnected.
     """
 
     def __init__(
@@ -107,16 +108,14 @@ class Serving:
         pace: Pace,
         counts: ServerCounts,
         stopping: threading.Event,
-        idle_s: float,
-        stall_s: float,
+        limits: ServerLimits,
     ) -> None:
         self._stream = stream
         self._source = source
         self._pace = pace
         self._counts = counts
         self._stopping = stopping
-        self._idle_s = idle_s
-        self._stall_s = stall_s
+        self._limits = limits
         self._num_bytes_max = SNAPSHOT_BYTES
         self._input = bytearray()
         self._open: list[tuple[Order, int, _Open]] = []  # a heap
@@ -129,7 +128,7 @@ class Serving:
         WireError: the peer breaks the rules.
         """
         while not self._stopping.is_set():
-            if not self._open and not self._stream.wait(self._idle_s):
+            if not self._open and not self._stream.wait(self._limits.idle_s):
                 raise Broken("idle")
             self._take()
             if self._open:
@@ -245,7 +244,7 @@ class Serving:
 
     def _stream_all(self, left: Views) -> None:
         num_bytes = sum(map(len, left))
-        until_s = time.monotonic() + self._stall_s + num_bytes / SLOWEST_BYTES_PER_S
+        until_s = time.monotonic() + self._limits.stall_s + num_bytes / SLOWEST_BYTES_PER_S
         try:
             send_all(self._stream, left, until_s)
         except Broken:

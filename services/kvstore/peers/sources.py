@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kvstore.disk import BlockRecord, Disk, DiskDamaged, Reader
 from services.kvstore.peers.stream import Parts
-from services.kvstore.values import ValueHeader, pack_header
+from services.kvstore.tiers.disk import BlockReader, BlockRecord, BlockStore, DiskDamaged
+from services.kvstore.tiers.values import ValueHeader, pack_header
 from shared.arena import Bytes
 from shared.blocks import BlockKey
 
@@ -78,7 +78,7 @@ class DiskSource:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: BlockStore,
         damaged: Callable[[DiskDamaged], None],
         find_in_arena: FindInArena = lambda key, layer: None,
     ) -> None:
@@ -97,7 +97,7 @@ class DiskSource:
 
 
 class _Snapshot:
-    def __init__(self, reader: Reader, find_in_arena: FindInArena) -> None:
+    def __init__(self, reader: BlockReader, find_in_arena: FindInArena) -> None:
         self._reader = reader
         self._find_in_arena = find_in_arena
 

@@ -1,6 +1,6 @@
 """A connected TCP socket of which no call waits for ever, with or without TLS.
 
-A call waits for at most a tick and then tells how far it came, so that whoever waits can look at
+A call waits for at most a tick and then returns how far it came, so that the caller can look at
 clocks and at whether it is to stop. The socket blocks and the kernel keeps the time: with a timeout
 of Python's a page would take a call for each piece that arrives, and two for each of those.
 """
@@ -76,7 +76,7 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         ...
 
 
@@ -307,7 +307,7 @@ def after(views: Views, num_bytes: int) -> Views:
 
 
 def _unless_none(num_bytes: int, why: str) -> int:
-    """What came before the end, of which the next call tells."""
+    """What came before the end, which the next call reports."""
     if not num_bytes:
         raise Broken(why)
     return num_bytes

@@ -2,7 +2,7 @@
 when there is one more.
 
 Places are shared by address. One connection more than there may be costs the address with the most
-of them one of its own, first one of which nothing was heard. So an address that opens many has only
+of them one of its own, first one that has sent nothing. So an address that opens many has only
 itself to wait for, and one that opens few gets in whatever others do.
 """
 
@@ -62,7 +62,7 @@ class Unproven(Generic[Connection]):
         return list(self._group_of)
 
     def add(self, connection: Connection, group: str) -> Connection | None:
-        """One more, of which nothing was heard yet.
+        """One more, which has sent nothing yet.
 
         Returns:
             The one that loses its place for it, or None.

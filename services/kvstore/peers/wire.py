@@ -1,7 +1,7 @@
-"""What two kvstores say to each other on a connection, as bytes. No I/O here.
+"""What two kvstores send each other on a connection, as bytes. No I/O here.
 
-1. Each proves that it knows the house's secret (`proof.py`): the client sends a `Hello`, the server
-   its own, the client its proof, the server its own. A `Hello` has a fixed size.
+1. Each proves that it knows the deployment's secret (`proof.py`): the client sends a `Hello`, the
+   server its own, the client its proof, the server its own. A `Hello` has a fixed size.
 2. The client sends `Request`s: keys of blocks whose page of one layer it wants. It asks for no more
    than it has room for, so a request is the credit for its answers.
 3. The server answers every page that was asked for: an `Answer` speaks of a run of them, in the
@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared.blocks import KEY_BYTES, BlockKey
 
 VERSION = 1
@@ -62,7 +62,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks. `nonce` is new for each connection."""
+    """The sender. `nonce` is new for each connection."""
 
     host_id: str
     nonce: bytes

@@ -59,7 +59,7 @@ def staged_blocks(
         known[:count],
         [pages[row] for row in rows],
         [generations[row] for row in rows],
-        reply.num_from_disk,
+        reply.num_pages_loading,
         epoch,
         ready_in_ns,
         source_speed(reply.source_bytes_per_s),

@@ -26,7 +26,7 @@ from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
 from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from shared.messages.codec import pack_ints, unpack_ints
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, eventually, running
@@ -217,7 +217,7 @@ class FakeWorker:
         tokens: Sequence[int],
         keys: Sequence[BlockKey],
         pages: Sequence[int],
-        owner: OwnerKey = NOBODY,
+        owner: OwnerKey = NO_OWNER,
         parent: BlockKey | None = None,
         expiry_s: int = 0,
     ) -> int:

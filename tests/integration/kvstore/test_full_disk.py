@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.kvstore import service
-from services.kvstore.disk import slabs, stored_bytes
-from services.kvstore.disk.slab import slot_bytes
+from services.kvstore.tiers.disk import slabs, stored_bytes
+from services.kvstore.tiers.disk.slab import slot_bytes
 from shared import messages as m
 from shared import subjects
 from shared.blocks import BlockKey

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from services.kvstore import service
-from services.kvstore.core import Effect, KvCore, Limits, Renew
+from services.kvstore.core import Effect, Limits, Renew
+from services.kvstore.core.worker_calls import WorkerCalls
 from services.worker import kv_client
 from services.worker.device.executor import ModelInfo
 from services.worker.kv_client import KvClient
@@ -121,13 +122,13 @@ def test_a_ticket_whose_answer_was_lost_expires(
 def test_a_client_renews_what_it_holds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_client, "PROBE_S", 0.01)
     renewed: list[list[int]] = []
-    on_renew = KvCore.on_renew
+    on_renew = WorkerCalls.on_renew
 
-    def noted(self: KvCore, event: Renew, now_ns: int) -> list[Effect]:
+    def noted(self: WorkerCalls, event: Renew, now_ns: int) -> list[Effect]:
         renewed.append(event.tickets)
         return on_renew(self, event, now_ns)
 
-    monkeypatch.setattr(KvCore, "on_renew", noted)
+    monkeypatch.setattr(WorkerCalls, "on_renew", noted)
 
     async def scenario() -> None:
         async with connected(place.nats.url, "w") as bus, kvstore(place):

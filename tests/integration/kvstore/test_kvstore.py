@@ -11,11 +11,13 @@ from typing import Any
 import lmdb
 import pytest
 
-from services.kvstore import arenas, filling, index, service
+from services.kvstore import service
 from services.kvstore.core import KvCore, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.disk import ASIDE_NAME, Reader
+from services.kvstore.index import redis_index
 from services.kvstore.leases import LeaseFiles
+from services.kvstore.tiers.disk import ASIDE_NAME, Reader
+from services.kvstore.tiers.memory import arenas, filling
 from shared import messages as m
 from shared import subjects
 from shared.arena import Arena, Bytes, PageState
@@ -72,7 +74,7 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 await worker.open()
                 keys = await worker.store(4)
                 staged = await worker.stage([*keys, BlockKey(bytes(16))])
-                assert (staged.num_blocks, staged.num_from_disk) == (4, 0)
+                assert (staged.num_blocks, staged.num_pages_loading) == (4, 0)
                 await worker.assert_holds(staged, keys)
                 await until(locates(redis, 4))
             assert not place.config.arena_path.exists()
@@ -83,7 +85,7 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 assert caught.value.code == "unknown_worker"
                 await worker.open()
                 staged = await worker.stage(keys)
-                assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+                assert (staged.num_blocks, staged.num_pages_loading) == (4, 4 * NUM_LAYERS)
                 await worker.assert_holds(staged, keys)
             assert await locates(redis, 4)()
             assert await num_written(redis) == num_before, "it said so in its first life"
@@ -255,7 +257,7 @@ def test_a_wiped_redis_is_filled_again_while_running(place: Place) -> None:
 def test_a_redis_that_comes_back_with_an_old_snapshot_is_put_right(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(redis_index, "CHECK_INTERVAL_S", 0.1)
 
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
@@ -377,8 +379,8 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
 def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.kvstore.session_count.INTERVAL_S", 0.01)
-    monkeypatch.setattr("services.kvstore.session_count.REST_PER_WORK", 0)
+    monkeypatch.setattr("services.kvstore.index.session_count.INTERVAL_S", 0.01)
+    monkeypatch.setattr("services.kvstore.index.session_count.REST_PER_WORK", 0)
 
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis:

@@ -20,7 +20,7 @@ import pytest
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
 from loadtest.links import Link, Namespace, join, namespaces
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
 from shared.arena import PageState, checksum
@@ -200,7 +200,7 @@ async def stage(worker: FakeWorker, keys: list[BlockKey], host_id: HostId) -> St
     await until(is_offered, 30.0)
     (staged,) = found
     pages = zip(unpack_ints(staged.pages), unpack_ints(staged.generations), strict=True)
-    return Staged(worker, keys, staged.ticket, staged.num_from_disk, list(pages))
+    return Staged(worker, keys, staged.ticket, staged.num_pages_loading, list(pages))
 
 
 @contextmanager

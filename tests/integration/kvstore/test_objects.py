@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from loadtest.s3_server import NoServer, S3Server, s3_server
-from services.kvstore import peering
-from services.kvstore.core import Run, backoff, run_of
-from services.kvstore.objects import store
-from services.kvstore.objects.packed import Indexes
-from services.kvstore.objects.store import Bucket
-from services.kvstore.values import HEADER_BYTES
+from services.kvstore.core import Run, run_of
+from services.kvstore.core.base import backoff
+from services.kvstore.peers import peering
+from services.kvstore.tiers.objects import store
+from services.kvstore.tiers.objects.packed import Indexes
+from services.kvstore.tiers.objects.store import Bucket
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
 from shared.arena import PageState
@@ -105,7 +106,7 @@ async def slow_store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Async
     for it for as long as the test wants.
     """
     monkeypatch.setattr(store, "REQUEST_S", 600.0)
-    monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 60.0)
     port = urlsplit(server.environment["AWS_ENDPOINT_URL"]).port
     assert port is not None
     async with relay(port) as made:
@@ -183,7 +184,7 @@ def test_a_session_outlives_its_host(places: list[Place], bucket: Bucket) -> Non
             await told(places[0], 5)
         async with host(places[1]) as two:
             staged = await stage(two, keys, 5)
-            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
 
             async def has_moved() -> bool:
@@ -214,7 +215,7 @@ def test_what_came_from_there_is_not_written_there_again(
             assert (second.host_id, second.depth, second.num_blocks) == (H2, 3, 1)
         async with host(places[0]) as one:
             staged = await stage(one, all_keys, 4)
-            assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (4, 4 * NUM_LAYERS)
             await one.assert_holds(staged, all_keys)
 
     asyncio.run(scenario())
@@ -237,7 +238,7 @@ def test_an_own_earlier_life_is_known(places: list[Place], bucket: Bucket) -> No
         async with host(places[0]) as one:
             await told(places[0], 2)
             staged = await stage(one, keys, 0)
-            assert staged.num_from_disk == 2 * NUM_LAYERS
+            assert staged.num_pages_loading == 2 * NUM_LAYERS
             await one.assert_holds(staged, keys)
         assert len(runs_in(bucket)) == 1
 
@@ -267,7 +268,7 @@ def test_a_deletion_fails_while_the_object_store_is_away(
         async with host(places[0]) as one:
             await one.store(2)
             await saved(bucket, 2)
-            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 0.2)
+            monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 0.2)
             os.kill(server.process.pid, signal.SIGSTOP)
             try:
                 with pytest.raises(SymphonyError, match="not everything was deleted in time"):
@@ -275,7 +276,7 @@ def test_a_deletion_fails_while_the_object_store_is_away(
                 await one.store(2, seed=3)
             finally:
                 os.kill(server.process.pid, signal.SIGCONT)
-            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 30.0)
+            monkeypatch.setattr("services.kvstore.performer.SETTLE_TIMEOUT_S", 30.0)
             await delete(one)
             assert owner_of(0) not in {run.owner for run in runs_in(bucket)}
 
@@ -341,10 +342,12 @@ def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
         assert len(whole) < packed.num_pages * value_bytes
         async with host(places[1]) as two:
             staged = await stage(two, keys, 5)
-            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
             await two.release(staged.ticket)
-        at = Indexes().get(packed, lambda start, num: memoryview(whole)[start : start + num])
+        at = Indexes(nullcontext()).get(
+            packed, lambda start, num: memoryview(whole)[start : start + num]
+        )
         bad = packed.place(1, 2)
         for offset, num_good in ((at[bad] + (at[bad + 1] - at[bad]) // 2, 5 * NUM_LAYERS - 1),
                                  (3, 2 * NUM_LAYERS)):  # fmt: skip
@@ -437,7 +440,7 @@ def test_nobody_else_waits_for_a_slow_object_store(
                     await saved(bucket, 6)
                     with slow.holding():
                         first, behind = [await stage(one, far[:num], 2) for num in (1, 2)]
-                        assert behind.num_from_disk == 2 * NUM_LAYERS
+                        assert behind.num_pages_loading == 2 * NUM_LAYERS
                         await eventually(lambda: slow.holds("GET", "of-the-house"))
                         await one.store(2, seed=3)
                         await eventually(lambda: slow.holds("PUT"))
@@ -446,7 +449,7 @@ def test_nobody_else_waits_for_a_slow_object_store(
                             session_id = SessionId(f"of-{number}")
                             kv_at = {host_id: 2, objects_of(host_id): 2}
                             staged = await one.stage(keys, session_id, kv_at)
-                            assert staged.num_from_disk == 2 * NUM_LAYERS
+                            assert staged.num_pages_loading == 2 * NUM_LAYERS
                             await one.assert_holds(staged, keys)
                         assert states(one, behind) == {PageState.FILLING}
                     await one.assert_holds(first, far[:1])

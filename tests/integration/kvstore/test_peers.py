@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore import peering
-from services.kvstore.core import DiskWrite, backoff
-from services.kvstore.disk import Reader, StoredPage, Writer
+from services.kvstore.core import DiskWrite
+from services.kvstore.core.base import backoff
+from services.kvstore.peers import peering
+from services.kvstore.tiers.disk import Reader, StoredPage, Writer
 from shared import messages as m
 from shared import subjects
 from shared.arena import Bytes, PageState
@@ -103,14 +104,14 @@ def test_history_moves_to_the_host_where_its_turn_is(places: list[Place]) -> Non
                 await two.open()
                 keys = await one.store(5)
                 staged = await two.stage(keys, kv_at={H1: 5})
-                assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+                assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
                 await two.assert_holds(staged, keys)
                 await on_disk(two, 5)
-                assert (await two.stage(keys)).num_from_disk == 0
+                assert (await two.stage(keys)).num_pages_loading == 0
             async with kvstore(places[1]):
                 await two.open()
                 staged = await two.stage(keys, kv_at={H1: 5})
-                assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+                assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
                 await two.assert_holds(staged, keys)
 
     asyncio.run(scenario())
@@ -140,7 +141,7 @@ def test_where_nobody_knows_who_has_it_all_are_asked(
             stored = await one.store(12)
             assert stored == keys[:12]
             staged = await two.stage(keys, kv_at={ANYWHERE: 13})
-            assert (staged.num_blocks, staged.num_from_disk) == (12, 12 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (12, 12 * NUM_LAYERS)
             await two.assert_holds(staged, keys)
 
     asyncio.run(scenario())
@@ -176,7 +177,7 @@ def test_what_this_host_has_is_not_fetched(places: list[Place]) -> None:
             await two.commit(tokens[: 4 * BLOCK_TOKENS], keys[:4], pages, owner_of(0))
             await on_disk(two, 4)
             staged = await two.stage(keys[1:], kv_at={H1: 6}, num_before=1)
-            assert (staged.num_blocks, staged.num_from_disk) == (5, 2 * NUM_LAYERS)
+            assert (staged.num_blocks, staged.num_pages_loading) == (5, 2 * NUM_LAYERS)
             await two.assert_holds(staged, keys[1:])
             await on_disk(two, 6)
             assert (await two.stage(keys, kv_at={H1: 4})).num_blocks == 6

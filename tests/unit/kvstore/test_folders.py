@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore import arenas as arenas_module
-from services.kvstore import filling as filling_module
 from services.kvstore import leases as leases_module
-from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
-from services.kvstore.filling import Filling
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.tiers.memory import arenas as arenas_module
+from services.kvstore.tiers.memory import filling as filling_module
+from services.kvstore.tiers.memory.arenas import Arenas
+from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena
 from shared.errors import ConfigError, NoCapacity
 from shared.ids import HostId, WorkerId
@@ -88,7 +88,8 @@ def test_an_arena_is_served_while_it_grows(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Arena, "populate", held)
     grown: list[tuple[int, int]] = []
-    arenas = Arenas(tmp_path, MIB, lambda page_bytes, pages: grown.append((page_bytes, pages)))
+    arenas = Arenas(tmp_path, MIB)
+    arenas.on_grown = lambda page_bytes, pages: grown.append((page_bytes, pages))
     arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
     assert (arena.num_pages, arenas.num_ready(4096), grown) == (256, 5, [])
     arena.pages[4] = 1

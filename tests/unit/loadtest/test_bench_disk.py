@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.bench.disk import run
 from loadtest.bench.disk.starting import start_s
-from services.kvstore.start import Started, start_disk
+from services.kvstore.tiers.disk.start import Started, start_disk
 from shared.errors import InvalidRequest
 
 

@@ -11,7 +11,7 @@ from loadtest.bench.scale import run, stalls
 from loadtest.bench.scale.cores import kvstore_pages_per_s, worker_figures
 from loadtest.bench.scale.sessions import Sessions
 from loadtest.bench.scale.watched import Beat, read_beats, watch
-from services.kvstore.disk import Disk
+from services.kvstore.tiers.disk import Disk
 from shared.arena import checksum
 from shared.errors import InvalidRequest
 from shared.sessions import decode_record

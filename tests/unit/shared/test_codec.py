@@ -15,6 +15,7 @@ from shared.ids import TurnId
 from shared.messages import (
     Advisory,
     KvBlock,
+    KvStaged,
     StepOutput,
     TurnCancel,
     decode,
@@ -136,3 +137,12 @@ def test_a_packed_block_is_small() -> None:
     tokens = pack_ints(range(64))
     assert len(tokens) == 344  # a JSON list of them would not be smaller, and far slower
     assert KvBlock(key="", parent="", tokens=tokens, pages="", checksums="").tokens == tokens
+
+
+def test_a_field_with_an_alias_keeps_its_name_on_the_wire() -> None:
+    """Peers of an earlier release send and read `num_from_disk`."""
+    staged = KvStaged(ticket=7, num_pages_loading=3)
+    data = encode(staged)
+    assert b'"num_from_disk":3' in data and b"num_pages_loading" not in data
+    assert decode(KvStaged, data) == staged
+    assert decode(KvStaged, b'{"num_from_disk":3}') == KvStaged(num_pages_loading=3)

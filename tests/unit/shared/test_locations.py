@@ -4,8 +4,8 @@ from shared.ids import HostId
 from shared.locations import (
     ANYWHERE,
     BLOCKS_MAX,
-    HOSTS_TOLD_MAX,
-    OBJECTS_TOLD_MAX,
+    HOSTS_SENT_MAX,
+    OBJECTS_SENT_MAX,
     decode_locations,
     encode_location,
     is_objects,
@@ -14,7 +14,7 @@ from shared.locations import (
     worth_keeping,
 )
 
-HOSTS = [HostId(f"h{number}") for number in range(HOSTS_TOLD_MAX)]
+HOSTS = [HostId(f"h{number}") for number in range(HOSTS_SENT_MAX)]
 LIVES = {**dict.fromkeys(HOSTS, "a"), **dict.fromkeys(map(objects_of, HOSTS), "a")}
 
 
@@ -32,8 +32,8 @@ def test_what_is_in_the_object_store_crowds_out_no_host() -> None:
 def test_the_most_of_the_object_store_is_told_beside_any_hosts() -> None:
     hosts = dict.fromkeys(HOSTS, 10)
     told = located({**hosts, objects_of(HOSTS[0]): 20, objects_of(HOSTS[1]): 3})
-    assert len(told) == HOSTS_TOLD_MAX
-    assert [each for each in told if is_objects(each)] == ["@h0"] and OBJECTS_TOLD_MAX == 2
+    assert len(told) == HOSTS_SENT_MAX
+    assert [each for each in told if is_objects(each)] == ["@h0"] and OBJECTS_SENT_MAX == 2
 
 
 def test_anywhere_is_said_in_messages_and_never_read_from_redis() -> None:

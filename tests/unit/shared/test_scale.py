@@ -11,7 +11,7 @@ from services.scheduler.core.turns.placer import WORKERS_OF_HOST_MAX
 from shared import messages as m
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.locations import HOSTS_TOLD_MAX
+from shared.locations import HOSTS_SENT_MAX
 from shared.sessions import SessionRecord, TextMark, encode_record
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
@@ -126,7 +126,7 @@ def test_a_deployment_of_640_is_counted_right() -> None:
 def test_a_decision_looks_at_as_many_workers_as_the_page_says() -> None:
     num = Symphony.num_looked_at
     assert num is not None
-    assert f": {num + 1 + HOSTS_TOLD_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
+    assert f": {num + 1 + HOSTS_SENT_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
 
 
 @pytest.mark.parametrize("num_tokens", [500, 2_000, 8_000, 32_000])

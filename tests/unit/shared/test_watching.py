@@ -16,7 +16,7 @@ DEPLOY = ROOT / "deploy"
 MODULES = (
     "services.frontend.observability.telemetry", "services.scheduler.service",
     "services.scheduler.job_service",
-    "services.tracker.service", "services.kvstore.telemetry", "services.worker.metrics",
+    "services.tracker.service", "services.kvstore.service", "services.worker.metrics",
     "shared.bus",
 )  # fmt: skip
 ADDED = {"service", "process", "le", "job"}  # by the frontend, by histograms, by Prometheus

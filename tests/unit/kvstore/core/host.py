@@ -26,18 +26,18 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.arrivals import FetchedPages
-from services.kvstore.core.arrived import Told
-from services.kvstore.core.events import Offer
+from services.kvstore.core.base.arrived import PageFacts
+from services.kvstore.core.base.events import RemotePrefix
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.core.workers import Lease
+from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.workers import Lease
+from services.kvstore.core.writing.arrivals import FetchedPages
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName
 from shared.ids import HostId, TenantId, WorkerId
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 LAYERS = 2
 PAGE_BYTES = 100
@@ -199,7 +199,7 @@ class Host:
         names: list[tuple[int, int]],
         pages: list[int],
         worker: WorkerId = WORKERS[0],
-        owner: OwnerKey = NOBODY,
+        owner: OwnerKey = NO_OWNER,
         seq: int = 0,
         heard: int = 1,
         expiry_s: int = 0,
@@ -243,7 +243,7 @@ class Host:
         self.perform(self.core.on_worker_gone(worker, incarnation, self.now_ns))
 
     def store(
-        self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY, expiry_s: int = 0
+        self, names: list[tuple[int, int]], owner: OwnerKey = NO_OWNER, expiry_s: int = 0
     ) -> None:
         """Commit blocks and write them to disk."""
         self.commit(names, self.lease(LAYERS * len(names)), owner=owner, expiry_s=expiry_s)
@@ -258,7 +258,7 @@ class Host:
         worker: WorkerId = WORKERS[0],
         blocks_max: int = NUM_PAGES,
         hinted_by: str | None = None,
-        offer: Offer | None = None,
+        offer: RemotePrefix | None = None,
         first: int = 0,
     ) -> Pinned:
         keys = [key_of(sequence, index) for index in range(first, first + num_blocks)]
@@ -294,7 +294,7 @@ class Host:
             ticket,
             PAGE_BYTES,
             pages or [],
-            heard=heard,
+            last_lease=heard,
             num_kept=num_kept,
         )
         self.perform(self.core.on_release(event, self.now_ns))
@@ -338,8 +338,8 @@ class Host:
         self,
         peer: HostId = PEERS[0],
         outcome: LoadOutcome = LoadOutcome.READY,
-        owner: OwnerKey = NOBODY,
-        told: Callable[[Told], Told | None] = lambda told: told,
+        owner: OwnerKey = NO_OWNER,
+        told: Callable[[PageFacts], PageFacts | None] = lambda told: told,
         duration_ns: int = 0,
         is_current: bool = True,
     ) -> list[PageRead]:
@@ -372,23 +372,23 @@ class Host:
         )
         return each_page(batch)
 
-    def finish_fetches(self, owner: OwnerKey = NOBODY) -> None:
+    def finish_fetches(self, owner: OwnerKey = NO_OWNER) -> None:
         """All that peers were asked for comes."""
         for peer, batches in self.fetches.items():
             while batches:
                 self.finish_fetch(peer, owner=owner)
 
-    def _truth(self, key: BlockKey, owner: OwnerKey) -> Told:
+    def _truth(self, key: BlockKey, owner: OwnerKey) -> PageFacts:
         """Of a block that was made by `owner`."""
         sequence, index = name_of(key)
-        return Told(key_of(sequence, index - 1), [sequence], LAYERS, 0, owner)
+        return PageFacts(key_of(sequence, index - 1), [sequence], LAYERS, 0, owner)
 
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:
         """The writer's oldest block ends so."""
         write = self.writes.popleft()
         self.perform(self.core.on_written([(write.block_id, outcome, BLOCK_BYTES)], self.now_ns))
 
-    def delete(self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY) -> int:
+    def delete(self, names: list[tuple[int, int]], owner: OwnerKey = NO_OWNER) -> int:
         keys = [key_of(*name) for name in names]
         num_blocks, effects = self.core.on_delete(owner, keys, self.now_ns)
         self.perform(effects)

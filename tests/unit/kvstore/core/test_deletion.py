@@ -3,14 +3,14 @@
 import pytest
 
 from services.kvstore.core import (
-    BeginDiskAnew,
     DeleteBlocks,
     FoundBlocks,
+    ResetDisk,
     StoredBlock,
     WriteOutcome,
 )
 from shared.ids import SessionId, TenantId
-from shared.owners import NOBODY, owner_key
+from shared.owners import NO_OWNER, owner_key
 from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, NUM_PAGES, PAGE_BYTES, Host, key_of
 
 FOX = owner_key(TenantId("t"), SessionId("fox"))
@@ -27,7 +27,7 @@ def host() -> Host:
 def test_no_two_sessions_are_one_owner() -> None:
     names = [("t", "fox"), ("tf", "ox"), ("t", "crow"), ("u", "fox")]
     owners = {owner_key(TenantId(tenant), SessionId(name)) for tenant, name in names}
-    assert len(owners) == 4 and NOBODY not in owners
+    assert len(owners) == 4 and NO_OWNER not in owners
 
 
 def test_a_sessions_blocks_are_found_without_its_record(host: Host) -> None:
@@ -45,7 +45,7 @@ def test_a_sessions_blocks_are_found_without_its_record(host: Host) -> None:
 
 def test_nobodys_blocks_are_not_a_sessions(host: Host) -> None:
     host.store([(0, 0)])
-    assert host.delete([], NOBODY) == 0
+    assert host.delete([], NO_OWNER) == 0
     assert host.stage(0, 1).num_blocks == 1
 
 
@@ -94,7 +94,7 @@ def test_owners_are_known_again_after_a_restart(host: Host) -> None:
         host.finish_load()
     host.release(staged.ticket)
     host.perform(host.core.on_disk_damaged(1, 0))
-    assert BeginDiskAnew() in host.effects
+    assert ResetDisk() in host.effects
     assert host.delete([], FOX) == 1, "the arena's copy is the session's, too"
     assert host.stage(0, 1).num_blocks == 0
 

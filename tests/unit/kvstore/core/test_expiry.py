@@ -6,17 +6,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.kvstore.core.deadlines import STALE_MAX, Deadlines
-from services.kvstore.core.effects import TouchBlocks, WriteOutcome
-from services.kvstore.core.events import Offer
-from services.kvstore.core.found_blocks import FoundBlocks
-from services.kvstore.core.object_tier import ObjectTier
-from services.kvstore.core.runs import Run, run_of
-from services.kvstore.core.stored_block import StoredBlock
-from services.kvstore.disk.scan import pack_stamp, read_stamps
+from services.kvstore.core.base.deadlines import STALE_MAX, Deadlines
+from services.kvstore.core.base.effects import TouchBlocks, WriteOutcome
+from services.kvstore.core.base.events import RemotePrefix
+from services.kvstore.core.base.runs import Run, run_of
+from services.kvstore.core.disk.found_blocks import FoundBlocks
+from services.kvstore.core.disk.stored_block import StoredBlock
+from services.kvstore.core.tiers.object_tier import ObjectTier
+from services.kvstore.tiers.disk.scan import pack_stamp, read_stamps
 from shared.expiry import EXPIRY_S_MAX, rounded_expiry_s
 from shared.ids import HostId, SessionId, TenantId
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
     LAYERS,
@@ -51,7 +51,7 @@ def on_disk(host: Host, now_ns: int) -> set[bytes]:
 def test_a_session_s_own_expiry_holds_in_place_of_the_disk_s(host: Host) -> None:
     host.store(chain(0, 2), S)
     host.store(chain(1, 2), T, expiry_s=2)
-    host.store(chain(2, 1), NOBODY, expiry_s=3)
+    host.store(chain(2, 1), NO_OWNER, expiry_s=3)
     kept = {key_of(1, 0), key_of(1, 1), key_of(2, 0)}
     assert on_disk(host, SECOND) == kept, "the disk's own is 1 us"
     assert on_disk(host, 2 * SECOND) == kept
@@ -96,7 +96,7 @@ def test_use_is_noted_in_time_with_the_expiry_that_it_prolongs(host: Host) -> No
 
 def test_what_came_from_another_host_is_kept_as_its_session_is_here(host: Host) -> None:
     host.store([(0, 0)], S, expiry_s=7)
-    host.stage(0, 2, offer=Offer(PEERS[0], 2))
+    host.stage(0, 2, offer=RemotePrefix(PEERS[0], 2))
     host.finish_fetches(S)
     while host.writes:
         host.finish_write()
@@ -126,7 +126,7 @@ def test_a_kill_while_an_expiry_is_written_down_leaves_a_session_one(host: Host)
 
     found = [
         stored(0, 3, 9, S), stored(1, 2, 90, S), stored(2, 2, 70, T), stored(3, 1, 60, T),
-        stored(4, 1, 50, NOBODY), stored(5, 2, 40, NOBODY),
+        stored(4, 1, 50, NO_OWNER), stored(5, 2, 40, NO_OWNER),
     ]  # fmt: skip
     host.perform(host.core.on_disk_found(FoundBlocks.of(found), 4 * SECOND))
     disk = host.core.disk
@@ -157,7 +157,7 @@ def test_there_are_few_expiries() -> None:
     assert len(rounded) <= 16 + 8 * 21
 
 
-def run(owner: OwnerKey, depth: int, expiry_s: int = 0, before: OwnerKey = NOBODY) -> Run:
+def run(owner: OwnerKey, depth: int, expiry_s: int = 0, before: OwnerKey = NO_OWNER) -> Run:
     return Run(owner, depth, 2, 64, before, bytes(6), HostId("h-1"), expiry_s)
 
 

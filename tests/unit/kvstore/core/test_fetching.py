@@ -6,22 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from services.kvstore.core import LoadOutcome, PageReads, SetWords, Told, WriteOutcome, most_offered
-from services.kvstore.core.backoff import RETRY_MAX_NS, RETRY_NS
-from services.kvstore.core.events import Offer
-from services.kvstore.core.loads import SOURCES_MAX
-from services.kvstore.core.peers import (
+from services.kvstore.core import (
+    LoadOutcome,
+    PageFacts,
+    PageReads,
+    SetWords,
+    WriteOutcome,
+    most_offered,
+)
+from services.kvstore.core.base.backoff import RETRY_MAX_NS, RETRY_NS
+from services.kvstore.core.base.events import RemotePrefix
+from services.kvstore.core.loading.loads import SOURCES_MAX
+from services.kvstore.core.loading.peers import (
     ASKED_MAX,
     DELETED_NS,
     Deleted,
     Peers,
 )
-from services.kvstore.core.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Source
+from services.kvstore.core.tiers.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Source
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     LAYERS,
@@ -34,7 +41,7 @@ from tests.unit.kvstore.core.host import (
 )
 
 OWNER = owner_key(TenantId("t"), SessionId("s"))
-FROM_PEER = Offer(PEERS[0], 100)
+FROM_PEER = RemotePrefix(PEERS[0], 100)
 
 
 @pytest.fixture
@@ -55,8 +62,8 @@ def states(host: Host, pages: list[int]) -> list[PageState]:
 def test_only_what_is_not_here_is_asked_of_the_peer_low_layers_first(host: Host) -> None:
     host.store([(0, 0), (0, 1)])
     host.evict_all()
-    staged = host.stage(0, 4, DEMAND_PRIORITY, offer=Offer(PEERS[0], 3))
-    assert (staged.num_blocks, staged.num_from_disk, staged.num_here) == (3, 3 * LAYERS, 0)
+    staged = host.stage(0, 4, DEMAND_PRIORITY, offer=RemotePrefix(PEERS[0], 3))
+    assert (staged.num_blocks, staged.num_pages_loading, staged.num_here) == (3, 3 * LAYERS, 0)
     assert staged.coming_from == "disk", "as the first of them"
     assert {key for key, _ in asked(list(host.loads))} == {key_of(0, 0), key_of(0, 1)}
     assert asked(list(host.fetches[PEERS[0]])) == [(key_of(0, 2), 0), (key_of(0, 2), 1)]
@@ -78,7 +85,7 @@ def test_new_kv_is_written_while_the_object_store_is_waited_for() -> None:
     host = Host(write_wait_ns=10)
     host.open()
     host.fetches[OBJECTS] = deque()
-    host.stage(0, 2, offer=Offer(OBJECTS, 2))
+    host.stage(0, 2, offer=RemotePrefix(OBJECTS, 2))
     assert asked(list(host.fetches[OBJECTS]))
     host.commit([(1, 0)], host.lease(LAYERS))
     assert [write.key for write in host.writes] == [key_of(1, 0)]
@@ -92,7 +99,7 @@ def test_new_kv_is_written_while_the_object_store_is_waited_for() -> None:
 def test_who_asks_for_the_same_waits_for_the_same_pages(host: Host) -> None:
     host.open(WORKERS[1])
     one = host.stage(0, 2, offer=FROM_PEER)
-    other = host.stage(0, 2, worker=WORKERS[1], offer=Offer(PEERS[1], 2))
+    other = host.stage(0, 2, worker=WORKERS[1], offer=RemotePrefix(PEERS[1], 2))
     assert (other.pages, other.generations) == (one.pages, one.generations)
     assert not host.fetches[PEERS[1]]
 
@@ -150,7 +157,7 @@ def test_a_full_disk_leaves_it_in_the_arena(host: Host) -> None:
     host.check_pages_conserved()
 
 
-LIES: list[Callable[[Told], Told | None]] = [
+LIES: list[Callable[[PageFacts], PageFacts | None]] = [
     lambda told: None,
     lambda told: replace(told, tokens=[7]),
     lambda told: replace(told, tokens=[]),
@@ -161,7 +168,9 @@ LIES: list[Callable[[Told], Told | None]] = [
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_lies_is_not_believed(host: Host, lie: Callable[[Told], Told | None]) -> None:
+def test_a_peer_that_lies_is_not_believed(
+    host: Host, lie: Callable[[PageFacts], PageFacts | None]
+) -> None:
     host.stage(0, 1, offer=FROM_PEER)
     host.finish_fetch(told=lie)
     assert not host.writes and key_of(0, 0) not in host.arena.blocks
@@ -172,9 +181,9 @@ def test_a_peer_that_lies_is_not_believed(host: Host, lie: Callable[[Told], Told
 def test_what_the_first_page_said_stays_said(host: Host) -> None:
     """It alone was held against the key."""
     host.stage(0, 2, offer=FROM_PEER)
-    first: list[Told] = []
+    first: list[PageFacts] = []
 
-    def change_its_mind(told: Told) -> Told:
+    def change_its_mind(told: PageFacts) -> PageFacts:
         if not first or (told.tokens == first[0].tokens and told.parent == first[0].parent):
             is_first = not first
             first.append(told)
@@ -184,7 +193,7 @@ def test_what_the_first_page_said_stays_said(host: Host) -> None:
     while host.fetches[PEERS[0]]:
         host.finish_fetch(told=change_its_mind)
     assert [write.parent for write in host.writes] == [key_of(0, -1), key_of(0, 0)]
-    assert {write.owner for write in host.writes} == {NOBODY}
+    assert {write.owner for write in host.writes} == {NO_OWNER}
 
 
 def test_hosts_without_number_are_not_remembered(host: Host) -> None:
@@ -196,7 +205,7 @@ def test_hosts_without_number_are_not_remembered(host: Host) -> None:
 
 def test_once_a_peer_breaks_off_nobody_waits_for_the_rest(host: Host) -> None:
     """But for who waits for others."""
-    host.stage(1, 1, offer=Offer(PEERS[1], 1))
+    host.stage(1, 1, offer=RemotePrefix(PEERS[1], 1))
     staged = host.stage(0, 4, offer=FROM_PEER)
     num_asked = len(asked(list(host.fetches[PEERS[0]])))
     assert num_asked < 4 * LAYERS, "some still waits here"
@@ -382,7 +391,7 @@ def test_another_host_gives_what_one_did_not(host: Host) -> None:
     assert host.fetches[PEERS[0]], "a second batch is under way"
     asked = host.core.whom_to_ask(keys, 0, PAGE_BYTES, {PEERS[1]: 4}, host.now_ns)
     assert asked == [PEERS[1]]
-    again = host.stage(0, 4, offer=Offer(PEERS[1], 4))
+    again = host.stage(0, 4, offer=RemotePrefix(PEERS[1], 4))
     assert again.num_blocks == 4 and host.fetches[PEERS[1]]
     host.finish_fetches(OWNER)
     for ticket in (staged.ticket, again.ticket):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from services.kvstore import service
-from services.kvstore.core.arena_block import NO_PAGE
 from services.kvstore.core.integrity import check_integrity
+from services.kvstore.core.tiers.arena_block import NO_PAGE
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host, key_of
 
 
@@ -100,7 +100,7 @@ def queue_without_a_page(host: Host) -> None:
         (keep_what_is_empty, "without use"),
         (lose_a_block, "found, or not"),
         (forget_a_write, "takeable, or not"),
-        (queue_without_a_batch, "waits for nobody"),
+        (queue_without_a_batch, "waits for a load that is not queued"),
         (queue_without_a_page, "a load without a page"),
     ],
 )

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
-from services.kvstore.core.events import Offer
+from services.kvstore.core.base.events import RemotePrefix
 from shared.arena import PageState
 from shared.errors import NotFound
 from shared.eviction import EvictionName
 from shared.ids import HostId, SessionId, TenantId, WorkerId
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from tests.unit.kvstore.core.host import (
     LAYERS,
     NUM_PAGES,
@@ -105,7 +105,7 @@ class KvMachine(RuleBasedStateMachine):
         self, worker: WorkerId, sequence: int, num_blocks: int, num_offered: int, peer: HostId,
         priority: int,
     ) -> None:  # fmt: skip
-        offer = Offer(peer, num_offered)
+        offer = RemotePrefix(peer, num_offered)
         staged = self.host.stage(sequence, num_blocks, priority, worker, offer=offer)
         if staged.num_blocks:
             self.held[worker].append(staged)
@@ -276,7 +276,7 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def owners_are_listed(self) -> None:
         arena, disk = self.host.arena, self.host.core.disk
-        num_owned = sum(block.owner != NOBODY for block in arena.blocks.values())
+        num_owned = sum(block.owner != NO_OWNER for block in arena.blocks.values())
         assert sum(len(keys) for keys in arena._owned._keys.values()) == num_owned
         assert sum(map(disk.num_owned, disk.owners)) == len(disk)
 

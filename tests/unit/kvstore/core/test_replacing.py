@@ -31,7 +31,7 @@ def put(
     pages = host.lease(LAYERS)
     old = None if replaces is None else key_of(replaces)
     new = NewBlock(key_of(tokens, parent), parent, tokens, pages, [0] * LAYERS, owner, old)
-    event = Commit(WORKERS[0], host.incarnations[WORKERS[0]], "f", PAGE_BYTES, [new], heard=1)
+    event = Commit(WORKERS[0], host.incarnations[WORKERS[0]], "f", PAGE_BYTES, [new], last_lease=1)
     host.perform(host.core.on_commit(event, host.now_ns)[1])
     while is_written and host.writes:
         host.finish_write()

@@ -3,14 +3,14 @@
 import pytest
 
 from services.kvstore.core import (
-    BeginDiskAnew,
     DeleteBlocks,
     LoadOutcome,
     Release,
+    ResetDisk,
     TouchBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.workers import HEARD_MAX
+from services.kvstore.core.tiers.workers import SEQ_WINDOW
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
 from shared.eviction import EvictionName
@@ -80,7 +80,7 @@ def test_two_stages_share_the_pages_in_flight(host: Host) -> None:
         num_pages += len(host.finish_load())
     assert num_pages == 2 * LAYERS
     host.release(first.ticket)
-    assert host.stage(0, 2).num_from_disk == 0
+    assert host.stage(0, 2).num_pages_loading == 0
 
 
 def test_layer_0_of_every_session_comes_before_layer_1_of_any_and_turns_before_advisories(
@@ -187,7 +187,7 @@ def test_a_stage_does_not_evict_its_own_blocks(host: Host) -> None:
     kept = [host.arena.blocks[key_of(0, index)].pages[0] for index in range(2)]
     staged = host.stage(0, 4)
     assert staged.pages[:2] == kept
-    assert staged.num_from_disk == 2
+    assert staged.num_pages_loading == 2
 
 
 def test_a_release_gives_up_loads_that_have_not_begun(host: Host) -> None:
@@ -311,7 +311,13 @@ def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host)
     """The worker may have been leased the same pages again meanwhile."""
     pages = host.lease(2 * LAYERS)
     given_back = Release(
-        WORKERS[0], host.incarnations[WORKERS[0]], 0, PAGE_BYTES, pages[:LAYERS], seq=1, heard=1
+        WORKERS[0],
+        host.incarnations[WORKERS[0]],
+        0,
+        PAGE_BYTES,
+        pages[:LAYERS],
+        seq=1,
+        last_lease=1,
     )
     host.perform(host.core.on_release(given_back, host.now_ns))
     host.commit([(0, 0)], pages[LAYERS:], seq=2)
@@ -325,10 +331,10 @@ def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host)
 def test_numbers_far_behind_the_latest_are_not_believed(host: Host) -> None:
     worker = host.core.workers.find(WORKERS[0])
     assert worker is not None
-    assert not any(worker.is_repeated(seq) for seq in range(1, 3 * HEARD_MAX, 2))
-    assert worker.is_repeated(2) and not worker.is_repeated(3 * HEARD_MAX - 2)
-    assert worker.is_repeated(3 * HEARD_MAX - 1) and not worker.is_repeated(0)
-    assert len(worker._heard) <= 2 * HEARD_MAX + 1
+    assert not any(worker.is_repeated(seq) for seq in range(1, 3 * SEQ_WINDOW, 2))
+    assert worker.is_repeated(2) and not worker.is_repeated(3 * SEQ_WINDOW - 2)
+    assert worker.is_repeated(3 * SEQ_WINDOW - 1) and not worker.is_repeated(0)
+    assert len(worker._seen) <= 2 * SEQ_WINDOW + 1
 
 
 def test_leased_pages_that_a_worker_does_not_name_go_back(host: Host) -> None:
@@ -410,7 +416,7 @@ def test_a_read_that_fails_fails_this_load_only(host: Host) -> None:
     assert host.words[staged.pages[1]][1] is PageState.READY
     assert len(host.core.disk) == 1
     again = host.stage(0, 1, worker=WORKERS[1])
-    assert (again.num_blocks, again.num_from_disk) == (1, 1)
+    assert (again.num_blocks, again.num_pages_loading) == (1, 1)
     host.finish_load()
     assert host.words[again.pages[0]] == (again.generations[0], PageState.READY)
 
@@ -436,7 +442,7 @@ def test_a_damaged_disk_begins_anew_once_and_the_arena_keeps_what_is_whole(host:
     for _ in range(2):  # both threads met it
         host.perform(host.core.on_disk_damaged(1, host.now_ns))
     host.finish_write(WriteOutcome.FAILED)
-    assert host.effects.count(BeginDiskAnew()) == host.core.counts.num_disks_anew == 1
+    assert host.effects.count(ResetDisk()) == host.core.counts.num_disks_anew == 1
     assert host.core.locations.said is None and host.core.locations.is_in_doubt
     assert [host.stage(sequence, 1).num_blocks for sequence in range(4)] == [0, 0, 1, 1]
     host.finish_load(LoadOutcome.FAILED)

@@ -16,7 +16,7 @@ from services.kvstore.core import (
     DropRuns,
     Effect,
     Limits,
-    Offer,
+    RemotePrefix,
     Run,
     SaveOutcome,
     SaveRun,
@@ -113,7 +113,7 @@ class Tiers(Host):
         keys = [key_of(session, index) for index in range(num_blocks)]
         in_store = set(chain.from_iterable(self.saved.values()))
         num_offered = next((at for at, key in enumerate(keys) if key not in in_store), num_blocks)
-        offer = Offer(OBJECTS, num_offered) if num_offered else None
+        offer = RemotePrefix(OBJECTS, num_offered) if num_offered else None
         staged = self.stage(session, num_blocks, offer=offer)
         self.settle()
         names = [(session, index) for index in range(staged.num_blocks, num_blocks)]

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
-from services.kvstore.disk import Disk
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
 from services.kvstore.peers.handshake import Welcome, greet
+from services.kvstore.peers.limits import ClientLimits, Identity, ServerLimits
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource, PageSource
 from services.kvstore.peers.stream import PlainStream
 from services.kvstore.peers.wire import Request, read_request
+from services.kvstore.tiers.disk import Disk
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -142,9 +143,9 @@ def serving(source: Disk | PageSource, **options: Any) -> Iterator[PeerServer]:
     """A server of what is there."""
     if isinstance(source, Disk):
         source = DiskSource(source, must_not)
-    options = {"host_id": "sender", "tick_s": TICK_S, "secret": SECRET, **_PATIENT, **options}
-    secret = options.pop("secret")
-    server = PeerServer(("127.0.0.1", 0), secret, source, must_not, **options)
+    options = {"host_id": "sender", "tick_s": TICK_S, **_PATIENT, **options}
+    identity = _identity(options)
+    server = PeerServer(("127.0.0.1", 0), identity, source, must_not, ServerLimits(**options))
     try:
         yield server
     finally:
@@ -154,14 +155,21 @@ def serving(source: Disk | PageSource, **options: Any) -> Iterator[PeerServer]:
 @contextmanager
 def fetching(address: tuple[str, int], receiver: Receiver, **options: Any) -> Iterator[PeerClient]:
     """A client of whoever listens there."""
-    options = {"host_id": "receiver", "tick_s": TICK_S, "secret": SECRET, **_PATIENT, **options}
+    options = {"host_id": "receiver", "tick_s": TICK_S, **_PATIENT, **options}
     options.setdefault("connect_s", LONG_S)
-    secret = options.pop("secret")
-    client = PeerClient(address, secret, receiver.arenas, receiver.report, must_not, **options)
+    identity, peer_id = _identity(options), options.pop("peer_id", None)
+    client = PeerClient(
+        address, identity, receiver.arenas, receiver.report, must_not, peer_id,
+        ClientLimits(**options),
+    )  # fmt: skip
     try:
         yield client
     finally:
         client.stop()
+
+
+def _identity(options: dict[str, Any]) -> Identity:
+    return Identity(options.pop("host_id"), options.pop("secret", SECRET), options.pop("tls", None))
 
 
 class Listener:

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
-from services.kvstore.disk import DiskDamaged, Reader, StoredPage
 from services.kvstore.peers import serving as serving_module
-from services.kvstore.peers.client import STALL_S
+from services.kvstore.peers.limits import CLIENT_STALL_S, CONNECTIONS_MAX
 from services.kvstore.peers.pace import SAVED_S, Pace
-from services.kvstore.peers.server import CONNECTIONS_MAX
 from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -28,8 +26,9 @@ from services.kvstore.peers.wire import (
     pack_request,
     unpack_answer,
 )
-from services.kvstore.readers import Readers
-from services.kvstore.values import HEADER_BYTES, ValueHeader, unpack_header
+from services.kvstore.tiers.disk import DiskDamaged, Reader, StoredPage
+from services.kvstore.tiers.disk.readers import Readers
+from services.kvstore.tiers.values import HEADER_BYTES, ValueHeader, unpack_header
 from shared.arena import checksum
 from shared.blocks import BlockKey
 from shared.urgency import DEMAND_PRIORITY
@@ -92,7 +91,7 @@ def test_a_slow_peer_does_not_keep_the_database(sender: Sender) -> None:
         answer = unpack_answer(take(slow, ANSWER_BYTES))
         assert answer.status is Status.PAGE
         wanted = sender.value(1, 0)
-        sender.disk.begin_anew()  # waits for snapshots
+        sender.disk.reset()  # waits for snapshots
         values = [take(slow, len(wanted)) for _ in range(answer.count)]
         heard = _hear_all(slow, KEYS_MAX - answer.count)
     assert heard[-1][0].status is Status.MISSING
@@ -222,7 +221,7 @@ def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
         now_s, number = heapq.heappop(wakes)
         sent = max(pace.most_at_once(1 << 30, now_s), PAGE_BYTES)
         pause_s = pace.spend(sent, now_s)
-        assert pause_s < STALL_S * 0.6
+        assert pause_s < CLIENT_STALL_S * 0.6
         heapq.heappush(wakes, (now_s + pause_s, number))
         num_bytes += sent
     assert num_bytes == pytest.approx(10e9, rel=0.1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
-from services.kvstore.values import fingerprint_digest
+from services.kvstore.tiers.values import fingerprint_digest
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,

@@ -1,0 +1,1 @@
+"""Events, effects, limits, and small parts that everything else uses."""

@@ -1,0 +1,1 @@
+"""Blocks in host memory, on disk and in the object store, and the workers that use them."""

@@ -1,0 +1,44 @@
+"""What leaves for age or room: some at a time, so that no caller waits for long."""
+
+from services.kvstore.core.base.effects import DropMore, Effect
+from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.tiers.tiers import Tiers
+from shared.blocks import BlockKey
+
+
+class Shrinking:
+    """A step drops `Limits.drops_max` blocks of a tier at most; what is left after it is for the
+    next one, which the shell is asked for, or which a tick brings.
+    """
+
+    def __init__(self, limits: Limits, tiers: Tiers, counts: Counts) -> None:
+        self._num_max = limits.drops_max
+        self._tiers = tiers
+        self._counts = counts
+        self._is_asked_for = False  # the next step
+
+    def step(self, now_ns: int, effects: list[Effect]) -> None:
+        """Some of what is expired or too much."""
+        evicted = self._tiers.surplus(now_ns, self._num_max)
+        self._evict(evicted, now_ns, effects)
+        expired = self._tiers.take_expired(now_ns, self._num_max)
+        for key in expired:
+            self._tiers.forget(key, effects)
+        num_most = max(len(evicted), len(expired))
+        if num_most >= self._num_max and not self._is_asked_for:
+            self._is_asked_for = True
+            effects.append(DropMore())
+
+    def go_on(self, now_ns: int, effects: list[Effect]) -> None:
+        """The step that was asked for."""
+        self._is_asked_for = False
+        self.step(now_ns, effects)
+
+    def make_room(self, num_bytes: int, now_ns: int, effects: list[Effect]) -> None:
+        """For so much at once: it finds no room."""
+        self._evict(self._tiers.oldest(num_bytes), now_ns, effects)
+
+    def _evict(self, keys: list[BlockKey], now_ns: int, effects: list[Effect]) -> None:
+        for key in keys:
+            self._tiers.evict(key, now_ns, effects)
+        self._counts.num_blocks_dropped += len(keys)

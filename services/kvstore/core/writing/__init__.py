@@ -1,0 +1,1 @@
+"""What goes to the disk and to the object store."""

@@ -1,0 +1,1 @@
+"""What Redis knows of this host: an index of its sessions and adapters."""

@@ -1,0 +1,1 @@
+"""Where this host keeps KV: host memory, disk, and the object store."""

@@ -1,0 +1,1 @@
+"""Host memory: the arenas that workers share."""
