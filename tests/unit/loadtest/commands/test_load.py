@@ -9,10 +9,10 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-import cli.loadtest
 from cli.bootstrap import needed_extras
-from cli.loadtest import Load, check_answers, check_failures, locust_line, run_load
 from cli.main import app
+from loadtest.commands import load as load_command
+from loadtest.commands.load import Load, check_answers, check_failures, locust_line, run_load
 from loadtest.locust.measures import Turn
 from loadtest.locust.report import write_report
 from loadtest.open_loop import Target
@@ -61,8 +61,8 @@ def test_without_a_house_there_is_no_load(tmp_path: Path) -> None:
 
 def test_what_locust_says_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = "import pathlib; pathlib.Path('locust.log').write_text('vm/CRITICAL/root: no luck\\n')"
-    monkeypatch.setattr(cli.loadtest, "check_answers", lambda *_: None)
-    monkeypatch.setattr(cli.loadtest, "locust_line", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(load_command, "check_answers", lambda *_: None)
+    monkeypatch.setattr(load_command, "locust_line", lambda *_: [sys.executable, "-c", script])
     with pytest.raises(SymphonyError, match=r"^no luck$"):
         run_load(load(tmp_path))
 
@@ -74,7 +74,7 @@ def test_the_exit_status_tells_of_failures(monkeypatch: pytest.MonkeyPatch, tmp_
         found = write_report(tmp_path, turns, {"profile": told.profile}, 1.0)
         return found | {"report": str(tmp_path / "summary.md")}
 
-    monkeypatch.setattr(cli.loadtest, "run_load", run)
+    monkeypatch.setattr(load_command, "run_load", run)
     result = runner.invoke(app, ["loadtest", "--json", "--users", "2"])
     assert result.exit_code == 1
     assert "1 of 2 turns failed: 503" in result.stderr

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.plan import render, up_lines
+from loadtest.commands.plan import render, up_lines
 
 LINE = "plan --users 10 --context 300 --data-dir {folder}"
 SPREAD = {"mean": 20.0, "p50": 20.0, "p95": 40.0, "p99": 50.0}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import orjson
 
-from cli.agents.showing import DRAWINGS, table_of
 from cli.reporting import err, out
 from loadtest.agents.calls import AgentTrace, Call
 from loadtest.agents.files import FOLDER, TRACES, read_trace
 from loadtest.agents.own import read_calls
 from loadtest.agents.replay import learn
+from loadtest.agents.showing import DRAWINGS, table_of
 from services.tracker.core.agents import AgentLimits, CallGraph, dump_graph
 from shared.errors import InvalidRequest
 

@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from cli.models.sizes import sizes_of
 from loadtest.planning.gpus import derive_profile
+from loadtest.planning.model_sizes import sizes_of
 from loadtest.planning.plan import AT_ONCE, Question, make_plan
 from loadtest.planning.summary import summarize
 from loadtest.planning.trial import simulate

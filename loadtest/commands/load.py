@@ -74,7 +74,7 @@ def run_load(load: Load) -> dict[str, Any]:
     for name in (JSON, LOG):
         (folder / name).unlink(missing_ok=True)
     if load.profile == OPEN:
-        from cli.openload import OpenLoad, run_open
+        from loadtest.commands.open_load import OpenLoad, run_open
 
         return run_open(
             OpenLoad(

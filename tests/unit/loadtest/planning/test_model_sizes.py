@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.models.gguf_header import read_header
-from cli.models.sizes import of_config, sizes_of
+from loadtest.planning.gguf_header import read_header
+from loadtest.planning.model_sizes import of_config, sizes_of
 from services.worker.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.profiles import PROFILES

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.models.catalog import DEMO, PACKAGED
-from cli.models.gguf_header import read_header
 from cli.models.prepare import check_model, find_model
+from loadtest.planning.gguf_header import read_header
 from loadtest.planning.gpus import ModelSizes
 from shared.errors import ConfigError
 
