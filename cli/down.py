@@ -24,7 +24,7 @@ def down(data_dir: Path) -> None:
     state = read_run_state(data_dir)
     is_running = is_locked(data_dir)
     if not is_running:
-        _clear_away(data_dir, state)
+        clear_away(data_dir, state)
     if state is None or not is_running:
         raise NotFound(f"nothing runs on {data_dir}")
     os.kill(state.pid, signal.SIGTERM)
@@ -37,11 +37,11 @@ def down(data_dir: Path) -> None:
             _clear_away_memory(data_dir, state)  # who still maps it, keeps it
             raise SymphonyError(f"some of {pids} are still running")
         time.sleep(0.02)
-    _clear_away(data_dir, state)
+    clear_away(data_dir, state)
 
 
-def _clear_away(data_dir: Path, state: RunState | None) -> None:
-    """What a house left behind that could not do it itself."""
+def clear_away(data_dir: Path, state: RunState | None) -> None:
+    """Remove what a deployment left that was killed."""
     _clear_away_memory(data_dir, state)
     remove_run_state(data_dir)
 

@@ -1,5 +1,5 @@
-"""Adapters for streams to run on: what a house is started with, so that some are always on their
-way.
+"""Adapters for streams to run on: what a deployment is started with, so that some are always on
+their way.
 """
 
 import tempfile
@@ -48,7 +48,7 @@ NONE = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a house is started with.
+    """What a deployment is started with.
 
     Attributes:
         options: of `up`.

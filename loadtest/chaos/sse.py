@@ -1,4 +1,4 @@
-"""One streamed answer, read as lightly as can be: the clients share the house's cores."""
+"""One streamed answer, read as lightly as can be: the clients share the deployment's cores."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What workers of a house count of adapters, over the deaths of workers."""
+"""What workers of a deployment count of adapters, over the deaths of workers."""
 
 import asyncio
 import socket

@@ -18,8 +18,8 @@ from rich.live import Live
 from cli.reporting import err, out
 from cli.runfile import DEFAULT_DATA_DIR
 from cli.start.plan import ROOT
+from loadtest.demo.deployment import counts_of, demo_deployment
 from loadtest.demo.figures import hints_of, part_figures
-from loadtest.demo.house import House, open_house
 from loadtest.demo.page import page
 from loadtest.demo.screen import hints_line, screen, table_of
 from loadtest.demo.script import PARTS, QUICK, TYPING_WPM, WHOLE, Model, Part, Side, Sizes
@@ -85,11 +85,11 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
     seen: list[Seen] = []
     parts: dict[Part, dict[str, Any]] = {}
     logs = demo.out_dir / LOGS
-    with open_house(model, logs) as house:
-        console.print(f"\nThe house is up. Watch it from inside: {house.url}/dashboard\n")
+    with demo_deployment(model, logs) as deployment:
+        console.print(f"\nThe deployment is up. Its dashboard: {deployment.url}/dashboard\n")
         for part in PARTS:
             try:
-                parts[part] = _play(part, house, model, demo, seen, console)
+                parts[part] = _play(part, deployment.url, model, demo, seen, console)
             except SymphonyError as error:
                 console.print()  # what is shown live has no line end where nobody watches
                 raise SymphonyError(f"the {part} failed: {error.message} (logs: {logs})") from None
@@ -140,11 +140,11 @@ def _about(part: Part, sizes: Sizes) -> str:
 
 
 def _play(
-    part: Part, house: House, model: Model, demo: Demo, seen: list[Seen], console: Console
+    part: Part, url: str, model: Model, demo: Demo, seen: list[Seen], console: Console
 ) -> dict[str, Any]:
     play, sizes = _player(part), demo.sizes
     console.print(_about(part, sizes), style="bold")
-    before = house.counts()
+    before = counts_of(url)
     with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
 
         def on_seen(turn: Seen) -> None:
@@ -152,9 +152,9 @@ def _play(
             live.update(screen(seen, part, TITLES[part]))
 
         rng = Random(f"{demo.seed}/{part}")
-        wholes_s = asyncio.run(play(house.url, model.name, sizes, rng, on_seen))
+        wholes_s = asyncio.run(play(url, model.name, sizes, rng, on_seen))
     time.sleep(COUNTED_S)
-    figures = part_figures(seen, part, wholes_s, hints_of(before, house.counts()))
+    figures = part_figures(seen, part, wholes_s, hints_of(before, counts_of(url)))
     figures["verdicts"] = [difference(figures), whole(figures, WHOLES[part])]
     console.print("", table_of(figures, ""), "", sep="\n")
     console.print(hints_line(figures["hints"]))

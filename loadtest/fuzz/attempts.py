@@ -219,7 +219,7 @@ async def try_job(raid: Raid) -> str:
 async def _hang_up(raid: Raid, request_id: bytes) -> str:
     """Begin a stream with the name of one of the victim's, and leave."""
     body = orjson.dumps(raid.thief.text(text_of(f"raid {raid.number}"), 200, stream=True))
-    port = raid.thief.house.port
+    port = raid.thief.deployment.port
     data = request_bytes("POST", COMPLETIONS, port, body, raid.thief.authorization, request_id)
     async with sent(port, data) as reader:
         async for event in events(reader):
@@ -281,9 +281,9 @@ async def try_door(raid: Raid) -> str:
     """Come in without one's own key."""
     match raid.rng.randrange(4):
         case 0:
-            return await try_nats(raid.thief.house, raid.rng)
+            return await try_nats(raid.thief.deployment, raid.rng)
         case 1:
-            return await try_redis(raid.thief.house, raid.rng, raid.victim.name)
+            return await try_redis(raid.thief.deployment, raid.rng, raid.victim.name)
     key = raid.rng.choice([
         "", "Bearer", "Bearer ", f"Bearer {raid.victim.name}", "Bearer null", "Basic Og==",
         f"Bearer {key_of(raid.victim.name).upper()}", f"Bearer {key_of(raid.victim.name)[:-1]}",

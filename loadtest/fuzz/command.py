@@ -1,4 +1,4 @@
-"""``symphony bench fuzz``: a house with the demo model, and strangers who mean no good.
+"""``symphony bench fuzz``: a deployment with the demo model, and strangers who mean no good.
 
 One mode a run. A guarantee that does not hold is told, and makes the exit status 1.
 """
@@ -13,26 +13,26 @@ from typing import Any, Protocol
 
 import uvloop
 
+from loadtest.deployment import Deployment
 from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers, tenants
-from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
 
 
 class Mode(Protocol):
     """A module of this package."""
 
-    def house(self, args: argparse.Namespace, /) -> AbstractContextManager[House]: ...
+    def deployment(self, args: argparse.Namespace, /) -> AbstractContextManager[Deployment]: ...
 
     def run(
-        self, house: House, seed: int, args: argparse.Namespace, /
+        self, deployment: Deployment, seed: int, args: argparse.Namespace, /
     ) -> Coroutine[Any, Any, Report]: ...
 
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Start a house, let the mode loose on it, and return what it found.
+    """Start a deployment, let the mode loose on it, and return what it found.
 
     Raises:
-        PeerUnavailable: the house did not come up.
+        PeerUnavailable: the deployment did not come up.
         InvalidRequest: an option has a value that makes no sense.
     """
     parser = argparse.ArgumentParser(prog="symphony bench fuzz", description=__doc__)
@@ -72,5 +72,5 @@ def _run_mode(args: argparse.Namespace, seed: int) -> Report:
         mode = disk
     elif args.tenants:
         mode = tenants
-    with mode.house(args) as house:
-        return uvloop.run(mode.run(house, seed, args))
+    with mode.deployment(args) as deployment:
+        return uvloop.run(mode.run(deployment, seed, args))

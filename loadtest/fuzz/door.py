@@ -1,4 +1,4 @@
-"""Ways into a house's servers for somebody who has no key of theirs. Each says what it got."""
+"""Ways into a deployment's servers for somebody who has no key of theirs. Each says what it got."""
 
 import asyncio
 import random
@@ -10,15 +10,14 @@ import nats
 from nats.errors import Error
 from nkeys import PREFIX_BYTE_USER, encode_seed
 
-from cli.runfile import running_house
-from loadtest.fuzz.house import House
+from loadtest.deployment import Deployment
 
 PATIENCE_S = 5.0
 REFUSALS = (b"-NOAUTH", b"-WRONGPASS", b"-ERR")
 HARMLESS = (b"RESET", b"QUIT")  # anybody may begin anew, or leave
 
 
-async def try_nats(house: House, rng: random.Random) -> str:
+async def try_nats(deployment: Deployment, rng: random.Random) -> str:
     """Connect to NATS without credentials, or with such as nobody was given."""
     seed = encode_seed(rng.randbytes(32), PREFIX_BYTE_USER).decode()
     options: dict[str, Any] = rng.choice([
@@ -29,7 +28,7 @@ async def try_nats(house: House, rng: random.Random) -> str:
     try:
         async with asyncio.timeout(PATIENCE_S):
             client = await nats.connect(
-                house.nats_url,
+                deployment.run.nats_url,
                 allow_reconnect=False,
                 max_reconnect_attempts=0,
                 connect_timeout=2,
@@ -46,7 +45,7 @@ async def _ignore(_: Exception) -> None:
     return
 
 
-async def try_redis(house: House, rng: random.Random, tenant: str) -> str:
+async def try_redis(deployment: Deployment, rng: random.Random, tenant: str) -> str:
     """Speak to Redis without its password."""
     lines: list[bytes] = rng.choice([
         [], [b"AUTH ''"], [b"AUTH default ''"], [b"AUTH default default"], [b"AUTH symphony"],
@@ -59,7 +58,7 @@ async def try_redis(house: House, rng: random.Random, tenant: str) -> str:
         b"CLIENT LIST", b"REPLICAOF NO ONE", b"SHUTDOWN NOSAVE", b"INFO", b"DEBUG SLEEP 1", b"PING",
         b"MULTI", b"SET " + key + b" x", b"BGREWRITEAOF", b"PSYNC ? -1",
     ])  # fmt: skip
-    url = urlsplit(running_house(house.directory).redis_url)
+    url = urlsplit(deployment.run.redis_url)
     reader, writer = await asyncio.open_unix_connection(Path(url.path))
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""One tenant at work in a house that asks for keys: over HTTP with its key, over NATS with its
+"""One tenant at work in a deployment that asks for keys: over HTTP with its key, over NATS with its
 nkey.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from nats.aio.client import Client
 
-from loadtest.fuzz.house import House
+from loadtest.deployment import Deployment
 from loadtest.fuzz.plain_http import Answer, ask, request_bytes
 from shared.subjects import INFERENCE_SUBMIT
 
@@ -25,7 +25,7 @@ class Tenant:
     """
 
     name: str
-    house: House
+    deployment: Deployment
     bus: Client
     model: str
     encoder: str
@@ -46,7 +46,7 @@ class Tenant:
         more = [header for header in (self.authorization if key is None else key, *headers)
                 if header]  # fmt: skip
         data = None if body is None else orjson.dumps(body)
-        port = self.house.port
+        port = self.deployment.port
         return await ask(port, request_bytes(method, path, port, data, *more))
 
     def text(self, prompt: str, num_tokens: int = 1, **fields: Any) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import nats
 import orjson
 
 from cli.start.credentials import services_nkey_file
+from loadtest.deployment import MODEL, Deployment, deployed
 from loadtest.fuzz.attempts import KINDS, OWN_JOB, PRIORITY_MAX, Raid
 from loadtest.fuzz.eavesdropping import Eavesdropper, watch
-from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
 from loadtest.fuzz.streams import Streams
@@ -32,8 +32,8 @@ STREAM_TOKENS = 48
 STREAM_REQUEST_ID = "acme-stream"
 ATTEMPT_MAX_S = 120.0
 LAST_WORDS_S = 1.0  # for what was said last to be heard
-LOOK_EVERY = 20  # attempts, at the house's processes
-SKIPPED = {"files": "all of a house's files belong to one user"}
+LOOK_EVERY = 20  # attempts, at the deployment's processes
+SKIPPED = {"files": "all of a deployment's files belong to one user"}
 
 
 def add_options(parser: "argparse._ArgumentGroup") -> None:
@@ -44,8 +44,8 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
 
 
 @contextmanager
-def house(args: argparse.Namespace) -> Iterator[House]:
-    """The house of this mode: with keys, and a model for turns and one for jobs.
+def deployment(args: argparse.Namespace) -> Iterator[Deployment]:
+    """The deployment of this mode: with keys, and a model for turns and one for jobs.
 
     Raises:
         PeerUnavailable: it did not come up.
@@ -60,7 +60,8 @@ def house(args: argparse.Namespace) -> Iterator[House]:
             "SYMPHONY_HINTS_PER_TENANT": "0",
         }
         encoder = make_encoder(Path(name) / "encoder")
-        with open_house(settings, "--model", str(encoder)) as opened:
+        options = ("--model", MODEL, "--model", str(encoder))
+        with deployed(*options, settings=settings) as opened:
             yield opened
 
 
@@ -69,25 +70,28 @@ def _entry(tenant: TenantId) -> dict[str, Any]:
     return {"key": key_of(tenant), "tenant": tenant, **limits}
 
 
-async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
+async def run(deployment: Deployment, seed: int, args: argparse.Namespace) -> Report:
     """Let the victim work, the thief try, and see whether either got what it should not."""
     names = args.raids.split(",") if args.raids else list(KINDS)
     if unknown := set(names) - KINDS.keys():
         raise InvalidRequest(f"--raids: {', '.join(sorted(unknown))}: take of {', '.join(KINDS)}")
     report = Report(counts={"attempts": 0, "successes": 0}, notes={"skipped": SKIPPED})
     async with AsyncExitStack() as stack:
-        models = await _models(house)
+        models = await _models(deployment)
         victim, thief = [
-            Tenant(name, house, await stack.enter_async_context(house.nats(name)), *models)
+            Tenant(
+                name, deployment, await stack.enter_async_context(deployment.nats(name)), *models
+            )
             for name in (VICTIM, THIEF)
         ]
         ears = Eavesdropper(
-            await stack.enter_async_context(house.nats(THIEF)), THIEF, VICTIM, report
+            await stack.enter_async_context(deployment.nats(THIEF)), THIEF, VICTIM, report
         )
         await ears.listen()
-        await watch(await stack.enter_async_context(house.nats(VICTIM)), (">",), "", report)
+        await watch(await stack.enter_async_context(deployment.nats(VICTIM)), (">",), "", report)
         services = await nats.connect(
-            house.nats_url, nkeys_seed=str(services_nkey_file(house.directory / "credentials"))
+            deployment.run.nats_url,
+            nkeys_seed=str(services_nkey_file(deployment.data_dir / "credentials")),
         )
         stack.push_async_callback(services.close)
         await watch(services, ("symphony.>", "_INBOX.>"), f"symphony.tenant.{THIEF}.", report)
@@ -98,11 +102,15 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
     return report
 
 
-async def _models(house: House) -> tuple[str, str]:
+async def _models(deployment: Deployment) -> tuple[str, str]:
     request = request_bytes(
-        "GET", "/v1/models", house.port, None, f"Authorization: Bearer {key_of(THIEF)}".encode()
+        "GET",
+        "/v1/models",
+        deployment.port,
+        None,
+        f"Authorization: Bearer {key_of(THIEF)}".encode(),
     )
-    cards = orjson.loads((await ask(house.port, request)).body)["data"]
+    cards = orjson.loads((await ask(deployment.port, request)).body)["data"]
     ids = {card["task"]: card["id"] for card in cards}
     return ids["generate"], ids["embed"]
 
@@ -120,7 +128,7 @@ class _Campaign:
         self._names = names
         self._lanes: list[Lane] = []
         self._jobs: tuple[list[float], list[float]] = ([], [])
-        self._pids = thief.house.pids()
+        self._pids = thief.deployment.pids()
 
     async def prepare(self, victim: Tenant, num_lanes: int) -> None:
         """Have the victim do what others could want, and both do what they are compared with."""
@@ -138,7 +146,7 @@ class _Campaign:
         numbers = iter(range(num_attempts))
         victim, thief = self._lanes[0].tenant, self._thief
         headers = (victim.authorization, f"X-Request-Id: {STREAM_REQUEST_ID}".encode())
-        streams = Streams(thief.house.port, victim.model, 2, STREAM_TOKENS, headers=headers)
+        streams = Streams(thief.deployment.port, victim.model, 2, STREAM_TOKENS, headers=headers)
         undisturbed = await streams.run(lambda: True)
         raids = asyncio.gather(*(self._send(numbers, lane) for lane in self._lanes))
         beside, _, _ = await asyncio.gather(
@@ -178,7 +186,7 @@ class _Campaign:
                 self._look(number)
 
     def _look(self, number: int) -> None:
-        pids = self._thief.house.pids()
+        pids = self._thief.deployment.pids()
         self._report.expect(
             pids == self._pids, f"by attempt {number} processes ended: {self._pids} became {pids}"
         )

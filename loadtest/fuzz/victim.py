@@ -42,7 +42,7 @@ class Lane:
     """Attributes:
     session_id: that it goes on with; `prompt` is its text.
     advised_id: session of which it has told that a turn is coming.
-    known: what the house says of the two.
+    known: what the deployment says of the two.
     """
 
     tenant: Tenant

@@ -1,5 +1,5 @@
 """The announcer's decisions, without its thread: what waits, what is worth saying, how long to
-leave a house alone.
+leave a frontend alone.
 """
 
 from hypothesis import given

@@ -12,7 +12,7 @@ import pytest
 from loadtest.adapters import Recipe, modules_in, write_adapter
 from services.worker.demo_adapters import make_demo_adapter
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.e2e.replies import Reply
 from tests.e2e.test_adapters import hash_of, letters, made, said, sentence, upload
 
@@ -25,46 +25,48 @@ def test_a_kvstore_killed_while_it_adds_has_it_whole_or_not_at_all(
     tmp_path: Path,
 ) -> None:
     rng, num_there = random.Random(7), 0
-    with House(tmp_path / "data", emulate="zero") as house:
-        upload(house, "owl", made(tmp_path / "owl", 100))
-        owl = said(house, "owl")
+    with Cluster(tmp_path / "data", "--emulate", "zero") as cluster:
+        upload(cluster, "owl", made(tmp_path / "owl", 100))
+        owl = said(cluster, "owl")
         for number in range(KILLS):
             name, folder = f"new{number}", made(tmp_path / f"{number}", 200 + number)
-            adding = threading.Thread(target=try_upload, args=(house, name, folder))
+            adding = threading.Thread(target=try_upload, args=(cluster, name, folder))
             adding.start()
             time.sleep(rng.random() * ADD_S)
-            house.wait_restarted("kvstore", house.kill("kvstore"))
+            cluster.wait_restarted("kvstore", cluster.kill("kvstore"))
             adding.join()
-            root = house.data_dir / "adapters"
+            root = cluster.data_dir / "adapters"
             assert not list(root.rglob(".new*"))
-            assert said(house, "owl") == owl
-            is_there = said(house, name) != "model_not_found"
+            assert said(cluster, "owl") == owl
+            is_there = said(cluster, name) != "model_not_found"
             num_there += is_there
             if not is_there:
-                upload(house, name, folder)
-            assert said(house, name).startswith(sentence(hash_of(house, name)).strip())
+                upload(cluster, name, folder)
+            assert said(cluster, name).startswith(sentence(hash_of(cluster, name)).strip())
             assert len(list((root / "names").iterdir())) >= number + 2
     assert 0 < num_there < KILLS, "nothing was met in the middle"
 
 
-def try_upload(house: House, name: str, folder: Path) -> None:
+def try_upload(cluster: Cluster, name: str, folder: Path) -> None:
     """Send an adapter's files along, whatever is answered, if anything is."""
     parts = [(path.name, (path.name, path.read_bytes())) for path in folder.iterdir()]
     with suppress(httpx.TimeoutException):
-        httpx.put(f"{house.url}/v1/adapters/{name}", files=parts, timeout=3)
+        httpx.put(f"{cluster.url}/v1/adapters/{name}", files=parts, timeout=3)
 
 
 @pytest.mark.slow
 def test_damaged_files_cost_the_turns_of_their_adapter_only(tmp_path: Path) -> None:
-    with House(tmp_path / "data") as house, house.client() as client:
-        base = house.data_dir / "models" / DEMO_MODEL_ID
-        upload(house, "vowels", make_demo_adapter("vowels", base, tmp_path / "vowels"))
-        upload(house, "torn", write_adapter(tmp_path / "torn", modules_in(base), Recipe()))
-        stored = house.data_dir / "adapters" / hash_of(house, "torn") / "adapter_model.safetensors"
+    with Cluster(tmp_path / "data") as cluster, cluster.client() as client:
+        base = cluster.data_dir / "models" / DEMO_MODEL_ID
+        upload(cluster, "vowels", make_demo_adapter("vowels", base, tmp_path / "vowels"))
+        upload(cluster, "torn", write_adapter(tmp_path / "torn", modules_in(base), Recipe()))
+        stored = (
+            cluster.data_dir / "adapters" / hash_of(cluster, "torn") / "adapter_model.safetensors"
+        )
         good = stored.read_bytes()
         stored.write_bytes(good[:-4] + b"\0\0\0\0")
         answers: list[str] = []
-        asking = threading.Thread(target=lambda: answers.append(said(house, "torn")))
+        asking = threading.Thread(target=lambda: answers.append(said(cluster, "torn")))
         asking.start()
         num_others = 0
         while asking.is_alive():
@@ -73,4 +75,4 @@ def test_damaged_files_cost_the_turns_of_their_adapter_only(tmp_path: Path) -> N
             num_others += 1
         assert answers == ["adapter_unavailable"] and num_others > 1
         stored.write_bytes(good)
-        assert said(house, "torn") != "adapter_unavailable", "it is read anew"
+        assert said(cluster, "torn") != "adapter_unavailable", "it is read anew"

@@ -1,11 +1,11 @@
-"""`bench chaos` in a house of real processes, in small."""
+"""`bench chaos` in a cluster of real processes, in small."""
 
 import json
 from typing import Any
 
 import pytest
 
-from tests.e2e.house import symphony
+from loadtest.deployment import symphony
 
 SMALL = ["--adapters", "24", "--streams", "8", "--spares", "0", "--undisturbed-seconds", "5"]
 

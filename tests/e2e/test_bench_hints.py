@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import symphony
+from loadtest.deployment import symphony
 
 CASES = ("resident", "hinted", "late", "unhinted", "recompute")
 PROFILE = {

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.house import command, environment, processes_of, symphony, wait_until
+from loadtest.deployment import command, environment, processes_of, symphony, wait_until
 
 SIDES = ("without", "with")
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Where its house has its folder: near the root, since a socket's path has a limit."""
+    """Where its cluster has its folder: near the root, since a socket's path has a limit."""
     with tempfile.TemporaryDirectory(prefix="demo-") as place:
         yield Path(place)
 
 
 def assert_nothing_left(place: Path) -> None:
-    wait_until(lambda: not processes_of(place), "its house has ended")
+    wait_until(lambda: not processes_of(place), "its cluster has ended")
     assert not list(place.iterdir())
 
 

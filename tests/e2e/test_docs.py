@@ -1,7 +1,7 @@
-"""What README and docs tell people to type is typed, at a house that has what they name: a small
+"""What README and docs tell people to type is typed, at a cluster that has what they name: a small
 model under each name.
 
-Left out are commands that start, stop or measure a house (`LEFT_OUT`); `tests/docs` holds those
+Left out are commands that start, stop or measure a cluster (`LEFT_OUT`); `tests/docs` holds those
 against the command line. A load test is made short.
 """
 
@@ -26,10 +26,11 @@ from openai import OpenAI
 from safetensors.numpy import save_file
 
 from cli.start.plan import ROOT
+from loadtest.deployment import environment
 from services.worker.demo_adapters import make_demo_adapter
 from services.worker.demo_model import make_demo_model
+from tests.cluster import Cluster
 from tests.docs.blocks import SHELLS, Block, blocks
-from tests.e2e.house import House, environment
 
 HOUSE = "http://127.0.0.1:8080"
 SHELL_PAGES = ("README.md", "docs/quickstart.md", "docs/api.md")
@@ -117,16 +118,23 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def house(clone: Path) -> Iterator[House]:
+def cluster(clone: Path) -> Iterator[Cluster]:
     talker, encoder = readers_models(clone / "models")
     make_demo_adapter("vowels", talker, clone / "fox")
     pirate = make_demo_adapter("digits", talker, clone / "pirate")
-    with House(
+    with Cluster(
         clone / "data",
-        models=(talker, encoder),
-        served_names=("a100-llama3-8b=smollm2-135m", "minilm=my-encoder"),
-        adapters={"pirate": pirate},
-        env={
+        "--model",
+        str(talker),
+        "--model",
+        str(encoder),
+        "--adapter",
+        f"pirate={pirate}",
+        "--served-model-name",
+        "a100-llama3-8b=smollm2-135m",
+        "--served-model-name",
+        "minilm=my-encoder",
+        settings={
             "SYMPHONY_ADAPTER_DIRS": f'["{clone}"]',
             "SYMPHONY_MAX_TOKENS_DEFAULT": "32",  # it talks nonsense until it is stopped
         },
@@ -138,24 +146,24 @@ def house(clone: Path) -> Iterator[House]:
         yield running
 
 
-def at(house: House, clone: Path, text: str) -> str:
-    """`text` for this house and this folder."""
+def at(cluster: Cluster, clone: Path, text: str) -> str:
+    """`text` for this cluster and this folder."""
     for said, here in (
-        (HOUSE, house.url), ("/srv/adapters", str(clone)), ("~/.symphony", str(house.data_dir)),
+        (HOUSE, cluster.url), ("/srv/adapters", str(clone)), ("~/.symphony", str(cluster.data_dir)),
     ):  # fmt: skip
         text = text.replace(said, here)
     return text
 
 
 @pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.place)
-def test_commands_work(house: House, clone: Path, block: Block) -> None:
-    httpx.delete(f"{house.url}/v1/adapters/fox")  # of another page
-    text = at(house, clone, block.text)
+def test_commands_work(cluster: Cluster, clone: Path, block: Block) -> None:
+    httpx.delete(f"{cluster.url}/v1/adapters/fox")  # of another page
+    text = at(cluster, clone, block.text)
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", text],
         cwd=clone,
         env=environment({
-            "SYMPHONY_DATA_DIR": str(house.data_dir),
+            "SYMPHONY_DATA_DIR": str(cluster.data_dir),
             "PATH": f"{clone / 'bin'}{os.pathsep}{os.environ['PATH']}",
         }),
         input="Hello\n/exit\n",
@@ -169,18 +177,18 @@ def test_commands_work(house: House, clone: Path, block: Block) -> None:
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.place)
 def test_python_works(
-    house: House, clone: Path, block: Block, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, clone: Path, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for library in re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE):
         pytest.importorskip(library)
-    monkeypatch.setenv("NATS_URL", house.run.nats_url)
-    monkeypatch.setenv("NATS_NKEY", house.nkey())
-    text = at(house, clone, block.text)
+    monkeypatch.setenv("NATS_URL", cluster.run.nats_url)
+    monkeypatch.setenv("NATS_NKEY", cluster.nkey())
+    text = at(cluster, clone, block.text)
     code = compile(text, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     with ExitStack() as closing:
         # Pages go on with what their first block made.
         names: dict[str, Any] = {
-            "client": closing.enter_context(OpenAI(base_url=f"{house.url}/v1", api_key="none")),
+            "client": closing.enter_context(OpenAI(base_url=f"{cluster.url}/v1", api_key="none")),
             "messages": [{"role": "user", "content": "Hello"}],
             "json": json,
         }

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from loadtest.deployment import wait_until
 from services.kvstore.disk import stored_bytes
 from services.worker.device.emulated import PAGE_BYTES
 from shared.blocks import BLOCK_TOKENS
 from shared.profiles import load_profile
-from tests.e2e.house import House, wait_until
+from tests.cluster import Cluster
 
 NUM_SESSIONS, NUM_BLOCKS = 6, 6  # those blocks are found again; the last token's is computed
 NUM_LAYERS = load_profile("zero").num_layers
@@ -18,12 +19,14 @@ DISK = {"SYMPHONY_DISK_BYTES_MAX": str(DISK_BLOCKS * stored_bytes(NUM_LAYERS, PA
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("full") / "data", emulate="zero", env=DISK) as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(
+        tmp_path_factory.mktemp("full") / "data", "--emulate", "zero", settings=DISK
+    ) as running:
         yield running
 
 
-def turn(cluster: House, session: int) -> int:
+def turn(cluster: Cluster, session: int) -> int:
     """Blocks that the turn finds."""
     tokens = [(session + 3) * at % 250 + 5 for at in range(NUM_BLOCKS * BLOCK_TOKENS + 1)]
     body = {"model": "zero", "prompt": tokens, "max_tokens": 1, "session_id": f"s{session}"}
@@ -32,7 +35,7 @@ def turn(cluster: House, session: int) -> int:
     return num_cached // BLOCK_TOKENS
 
 
-def test_sessions_are_found_in_memory_and_a_hint_brings_one_into_the_pool(cluster: House) -> None:
+def test_sessions_are_found_in_memory_and_a_hint_brings_one_into_the_pool(cluster: Cluster) -> None:
     assert [turn(cluster, session) for session in range(NUM_SESSIONS)] == [0] * NUM_SESSIONS
 
     wait_until(

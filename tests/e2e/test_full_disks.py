@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.start.options import HouseOptions
-from tests.e2e.house import House, wait_until
+from loadtest.deployment import wait_until
+from tests.cluster import Cluster
 
 DATA_MIB, SHARED_MIB, TEMPORARY_MIB = 200, 200, 16
 FILL_BYTES = 4096
@@ -50,9 +51,9 @@ def fill(place: Path) -> None:
     assert not os.statvfs(place).f_bavail
 
 
-def turn(house: House, name: str) -> None:
+def turn(cluster: Cluster, name: str) -> None:
     """A stream comes to its end."""
-    with house.client() as client:
+    with cluster.client() as client:
         stream = client.chat.completions.create(
             model="zero", stream=True, max_tokens=50, extra_body={"session_id": name},
             messages=[{"role": "user", "content": f"Hello from {name} " * 20}],
@@ -60,8 +61,8 @@ def turn(house: House, name: str) -> None:
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
 
 
-def is_remembered(house: House) -> bool:
-    with house.client() as client:
+def is_remembered(cluster: Cluster) -> bool:
+    with cluster.client() as client:
         made = client.responses.create(model="zero", input="Hello", max_output_tokens=16)
         return bool(made.model_dump()["store"])
 
@@ -71,31 +72,31 @@ def test_turns_go_on_while_disks_are_full_and_nothing_is_stuck_afterwards(
     disks: list[Path],
 ) -> None:
     env = {"TMPDIR": str(disks[2]), "SYMPHONY_DISK_BYTES_MAX": str(1 << 25)}
-    with House(disks[0], emulate="zero", env=env) as house:
-        turn(house, "before")
-        assert is_remembered(house)
+    with Cluster(disks[0], "--emulate", "zero", settings=env) as cluster:
+        turn(cluster, "before")
+        assert is_remembered(cluster)
         for place in disks:
             fill(place)
-        turn(house, "full")
-        assert not is_remembered(house), "and its answer says so"
+        turn(cluster, "full")
+        assert not is_remembered(cluster), "and its answer says so"
         for name in ("worker-0", "scheduler", "tracker", "nats"):
-            pid = house.kill(name)
+            pid = cluster.kill(name)
             wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{name} is gone")  # type: ignore[misc]
-            turn(house, f"without-{name}")
+            turn(cluster, f"without-{name}")
         for place in disks:
             (place / "fill").unlink()
-        wait_until(lambda: is_remembered(house), "Redis takes writes again")
-        turn(house, "after")
-        wait_until(lambda: house.look()["state"] == "ready", "everything is there again")
+        wait_until(lambda: is_remembered(cluster), "Redis takes writes again")
+        turn(cluster, "after")
+        wait_until(lambda: cluster.look()["state"] == "ready", "everything is there again")
 
 
 @pytest.mark.slow
 def test_a_damaged_file_of_redis_costs_what_was_in_it(tmp_path: Path) -> None:
-    with House(tmp_path, emulate="zero") as house:
-        assert is_remembered(house)
+    with Cluster(tmp_path, "--emulate", "zero") as cluster:
+        assert is_remembered(cluster)
     (tmp_path / "redis" / "appendonly.aof").write_bytes(b"*3\r\n$3\r\nSEX")
-    with House(tmp_path, emulate="zero") as house:
-        assert is_remembered(house)
-        pid = house.kill("redis")
+    with Cluster(tmp_path, "--emulate", "zero") as cluster:
+        assert is_remembered(cluster)
+        pid = cluster.kill("redis")
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone")
-        wait_until(lambda: is_remembered(house), "Redis is back")
+        wait_until(lambda: is_remembered(cluster), "Redis is back")

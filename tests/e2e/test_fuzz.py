@@ -1,5 +1,5 @@
-"""`bench fuzz` in small: the house stands, and the commands that say so work. What takes how long
-is for the long runs. Each starts a house of its own, so all but one are for `pytest -m slow`.
+"""`bench fuzz` in small: the cluster stands, and the commands that say so work. What takes how long
+is for the long runs. Each starts a cluster of its own, so all but one are for `pytest -m slow`.
 """
 
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import symphony
+from loadtest.deployment import symphony
 
 PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
 

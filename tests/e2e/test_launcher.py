@@ -17,7 +17,8 @@ from cli.inspection.snapshot import look
 from cli.runfile import read_run_state
 from cli.start.plan import ROOT
 from cli.supervisor.children import free_port
-from tests.e2e.house import House, command, environment, processes_of, symphony, wait_until
+from loadtest.deployment import UP_LOG, command, environment, processes_of, symphony, wait_until
+from tests.cluster import Cluster
 
 CHILDREN = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]
 
@@ -31,9 +32,9 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> No
 
 
 def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -> None:
-    with House(tmp_path / "data", emulate="zero") as house:
-        report = house.status()
-        assert report["url"] == house.url
+    with Cluster(tmp_path / "data", "--emulate", "zero") as cluster:
+        report = cluster.status()
+        assert report["url"] == cluster.url
         assert [child["name"] for child in report["services"]] == CHILDREN
         assert {child["state"] for child in report["services"]} == {"ready", "running"}
         assert [worker["state"] for worker in report["workers"]] == ["ready"]
@@ -41,7 +42,7 @@ def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -
         assert set(report["tiers"]) == {"gpu", "arena", "disk", "objects"}
 
         reply = httpx.post(
-            f"{house.url}/v1/chat/completions",
+            f"{cluster.url}/v1/chat/completions",
             json={"model": "zero", "messages": [{"role": "user", "content": "hello"}]},
             timeout=30,
         )
@@ -49,7 +50,7 @@ def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -
         assert reply.json()["choices"][0]["message"]["content"]
 
         chat = subprocess.run(
-            command("chat", "--data-dir", str(house.data_dir)),
+            command("chat", "--data-dir", str(cluster.data_dir)),
             env=environment(),
             input="hello\n/exit\n",
             capture_output=True,
@@ -60,31 +61,33 @@ def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -
         assert chat.returncode == 0, chat.stderr
         assert "prompt tokens" in chat.stdout
 
-        second = symphony("up", "--data-dir", str(house.data_dir), "--port", "0")
-        assert_one_line(second, "already runs", house.url)
+        second = symphony("up", "--data-dir", str(cluster.data_dir), "--port", "0")
+        assert_one_line(second, "already runs", cluster.url)
 
         for name in ("tracker", "redis"):
-            house.wait_restarted(name, house.kill(name))
-        house.wait_healthy()
-        arena = [path for path in Path("/dev/shm").iterdir() if path.name.endswith(_host_id(house))]
+            cluster.wait_restarted(name, cluster.kill(name))
+        cluster.wait_healthy()
+        arena = [
+            path for path in Path("/dev/shm").iterdir() if path.name.endswith(_host_id(cluster))
+        ]
         assert len(arena) == 1
-    assert house.process.returncode == 0
+    assert cluster.process.returncode == 0
     assert not arena[0].exists()
-    assert_one_line(symphony("status", "--data-dir", str(house.data_dir)), "nothing runs")
+    assert_one_line(symphony("status", "--data-dir", str(cluster.data_dir)), "nothing runs")
 
 
 def test_launcher_killed_leaves_nothing_and_starts_again(tmp_path: Path) -> None:
-    house = House(tmp_path / "data", emulate="zero")
-    house.start()
-    house.process.kill()
-    house.process.wait()
-    house.assert_gone()
-    assert_one_line(symphony("status", "--data-dir", str(house.data_dir)), "nothing runs")
-    left = Path(f"/dev/shm/symphony-{_host_id(house)}-2")  # of a host that it has not any more
+    cluster = Cluster(tmp_path / "data", "--emulate", "zero")
+    cluster.start()
+    cluster.process.kill()
+    cluster.process.wait()
+    cluster.wait_gone()
+    assert_one_line(symphony("status", "--data-dir", str(cluster.data_dir)), "nothing runs")
+    left = Path(f"/dev/shm/symphony-{_host_id(cluster)}-2")  # of a host that it has not any more
     left.mkdir(mode=0o700)
-    with house:
+    with cluster:
         assert not left.exists()
-        assert house.status()["state"] == "ready"
+        assert cluster.status()["state"] == "ready"
 
 
 def test_detached_house_of_two_hosts_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> None:
@@ -206,16 +209,16 @@ def test_a_service_started_alone_refuses_what_the_house_would(tmp_path: Path) ->
 def test_a_house_without_its_redis_starts_and_says_what_it_lacks(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     env = {"SYMPHONY_REDIS_URL": f"redis://:secret@{address}/0"}
-    with House(tmp_path / "data", emulate="zero", env=env) as house:
+    with Cluster(tmp_path / "data", "--emulate", "zero", settings=env) as cluster:
         expected = (
             f"Redis at redis://***@{address}/0 cannot be reached (Connection refused): "
             "conversations are not remembered"
         )
-        report = house.status()
+        report = cluster.status()
         assert (report["state"], report["reasons"]) == ("degraded", [expected])
-        said = (house.data_dir / "up.log").read_text()
+        said = (cluster.logs / UP_LOG).read_text()
         assert f"symphony: degraded: {expected}\n" in said
-        assert "secret" not in house.logs()
+        assert "secret" not in cluster.log_text()
 
 
 def test_full_disk(tmp_path: Path) -> None:
@@ -303,7 +306,7 @@ def _assert_a_chat_is_written_down(data_dir: Path, url: str) -> None:
     assert none["blocks"] == 0
 
 
-def _host_id(house: House) -> str:
-    state = read_run_state(house.data_dir)
+def _host_id(cluster: Cluster) -> str:
+    state = read_run_state(cluster.data_dir)
     assert state is not None
     return state.host_id

@@ -1,4 +1,4 @@
-"""`symphony loadtest`, as a user starts it, against an emulated house: every kind of user."""
+"""`symphony loadtest`, as a user starts it, against an emulated cluster: every kind of user."""
 
 import json
 from collections.abc import Iterator
@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from loadtest.adapters import Module, Recipe, write_adapter
+from loadtest.deployment import symphony
 from services.worker.device.emulated import LORA_WIDTH
 from shared.profiles import load_profile
-from tests.e2e.house import House, symphony
+from tests.cluster import Cluster, adapter_options
 
 PLOTS = {"ttft_cdf.png", "ttft_over_time.png", "places.png", "hints.png"}
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two adapters are there for those who talk to adapters."""
     folder = tmp_path_factory.mktemp("house")
     names = [f"layers.{layer}.emulated" for layer in range(load_profile("zero").num_layers)]
@@ -25,14 +26,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         name: write_adapter(folder / name, modules, Recipe(seed=seed, rank=4))
         for seed, name in enumerate(("red", "blue"))
     }
-    with House(folder / "data", emulate="zero", adapters=adapters) as running:
+    with Cluster(folder / "data", "--emulate", "zero", *adapter_options(adapters)) as running:
         yield running
 
 
-def load(house: House, out: Path, *arguments: str, duration_s: int = 6) -> dict[str, Any]:
+def load(cluster: Cluster, out: Path, *arguments: str, duration_s: int = 6) -> dict[str, Any]:
     """What it says as JSON; it has to end well."""
     done = symphony(
-        "loadtest", "--json", "--url", house.url, "--data-dir", str(house.data_dir),
+        "loadtest", "--json", "--url", cluster.url, "--data-dir", str(cluster.data_dir),
         "--users", "8", "--spawn-rate", "20", "--faster", "60", "--duration", str(duration_s),
         "--out", str(out), *arguments,
     )  # fmt: skip
@@ -45,9 +46,9 @@ def load(house: House, out: Path, *arguments: str, duration_s: int = 6) -> dict[
 
 
 def test_people_chat_and_the_report_sets_hinted_beside_unhinted(
-    house: House, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    found = load(house, tmp_path, "--watch", duration_s=15)
+    found = load(cluster, tmp_path, "--watch", duration_s=15)
     for kind in ("first", "hinted", "unhinted"):
         assert found["kinds"][kind]["turns"] > 0
         assert found["kinds"][kind]["ttft_ms"]["p50"] > 0
@@ -73,17 +74,19 @@ def test_people_chat_and_the_report_sets_hinted_beside_unhinted(
     ],
     ids=lambda arguments: arguments[1],
 )
-def test_other_users_are_served(house: House, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    found = load(house, tmp_path, *arguments)
+def test_other_users_are_served(
+    cluster: Cluster, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    found = load(cluster, tmp_path, *arguments)
     assert found["settings"]["profile"] == arguments[1]
     if "open" in arguments:
         assert found["goodput"]["bad_share"] < 1
 
 
-def test_what_cannot_be_is_one_line(house: House, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     done = symphony(
-        "loadtest", "--url", house.url, "--profile", "replay", "--trace", "nonsense",
-        "--out", str(tmp_path), "--data-dir", str(house.data_dir),
+        "loadtest", "--url", cluster.url, "--profile", "replay", "--trace", "nonsense",
+        "--out", str(tmp_path), "--data-dir", str(cluster.data_dir),
     )  # fmt: skip
     assert done.returncode == 1
     assert "--trace nonsense: unknown" in done.stderr

@@ -17,8 +17,9 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from loadtest.chaos.away import Nats
+from loadtest.deployment import wait_until
 from shared.blocks import BLOCK_TOKENS
-from tests.e2e.house import House, wait_until
+from tests.cluster import Cluster
 from tests.e2e.replies import REPLY_TOKENS, STEADY, Reply, busy_workers, is_idle, steady
 from tests.e2e.replies import say as say_to
 
@@ -40,17 +41,19 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, nats: Nats) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, nats: Nats) -> Iterator[Cluster]:
     """On a NATS that its supervisor does not start again."""
     folder = tmp_path_factory.mktemp("worse-days")
     env = {"SYMPHONY_NATS_URL": nats.url}
-    with House(folder / "data", emulate=steady(folder), num_workers=2, env=env) as running:
+    with Cluster(
+        folder / "data", "--emulate", steady(folder), "--workers", "2", settings=env
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> Iterator[OpenAI]:
-    with house.client() as made:
+def client(cluster: Cluster) -> Iterator[OpenAI]:
+    with cluster.client() as made:
         yield made
 
 
@@ -68,9 +71,9 @@ def everybody(number: int) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def standing_still(house: House, name: str) -> Iterator[None]:
+def standing_still(cluster: Cluster, name: str) -> Iterator[None]:
     """A process that lives and does nothing."""
-    pid = house.kill(name, signal.SIGSTOP)
+    pid = cluster.kill(name, signal.SIGSTOP)
     try:
         yield
     finally:
@@ -78,9 +81,9 @@ def standing_still(house: House, name: str) -> Iterator[None]:
 
 
 def test_nats_is_away(
-    house: House, nats: Nats, client: OpenAI, undisturbed: list[tuple[int, ...]]
+    cluster: Cluster, nats: Nats, client: OpenAI, undisturbed: list[tuple[int, ...]]
 ) -> None:
-    before = house.pids()
+    before = cluster.pids()
     replies = [Reply(client, model=STEADY) for _ in range(2)]
     for reply in replies:
         reply.read(5)
@@ -95,28 +98,28 @@ def test_nats_is_away(
             nats.start()
         assert all(reply.read_to_end() == undisturbed for reply in replies)
         assert late.result() == undisturbed
-    house.wait_all_ready()
-    assert house.pids() == before
+    cluster.wait_all_ready()
+    assert cluster.pids() == before
 
 
 def test_a_worker_that_stands_still_is_not_waited_for(
-    house: House, client: OpenAI, undisturbed: list[tuple[int, ...]]
+    cluster: Cluster, client: OpenAI, undisturbed: list[tuple[int, ...]]
 ) -> None:
     """What a step that hangs looks like from outside: nothing short of a debugger stops the one
     thread that computes, so the whole process stands still. Its own watch over steps needs half a
     minute, and is tested beside it.
     """
-    wait_until(lambda: is_idle(house), "earlier turns are over")
-    before = house.pids()
+    wait_until(lambda: is_idle(cluster), "earlier turns are over")
+    before = cluster.pids()
     reply = Reply(client, model=STEADY)
     reply.read(5)
-    (busy,) = busy_workers(house)
-    with standing_still(house, busy):
+    (busy,) = busy_workers(cluster)
+    with standing_still(cluster, busy):
         assert reply.read_to_end() == undisturbed
-    house.wait_all_ready()
+    cluster.wait_all_ready()
     assert Reply(client, model=STEADY).read_to_end() == undisturbed
-    assert house.pids() == before  # it went on, and forgot the turn that went elsewhere
-    wait_until(lambda: is_idle(house), "nobody computes for nobody")
+    assert cluster.pids() == before  # it went on, and forgot the turn that went elsewhere
+    wait_until(lambda: is_idle(cluster), "nobody computes for nobody")
 
 
 def conversation(number: int) -> tuple[str, str]:
@@ -141,7 +144,7 @@ def blocks_of(first: ChatCompletion) -> int:
 
 
 def test_the_frontend_dies_and_its_clients_come_back_to_their_kv(
-    house: House, client: OpenAI
+    cluster: Cluster, client: OpenAI
 ) -> None:
     def begin(number: int) -> tuple[ChatCompletion, Reply]:
         session_id, text = conversation(number)
@@ -163,33 +166,33 @@ def test_the_frontend_dies_and_its_clients_come_back_to_their_kv(
         reply.read_to_end()
         return reply
 
-    others = {name: pid for name, pid in house.pids().items() if name != "frontend"}
-    with everybody(NUM_STREAMS) as people, house.client() as made:
+    others = {name: pid for name, pid in cluster.pids().items() if name != "frontend"}
+    with everybody(NUM_STREAMS) as people, cluster.client() as made:
         patient = made.with_options(max_retries=10)  # as clients are
         begun = list(people.map(begin, range(NUM_STREAMS)))
-        pid = house.kill("frontend")
+        pid = cluster.kill("frontend")
         assert all(people.map(break_off, [reply for _, reply in begun]))
-        house.wait_restarted("frontend", pid)
-        wait_until(lambda: STEADY in models(house), "it knows the model")
+        cluster.wait_restarted("frontend", pid)
+        wait_until(lambda: STEADY in models(cluster), "it knows the model")
         firsts = [first for first, _ in begun]
         again = list(people.map(come_back, range(NUM_STREAMS), firsts))
     for (first, broken), whole in zip(begun, again, strict=True):
         assert whole.tokens[: len(broken.tokens)] == broken.tokens
         assert whole.cached_tokens >= blocks_of(first) > 0
     for number in range(NUM_STREAMS):
-        session = httpx.get(f"{house.url}/v1/sessions/{conversation(number)[0]}").json()
+        session = httpx.get(f"{cluster.url}/v1/sessions/{conversation(number)[0]}").json()
         # The one that broke does not count, nor one that came while Redis kept it waiting.
         assert 1 <= session["num_turns"] <= 2
-    assert {name: pid for name, pid in house.pids().items() if name != "frontend"} == others
+    assert {name: pid for name, pid in cluster.pids().items() if name != "frontend"} == others
 
 
-def models(house: House) -> list[str]:
+def models(cluster: Cluster) -> list[str]:
     """That the frontend knows."""
-    return [model["id"] for model in httpx.get(f"{house.url}/v1/models").json()["data"]]
+    return [model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]]
 
 
-def test_the_kvstore_stands_still_while_many_are_expected(house: House, client: OpenAI) -> None:
-    wait_until(lambda: is_idle(house), "earlier turns are over")
+def test_the_kvstore_stands_still_while_many_are_expected(cluster: Cluster, client: OpenAI) -> None:
+    wait_until(lambda: is_idle(cluster), "earlier turns are over")
     names = [conversation(number) for number in range(100, 100 + NUM_EXPECTED)]
 
     def begin(name: tuple[str, str]) -> tuple[Messages, list[tuple[int, ...]]]:
@@ -203,28 +206,28 @@ def test_the_kvstore_stands_still_while_many_are_expected(house: House, client: 
 
     with everybody(NUM_EXPECTED) as people:
         begun = list(people.map(begin, names))
-        wait_until(lambda: is_idle(house), "everything is written down")
-        pids = {name: house.kill(name) for name in ("worker-0", "worker-1")}
+        wait_until(lambda: is_idle(cluster), "everything is written down")
+        pids = {name: cluster.kill(name) for name in ("worker-0", "worker-1")}
         for name, pid in pids.items():
-            house.wait_restarted(name, pid)
-        before = house.pids()
+            cluster.wait_restarted(name, pid)
+        before = cluster.pids()
         for session_id, _ in names:
             advisory = {"session_id": session_id, "model_id": STEADY, "expected_arrival": 1}
-            answer = httpx.post(f"{house.url}/v1/advisories", json=advisory)
+            answer = httpx.post(f"{cluster.url}/v1/advisories", json=advisory)
             assert answer.status_code == 202
-        with standing_still(house, "kvstore"):  # while it brings them up
+        with standing_still(cluster, "kvstore"):  # while it brings them up
             still_until = time.monotonic() + STILL_S
             heard = list(people.map(go_on, names, [messages for messages, _ in begun]))
             time.sleep(max(still_until - time.monotonic(), 0))
     assert heard == [expected for _, expected in begun]
-    house.wait_all_ready()
-    wait_until(lambda: is_idle(house), "everything is written down")
-    wait_until(lambda: nothing_is_held(house), "nothing is held for anybody any more")
-    assert house.pids() == before
+    cluster.wait_all_ready()
+    wait_until(lambda: is_idle(cluster), "everything is written down")
+    wait_until(lambda: nothing_is_held(cluster), "nothing is held for anybody any more")
+    assert cluster.pids() == before
 
 
-def nothing_is_held(house: House) -> bool:
+def nothing_is_held(cluster: Cluster) -> bool:
     """No block is pinned in the arena, and no session expected."""
-    look = house.look()
+    look = cluster.look()
     expected = sum(worker["num_reservations"] for worker in look["workers"])
     return bool(look["tiers"]["arena"]["blocks_pinned"] == expected == 0)

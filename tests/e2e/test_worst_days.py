@@ -20,12 +20,13 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from cli.inspection.snapshot import is_alive, look
 from cli.start.hosts import make_host_ids
+from loadtest.deployment import wait_until
 from shared.arena import Arena, ArenaError, PageState
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import DEFAULT_TENANT, HostId, SessionId
 from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from shared.owners import owner_key
-from tests.e2e.house import House, wait_until
+from tests.cluster import Cluster
 from tests.e2e.moving import MOVING, RESTLESS
 from tests.e2e.replies import PROMPT, REPLY_TOKENS, Reply
 
@@ -48,15 +49,15 @@ NUM_KILLS = 3
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = tmp_path_factory.mktemp("worst-days") / "data"
-    with House(place, num_hosts=NUM_HOSTS, env=SETTINGS) as running:
+    with Cluster(place, "--hosts", str(NUM_HOSTS), settings=SETTINGS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> Iterator[OpenAI]:
-    with house.client() as made:
+def client(cluster: Cluster) -> Iterator[OpenAI]:
+    with cluster.client() as made:
         yield made
 
 
@@ -100,24 +101,24 @@ def count_pages(arena: Arena, state: PageState) -> int:
     return int(np.count_nonzero(arena.words & np.uint64(0xFF) == state))
 
 
-def hosts_of(house: House) -> list[HostId]:
-    return make_host_ids(HostId(house.run.host_id), NUM_HOSTS)
+def hosts_of(cluster: Cluster) -> list[HostId]:
+    return make_host_ids(HostId(cluster.run.host_id), NUM_HOSTS)
 
 
-def name_of(house: House, service: str, host_id: str) -> str:
-    """How the house calls a process of this host's."""
-    return f"{service}-{hosts_of(house).index(HostId(host_id))}"
+def name_of(cluster: Cluster, service: str, host_id: str) -> str:
+    """How the cluster calls a process of this host's."""
+    return f"{service}-{hosts_of(cluster).index(HostId(host_id))}"
 
 
-def hosts_at_work(house: House) -> set[str]:
+def hosts_at_work(cluster: Cluster) -> set[str]:
     """Hosts whose workers have turns."""
-    return {worker["host_id"] for worker in house.look()["workers"] if worker["num_turns"]}
+    return {worker["host_id"] for worker in cluster.look()["workers"] if worker["num_turns"]}
 
 
-def blocks_at(house: House, session_id: str) -> dict[HostId, int]:
+def blocks_at(cluster: Cluster, session_id: str) -> dict[HostId, int]:
     """A session's blocks, by the host that has them on its disk, as everybody can know."""
     located = location_redis_key(owner_key(DEFAULT_TENANT, SessionId(session_id)))
-    with house.redis() as redis:
+    with cluster.redis() as redis:
         lives = decode_lives(redis.hgetall(KV_HOSTS_KEY))
         return decode_locations(redis.hgetall(located), lives)
 
@@ -133,17 +134,17 @@ def has_new_arena(host_id: str, known: set[tuple[int, int]]) -> bool:
 
 
 @contextmanager
-def nobody_is_restarted(house: House) -> Iterator[None]:
+def nobody_is_restarted(cluster: Cluster) -> Iterator[None]:
     """Whoever dies stays dead."""
-    house.process.send_signal(signal.SIGSTOP)
+    cluster.process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        house.process.send_signal(signal.SIGCONT)
+        cluster.process.send_signal(signal.SIGCONT)
 
 
 def test_a_kvstore_dies_again_and_again_before_its_last_death_is_over(
-    house: House, client: OpenAI
+    cluster: Cluster, client: OpenAI
 ) -> None:
     """Each time there is just a first page of KV in the arena of its new life."""
 
@@ -169,55 +170,55 @@ def test_a_kvstore_dies_again_and_again_before_its_last_death_is_over(
         assert all(people.map(partial(say, 0), sessions))
         going_on = [people.submit(go_on, person) for person in range(NUM_PEOPLE)]
         try:
-            wait_until(lambda: bool(blocks_at(house, "session-0")), "it is written down")
-            ((host_id, _),) = blocks_at(house, "session-0").items()
-            name = name_of(house, "kvstore", host_id)
-            others = {child: pid for child, pid in house.pids().items() if child != name}
+            wait_until(lambda: bool(blocks_at(cluster, "session-0")), "it is written down")
+            ((host_id, _),) = blocks_at(cluster, "session-0").items()
+            name = name_of(cluster, "kvstore", host_id)
+            others = {child: pid for child, pid in cluster.pids().items() if child != name}
             is_back = partial(has_new_arena, host_id, set[tuple[int, int]]())
             for _ in range(NUM_KILLS):
                 wait_until(is_back, "there is KV in it again")
-                pid = house.kill(name)
+                pid = cluster.kill(name)
             wait_until(is_back, "there is KV in it again")
         finally:
             is_over.set()
         assert all(going.result() for going in going_on)
-        house.wait_restarted(name, pid)
+        cluster.wait_restarted(name, pid)
         assert all(people.map(partial(say, 2), sessions))
-    told = look(house.run)
+    told = look(cluster.run)
     assert told is not None
     (store,) = [store for store in told.stores if store.host_id == host_id]
     assert store.staged_pages["arena"] + store.staged_pages["disk"] > 0
     assert store.num_corrupt == 0
-    assert {child: pid for child, pid in house.pids().items() if child != name} == others
+    assert {child: pid for child, pid in cluster.pids().items() if child != name} == others
 
 
 def test_a_host_dies_with_the_only_copy_of_one_session_and_in_mid_reply_of_another(
-    house: House, client: OpenAI
+    cluster: Cluster, client: OpenAI
 ) -> None:
     """The one session's turn is fetching from that host when it dies; the other's runs there."""
     first, second, third = rehearse(client, "a", LONG, 10, 60, 10)
     (spoken,) = rehearse(client, "b", PROMPT, REPLY_TOKENS)
     num_blocks = (len(LONG) + len(first.tokens)) // BLOCK_TOKENS
     assert first.begin(client, KEPT).read_to_end() == first.tokens
-    wait_until(lambda: sum(blocks_at(house, KEPT).values()) >= num_blocks, "it is known")
-    ((dying, _),) = blocks_at(house, KEPT).items()
+    wait_until(lambda: sum(blocks_at(cluster, KEPT).values()) >= num_blocks, "it is known")
+    ((dying, _),) = blocks_at(cluster, KEPT).items()
 
     reply = spoken.begin(client, "spoken")
     reply.read(5)
-    assert hosts_at_work(house) == {dying}
-    (left,) = {*hosts_of(house)} - {dying}
-    pids = house.pids()
-    dead = {name_of(house, "kvstore", dying), f"{name_of(house, 'worker', dying)}-0"}
-    with arena_of(left) as arena, ThreadPoolExecutor(1) as other, nobody_is_restarted(house):
+    assert hosts_at_work(cluster) == {dying}
+    (left,) = {*hosts_of(cluster)} - {dying}
+    pids = cluster.pids()
+    dead = {name_of(cluster, "kvstore", dying), f"{name_of(cluster, 'worker', dying)}-0"}
+    with arena_of(left) as arena, ThreadPoolExecutor(1) as other, nobody_is_restarted(cluster):
         num_before = count_pages(arena, PageState.READY)
         begun = other.submit(second.begin, client, KEPT)
         wait_until(
             lambda: count_pages(arena, PageState.READY) >= num_before + NUM_PAGES_COME,
             "history is coming",
         )
-        assert hosts_at_work(house) == {dying, left}
+        assert hosts_at_work(cluster) == {dying, left}
         for name in dead:
-            house.kill(name)
+            cluster.kill(name)
         assert count_pages(arena, PageState.FILLING), "it died too late"
 
         assert reply.read_to_end() == spoken.tokens
@@ -227,5 +228,5 @@ def test_a_host_dies_with_the_only_copy_of_one_session_and_in_mid_reply_of_anoth
         again = third.begin(client, KEPT)
         assert again.read_to_end() == third.tokens
         assert again.cached_tokens >= num_blocks * BLOCK_TOKENS
-        wait_until(lambda: not hosts_at_work(house), "nobody computes for nobody")
+        wait_until(lambda: not hosts_at_work(cluster), "nobody computes for nobody")
         assert {name for name, pid in pids.items() if not is_alive(pid)} == dead

@@ -28,11 +28,11 @@ from cli.supervisor.children import (
     stop_child,
     wait_for_port,
 )
+from loadtest.deployment import wait_until
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
 from tests.conftest import Server
-from tests.e2e.house import wait_until
 
 REDIS_BYTES = 4 * 1024**2
 RECORD = b"x" * 10_000

@@ -44,7 +44,7 @@ async def measure_names(
     without = await _ask_base(house, clients, round_s)
     seconds = await register_names(house.port, names, folder)
     beside = await _ask_base(house, clients, round_s)
-    run = running_house(house.house.directory)
+    run = running_house(house.house.data_dir)
     return {
         "registered": num,
         "seconds": round(seconds, 1),

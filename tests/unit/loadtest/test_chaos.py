@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import orjson
 import pytest
@@ -14,7 +13,6 @@ from loadtest.chaos.judge import Fault, Toll, judge, met_by, take_toll
 from loadtest.chaos.processes import Wanted, plan
 from loadtest.chaos.sse import Stream, stream_chat
 from loadtest.chaos.ties import ROUNDING, TEMPERATURE, TOP_K, may_choose
-from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
 from services.worker.device.sampler import sample, uniform
 from shared.errors import InvalidRequest
@@ -257,7 +255,7 @@ def test_the_crowd_asks_how_likely_another_token_was(
         return [b"200 OK", event(4, prompt_token_ids=[7, 7]), event(second), *END]
 
     async def ask(port: int) -> None:
-        crowd = Crowd(House(Path(), port), bodies)
+        crowd = Crowd(port, bodies)
         await crowd.learn()
         async with crowd.streaming():
             await fourth.wait()

@@ -28,7 +28,7 @@ from loadtest.chaos.helpers import (
 from loadtest.chaos.judge import Fault, judge
 from loadtest.chaos.striking import Met
 from loadtest.chaos.watch import Watch, free_ports
-from loadtest.fuzz.house import House
+from loadtest.deployment import Deployment
 from loadtest.fuzz.report import Report
 from services.worker.device.assist.channel import Channel, ChannelShape, Outcome
 from shared.errors import InvalidRequest, PeerUnavailable
@@ -68,7 +68,7 @@ def test_adapters_that_change_nothing_show_nothing(answers: dict[str, int], why:
         return [b"404 No", b"{}"] if token is None else [b"200 OK", event(5, token), *END]
 
     async def ask(port: int) -> None:
-        await Crowd(House(Path(), port), make_bodies(["m"], 1, 4)).tell_apart(["m", "a", "b"])
+        await Crowd(port, make_bodies(["m"], 1, 4)).tell_apart(["m", "a", "b"])
 
     if not why:
         asyncio.run(serve(answer, ask))
@@ -138,11 +138,11 @@ def channel() -> Channel:
 
 def test_helpers_are_told_by_their_worker(channel: Channel, tmp_path: Path) -> None:
     worker, log = os.getpid(), tmp_path / "logs" / "worker-3.log"
-    house = House(tmp_path, 0)
+    house = Deployment(tmp_path)
     log.parent.mkdir()
     log.write_text("")
     with pytest.MonkeyPatch.context() as patch, helper_of(worker, channel) as process:
-        patch.setattr(House, "pids", lambda _: {"nats": 1, "worker-3": worker})
+        patch.setattr(Deployment, "pids", lambda _: {"nats": 1, "worker-3": worker})
         found = helpers_of(worker)
         assert [each.pid for each in found] == [process.pid] and not helpers_of(process.pid)
         assert helper_names(house) == ["helper-3"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
+from loadtest.demo.deployment import profile_of
 from loadtest.demo.figures import part_figures
-from loadtest.demo.house import profile_of, settings_of
 from loadtest.demo.page import page
 from loadtest.demo.plots import draw
 from loadtest.demo.screen import ROWS_MAX, cells_of, hints_line, rows_of, screen
@@ -72,13 +72,6 @@ def test_cells_are_of_both_sides() -> None:
     found = dict(cells_of(part_figures(SEEN, "chat", {}, {})))
     assert found["first token, median"] == ["300 ms", "40 ms"]
     assert found["history next to the GPU"] == ["0 %", "99 %"]
-
-
-def test_the_house_hears_none_of_the_user_s_settings(tmp_path: Path) -> None:
-    settings = settings_of(Model(), {"SYMPHONY_HTTP_PORT": "80", "PATH": "/bin"})
-    assert settings["PATH"] == "/bin" and "SYMPHONY_HTTP_PORT" not in settings
-    assert settings["SYMPHONY_LINK_MB_S"] == "8"
-    assert float(settings["SYMPHONY_PEER_BYTES_PER_S"]) == 8e6
 
 
 def test_its_profile_is_one_that_workers_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Against a real house, emulated: what is announced is placed, used, taken back."""
+"""Against a real cluster, emulated: what is announced is placed, used, taken back."""
 
 import asyncio
 import re
@@ -12,6 +12,7 @@ from openai import OpenAI
 
 from cli.start.plan import ROOT
 from cli.supervisor.children import free_port
+from loadtest.deployment import wait_until
 from symphony_client import (
     Announcer,
     AsyncSymphonyClient,
@@ -21,21 +22,21 @@ from symphony_client import (
     Unreachable,
     Unsupported,
 )
-from tests.e2e.house import House, wait_until
+from tests.cluster import Cluster
 
 MODEL = "zero"
 ODD_NAMES = ("a/b c", "é%41?#&+", "..", ".", "order-17/engineer", "%2F")
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("client") / "data", emulate=MODEL) as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("client") / "data", "--emulate", MODEL) as running:
         yield running
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[SymphonyClient]:
-    with SymphonyClient(house.url) as made:
+def client(cluster: Cluster) -> Iterator[SymphonyClient]:
+    with SymphonyClient(cluster.url) as made:
         yield made
 
 
@@ -45,14 +46,16 @@ def ask(openai: OpenAI, text: str, names: dict[str, str]) -> None:
     )
 
 
-def test_an_advisory_from_its_beginning_to_its_end(house: House, client: SymphonyClient) -> None:
+def test_an_advisory_from_its_beginning_to_its_end(
+    cluster: Cluster, client: SymphonyClient
+) -> None:
     session_id = "life/1"
     with pytest.raises(NotFound) as caught:
         client.advisory(session_id)
     assert caught.value.code == "advisory_not_found"
     state = client.advise(session_id, model=MODEL, expected_arrival=1.5, agent="a", workflow_id="w")
     assert state.is_live and (state.agent, state.workflow_id) == ("a", "w")
-    with house.client() as openai:
+    with cluster.client() as openai:
         ask(openai, "Hello", {"session_id": session_id})
     wait_until(lambda: not client.advisory(session_id).is_live, "the turn was noticed", 60)
     assert client.advisory(session_id).state in ("used", "late")
@@ -71,16 +74,16 @@ def test_a_session_may_be_called_anything(client: SymphonyClient, session_id: st
     assert client.invalidate(session_id).state == "invalidated"
 
 
-def used(house: House) -> float:
-    """How many hints of clients came true lately; those of the house itself are not among them."""
-    rates = house.look()["hints"]["rates"]
+def used(cluster: Cluster) -> float:
+    """Hints of clients that were used lately; those of the cluster itself do not count."""
+    rates = cluster.look()["hints"]["rates"]
     return float(sum(rate["hits"] * rate["num_hints"] for rate in rates))
 
 
-def test_a_workflows_turns_find_their_places(house: House, client: SymphonyClient) -> None:
-    before = used(house)
+def test_a_workflows_turns_find_their_places(cluster: Cluster, client: SymphonyClient) -> None:
+    before = used(cluster)
     with (
-        house.client() as openai,
+        cluster.client() as openai,
         client.workflow("order-17", "shop", model=MODEL) as workflow,
     ):
         with workflow.agent("engineer", next="qa") as engineer:
@@ -93,7 +96,7 @@ def test_a_workflows_turns_find_their_places(house: House, client: SymphonyClien
             ask(openai, "Write it. It fails.", engineer.extra_body)
         with workflow.agent("qa") as qa:
             ask(openai, "Test it.", qa.extra_body)
-        wait_until(lambda: used(house) > before + 1.5, "both came true", 60)
+        wait_until(lambda: used(cluster) > before + 1.5, "both came true", 60)
 
 
 def snippets(path: Path) -> list[str]:
@@ -105,23 +108,23 @@ def snippets(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("path", "num"), [(ROOT / "clients/python/README.md", 2), (ROOT / "docs/agents.md", 1)]
 )
-def test_the_docs_snippets_run(house: House, path: Path, num: int) -> None:
+def test_the_docs_snippets_run(cluster: Cluster, path: Path, num: int) -> None:
     ours = [
         code for code in snippets(path) if "import SymphonyClient" in code or "NotFound" in code
     ]
     assert len(ours) == num
     for code in ours:
-        here = code.replace("http://127.0.0.1:8080", house.url)
+        here = code.replace("http://127.0.0.1:8080", cluster.url)
         here = here.replace('"MODEL"', f'"{MODEL}"').replace('"smollm2-135m"', f'"{MODEL}"')
         exec(compile(here, path.name, "exec"), {})
 
 
-def test_the_software_team_works_with_hints_and_without(house: House) -> None:
+def test_the_software_team_works_with_hints_and_without(cluster: Cluster) -> None:
     sizes = software_team.Sizes(
         num_files=2, num_reviews=1, document_chars=300, reply_tokens=4, tool_s=0.1
     )
-    before = used(house)
-    seen = asyncio.run(software_team.measure(house.url, None, 2, 1, sizes))
+    before = used(cluster)
+    seen = asyncio.run(software_team.measure(cluster.url, None, 2, 1, sizes))
     shown = software_team.table(seen).splitlines()
     assert [line.split()[0] for line in shown[1:]] == ["unnamed", "named", "announced"]
     for one in seen.values():
@@ -130,11 +133,11 @@ def test_the_software_team_works_with_hints_and_without(house: House) -> None:
         assert len(one.first_ms) == 2 * (3 + 2 * 2)
         assert len(one.again_ms) == len(one.cached) == 2 * (3 + 2 * 4)
         assert min(one.first_ms + one.again_ms) > 0
-    wait_until(lambda: used(house) > before + 5, "announced turns came", 60)
+    wait_until(lambda: used(cluster) > before + 5, "announced turns came", 60)
 
 
-def test_over_nats(house: House) -> None:
-    url, nkey_file = house.run.nats_url, house.nkey()
+def test_over_nats(cluster: Cluster) -> None:
+    url, nkey_file = cluster.run.nats_url, cluster.nkey()
 
     async def scenario() -> None:
         async with AsyncSymphonyClient(transport=NatsTransport(url, nkey_file)) as client:

@@ -1,4 +1,4 @@
-"""A house that says what a test tells it to, and remembers what it was asked, in order."""
+"""A frontend that says what a test tells it to, and remembers what it was asked, in order."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ class Asked:
 
 
 def state_of(session_id: str, state: str = "placed", **more: Any) -> dict[str, Any]:
-    """An advisory's, as a house shows it."""
+    """An advisory's, as a frontend shows it."""
     return {
         "session_id": session_id, "state": state, "tenant": "default", "model_id": "m",
         "worker_id": "w", "priority": 1, "num_merged": 0, "created": 1.0, "expires": 2.0,
@@ -52,7 +52,7 @@ def refusal(status: int, code: str, message: str = "no") -> Reply:
 
 
 @dataclass
-class FakeHouse:
+class FakeFrontend:
     """Attributes:
     url: where it is.
     asked: so far.
@@ -124,19 +124,19 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _serve(self) -> None:
-        house = cast("_Server", self.server).house
+        frontend = cast("_Server", self.server).frontend
         length = int(self.headers.get("Content-Length") or 0)
         content = self.rfile.read(length)
         body = json.loads(content) if content else {}
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = Asked(self.command, self.path, body, headers)
-        house.asked.append(asked)
+        frontend.asked.append(asked)
         if asked.path.endswith("/chat/completions"):
-            self._answer(200, house.turn(asked), {})
+            self._answer(200, frontend.turn(asked), {})
             return
-        house.free.wait(30)
-        status, document = house.reply_to(asked)
-        self._answer(status, document, house.headers)
+        frontend.free.wait(30)
+        status, document = frontend.reply_to(asked)
+        self._answer(status, document, frontend.headers)
 
     def _answer(self, status: int, document: dict[str, Any], headers: dict[str, str]) -> None:
         content = json.dumps(document).encode()
@@ -153,21 +153,21 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    house: FakeHouse
+    frontend: FakeFrontend
 
 
 @contextmanager
-def fake_house(port: int = 0) -> Iterator[FakeHouse]:
+def fake_frontend(port: int = 0) -> Iterator[FakeFrontend]:
     """One that answers at once that all is well; on a free port, if none is given."""
     server = _Server(("127.0.0.1", port), _Handler)
-    house = server.house = FakeHouse(f"http://127.0.0.1:{server.server_address[1]}")
-    house.free.set()
+    frontend = server.frontend = FakeFrontend(f"http://127.0.0.1:{server.server_address[1]}")
+    frontend.free.set()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield house
+        yield frontend
     finally:
-        house.free.set()
+        frontend.free.set()
         server.shutdown()
         server.server_close()
         thread.join()
