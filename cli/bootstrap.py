@@ -164,7 +164,7 @@ class Environment:
         what = ", ".join(["control plane", *sorted(extras)])
         say(f"installing: {what} (a minute or two, this once)")
         self.log_path.unlink(missing_ok=True)
-        sys.path.insert(0, str(ROOT))  # we are a script, which Python was told to find nothing for
+        sys.path.insert(0, str(ROOT))  # `-P` keeps a script's folder from it
         from cli.installing import Installer
 
         # Where Python is to write no compiled module down, they are there before; tests write them.

@@ -64,11 +64,11 @@ def up(
     no_restart: options.NoRestart = False,
     ready_timeout_s: options.ReadyTimeout = 900.0,
 ) -> None:
-    """Start the whole house on this machine; Ctrl-C stops it."""
+    """Start a deployment on this machine; Ctrl-C stops it."""
     from cli.adapters.offered import parse_offer
     from cli.models.names import check_names
     from cli.models.prepare import check_model
-    from cli.start.options import HouseOptions
+    from cli.start.options import DeploymentOptions
     from cli.start.up import up as run_here
     from cli.start.up import up_detached
     from cli.supervisor.children import free_port
@@ -84,7 +84,7 @@ def up(
             check_model(source)
         check_names(served_model_name or (), num_models=len(model or ()))
         folder = options.folder(data_dir)
-        house = HouseOptions(
+        deployment = DeploymentOptions(
             data_dir=folder,
             models=tuple(model or ()),
             num_hosts=hosts,
@@ -106,12 +106,12 @@ def up(
             restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
         )
-        (up_detached if detach else run_here)(house)
+        (up_detached if detach else run_here)(deployment)
 
 
 @app.command()
 def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
-    """Stop the house."""
+    """Stop the deployment."""
     from cli.down import down as stop
 
     with errors_in_a_line():
@@ -121,14 +121,14 @@ def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
 
 @app.command()
 def status(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
-    """Say what runs, and how it is."""
+    """Show what runs and its state."""
     from cli.inspection.description import describe
     from cli.inspection.snapshot import look
     from cli.inspection.status import render
-    from cli.runfile import running_house
+    from cli.runfile import running_deployment
 
     with errors_in_a_line():
-        run = running_house(options.folder(data_dir))
+        run = running_deployment(options.folder(data_dir))
         report = describe(run, look(run))
     if as_json:
         print(json.dumps(report))
@@ -148,15 +148,15 @@ def chat(
 ) -> None:
     """Chat in the terminal."""
     from cli.chat.app import chat as talk
-    from cli.runfile import running_house
+    from cli.runfile import running_deployment
 
     with errors_in_a_line():
         folder = options.folder(data_dir)
         if url is not None:
             talk(url, model, session, api_key, folder)
         else:
-            house = running_house(folder)
-            talk(house.url, model, session, api_key, folder, house.http_cert_file)
+            deployment = running_deployment(folder)
+            talk(deployment.url, model, session, api_key, folder, deployment.http_cert_file)
 
 
 @app.command()
@@ -165,16 +165,16 @@ def top(
     api_key: options.ApiKey = "",
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Watch the house in the terminal: workers, memory, advisories, times."""
-    from cli.runfile import running_house
+    """Watch workers, memory, advisories and latencies in the terminal."""
+    from cli.runfile import running_deployment
     from cli.top.app import top as watch
 
     with errors_in_a_line():
         if url is not None:
             watch(url, api_key)
         else:
-            house = running_house(options.folder(data_dir))
-            watch(house.url, api_key, house.http_cert_file)
+            deployment = running_deployment(options.folder(data_dir))
+            watch(deployment.url, api_key, deployment.http_cert_file)
 
 
 @app.command()
@@ -183,7 +183,7 @@ def doctor(
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what is installed, what is wrong, and whether a model can be served."""
+    """Check the installation, the settings and whether a model can be served."""
     from cli.inspection.doctor import examine, show
 
     findings = examine(options.folder(data_dir), models=model or ())

@@ -19,7 +19,7 @@ DataDir = Annotated[
         "--data-dir",
         metavar="PATH",
         envvar="SYMPHONY_DATA_DIR",
-        help="Where everything that lasts is kept.",
+        help="Folder of all data that lasts.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
@@ -35,7 +35,7 @@ Adapters = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=DIR]",
-        help="A LoRA adapter in PEFT's format, for everybody, from a folder or "
+        help="A LoRA adapter in PEFT's format, for all users, from a folder or "
         "hub:OWNER/REPO[@REVISION]. Without one of those it is one of ours: "
         "pirate, telegraph, json (of smollm2-135m), digits, capitals, vowels (of demo). May be "
         "given several times.",
@@ -78,12 +78,14 @@ NumShards = Annotated[
         metavar="N",
         min=1,
         max=64,
-        help="Schedulers that turns and one-shot models are divided among.",
+        help="Schedulers that share turns and one-shot models.",
     ),
 ]
 NumTrackerShards = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=64, help="Processes that divide advisories by session."),
+    typer.Option(
+        metavar="N", min=1, max=64, help="Tracker processes that share advisories by session."
+    ),
 ]
 Host = Annotated[
     str,
@@ -112,7 +114,7 @@ MaxModelLen = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Tokens of a prompt and its reply together, at most what the model can take.",
+        help="Tokens of a prompt and its reply together, up to the model's own limit.",
         envvar="SYMPHONY_MAX_MODEL_LEN",
     ),
 ]
@@ -136,9 +138,9 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
 ]
-NoRestart = Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")]
+NoRestart = Annotated[bool, typer.Option("--no-restart", help="Restart no process that dies.")]
 ReadyTimeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
 ]
-Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a deployment elsewhere.")]
 ApiKey = Annotated[str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")]

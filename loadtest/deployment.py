@@ -20,11 +20,11 @@ from nats.aio.client import Client
 from cli.down import clear_away
 from cli.inspection.description import describe
 from cli.inspection.snapshot import look
-from cli.runfile import RunState, read_run_state, running_house
+from cli.runfile import RunState, read_run_state, running_deployment
 from cli.start.credentials import nkey_file
 from cli.start.plan import python_path
 from cli.supervisor.children import free_port, start_child
-from cli.supervisor.house import last_line
+from cli.supervisor.deployment import last_line
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, TenantId
 
@@ -192,7 +192,7 @@ class Deployment:
         Raises:
             NotFound: nothing runs.
         """
-        return running_house(self.data_dir)
+        return running_deployment(self.data_dir)
 
     def pids(self) -> dict[str, int]:
         """Pids of its processes by name: nats, redis, kvstore, scheduler, tracker, worker-0, ...,

@@ -1,4 +1,4 @@
-"""What `/v1/house` tells, as panels for a terminal."""
+"""What `/v1/house` reports, as panels for a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def figures(view: Mapping[str, Any]) -> RenderableType:
     """The numbers that say most."""
     turns, rates, times = view["turns"], view["rates"], view["latency_ms"]
     cached = view["cached_share"]
-    told = (
+    figures = (
         ("running", f"{turns['running']:,}"),
         ("waiting", f"{turns['waiting']:,}"),
         ("expected", f"{turns['expected']:,}"),
@@ -31,7 +31,7 @@ def figures(view: Mapping[str, Any]) -> RenderableType:
         ("workers advised", f"+{view['scaling']['add']:g} -{view['scaling']['remove']:g}"),
     )
     return Columns(
-        [Text.assemble((value, "bold"), f" {name}") for name, value in told], padding=(0, 3)
+        [Text.assemble((value, "bold"), f" {name}") for name, value in figures], padding=(0, 3)
     )
 
 
@@ -159,8 +159,8 @@ def _list(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _rates(told: Mapping[str, float], prefix: str = "") -> Iterable[tuple[str, str]]:
-    largest_first = sorted(told.items(), key=lambda pair: -pair[1])
+def _rates(rates: Mapping[str, float], prefix: str = "") -> Iterable[tuple[str, str]]:
+    largest_first = sorted(rates.items(), key=lambda pair: -pair[1])
     return ((f"{prefix}{name}", f"{value:,.1f}/s") for name, value in largest_first)
 
 

@@ -15,7 +15,7 @@ import orjson
 from rich.markdown import Markdown
 
 from cli.reporting import out
-from cli.runfile import running_house
+from cli.runfile import running_deployment
 from cli.start.plan import ROOT
 from loadtest.locust.options import OPEN, Options
 from loadtest.locust.report import JSON, MARKDOWN
@@ -66,7 +66,7 @@ def run_load(load: Load) -> dict[str, Any]:
     """
     url, cert = load.url, None
     if url is None:
-        house = running_house(load.data_dir)
+        house = running_deployment(load.data_dir)
         url, cert = house.url, house.http_cert_file
     check_answers(url, load.api_key, cert)
     folder = load.out_dir or load.data_dir / "loadtests" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-NumUsers = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many at once.")]
+NumUsers = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Users at a time.")]
 LoadProfile = Annotated[
     Literal["chat", "prefill", "agents", "adapters", "replay", "open"],
-    typer.Option(help="Who they are; docs/loadtest.md tells of each."),
+    typer.Option(help="Kind of users, as docs/loadtest.md describes."),
 ]
 LoadTrace = Annotated[
     str, typer.Option(metavar="NAME", help="Of replay: which one; `loadtest traces` lists them.")
@@ -18,13 +18,15 @@ Popularity = Annotated[
     typer.Option(metavar="HOW", help="Of adapters: zipf:S, maf (Azure Functions) or uniform."),
 ]
 HintsShare = Annotated[
-    float, typer.Option(metavar="SHARE", min=0.0, max=1.0, help="Of users: whose page sends hints.")
+    float, typer.Option(metavar="SHARE", min=0.0, max=1.0, help="Of users that send hints.")
 ]
 Faster = Annotated[
-    float, typer.Option(metavar="N", min=0.01, max=10_000, help="Divides everybody's waits.")
+    float, typer.Option(metavar="N", min=0.01, max=10_000, help="Divides the users' pauses.")
 ]
-DurationS = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Of the whole run.")]
-SpawnRate = Annotated[float, typer.Option(metavar="N", min=0.01, help="Users that come a second.")]
+DurationS = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Duration of the run.")]
+SpawnRate = Annotated[
+    float, typer.Option(metavar="N", min=0.01, help="Users that start per second.")
+]
 PromptTokens = Annotated[
     int, typer.Option(metavar="N", min=1, help="Of prefill: of the document beside a message.")
 ]
@@ -40,10 +42,11 @@ SloTpot = Annotated[
     typer.Option(metavar="MS", min=0.0, help="Of open: between tokens, in the mean of a turn."),
 ]
 SearchRate = Annotated[
-    bool, typer.Option("--search", help="Of open: find the highest rate with at most 1 % too late.")
+    bool,
+    typer.Option("--search", help="Of open: find the highest rate at which at most 1 % are late."),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same users do the same.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show what was seen so far.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Same seed, same requests.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show figures while it runs.")]
 Web = Annotated[bool, typer.Option("--web", help="Start from Locust's own page instead.")]
 WebPort = Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Of that page.")]
 OutDir = Annotated[
@@ -56,9 +59,7 @@ DemoOut = Annotated[
         "--out", metavar="DIR", help="For pictures and a page; default: in ~/.symphony/demos."
     ),
 ]
-DemoSeed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="The same people say the same, in this order.")
-]
+DemoSeed = Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same messages.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few turns, to see that it works.")]
 PlanModel = Annotated[
     str,
@@ -70,7 +71,8 @@ PlanModel = Annotated[
     ),
 ]
 PlanUsers = Annotated[
-    int, typer.Option("--users", metavar="N", min=1, max=1_000_000, help="Who chat at once.")
+    int,
+    typer.Option("--users", metavar="N", min=1, max=1_000_000, help="People who chat at a time."),
 ]
 PlanContext = Annotated[
     int,
@@ -88,14 +90,15 @@ PlanHinted = Annotated[
     ),
 ]
 PlanTtft = Annotated[
-    float, typer.Option("--ttft-ms", metavar="MS", help="Until the first token, at most.")
+    float, typer.Option("--ttft-ms", metavar="MS", help="Limit of the time to the first token.")
 ]
 PlanTpot = Annotated[
-    float, typer.Option("--tpot-ms", metavar="MS", help="Between tokens, in the mean of a turn.")
+    float,
+    typer.Option("--tpot-ms", metavar="MS", help="Limit of a turn's mean time between tokens."),
 ]
 PlanPercentile = Annotated[
     Literal["p95", "p99"],
-    typer.Option("--percentile", help="Of turns, for which those two have to hold."),
+    typer.Option("--percentile", help="Of turns, for which both limits hold."),
 ]
 PlanGpu = Annotated[
     str | None,
@@ -106,7 +109,7 @@ PlanGpu = Annotated[
     ),
 ]
 GpusPerHost = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="On each host.")]
-GpusMax = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="To be tried.")]
+GpusMax = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Most to try.")]
 DramGb = Annotated[
     float, typer.Option(metavar="N", help="Memory of a host, of which KV has nine tenths; GiB.")
 ]
@@ -114,6 +117,6 @@ DiskGb = Annotated[float, typer.Option(metavar="N", help="Disk of a host for KV.
 LinkGbit = Annotated[float, typer.Option(metavar="N", help="Of a host, into each direction.")]
 PlanSeconds = Annotated[
     float,
-    typer.Option("--seconds", metavar="N", help="Of virtual time that count, in each run."),
+    typer.Option("--seconds", metavar="N", help="Virtual time that counts, per run."),
 ]
-PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="The same people do the same.")]
+PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same requests.")]

@@ -29,7 +29,7 @@ def profile_agents(
         str,
         typer.Argument(
             metavar="TRACE",
-            help="A file of calls, or the name of a trace; docs/agents.md tells of both.",
+            help="A file of calls, or the name of a trace; docs/agents.md describes both.",
             show_default=False,
         ),
     ],
@@ -63,7 +63,7 @@ def bench(
         bool, typer.Option("--help", "-h", help="Show this message, or NAME's options, and exit.")
     ] = False,
 ) -> None:
-    """Measure. Options after NAME go to the benchmark."""
+    """Run a benchmark. Options after NAME are the benchmark's."""
     if not name and not wants_help:
         raise typer.BadParameter("say which one: `symphony bench list` lists them", context)
     if not name:
@@ -102,7 +102,7 @@ def loadtest(
     web: own.Web = False,
     web_port: own.WebPort = 8089,
     model: Annotated[
-        str, typer.Option(metavar="TEXT", help="Default: the first of the house.")
+        str, typer.Option(metavar="TEXT", help="Default: the first that is served.")
     ] = "",
     url: options.Url = None,
     api_key: options.ApiKey = "",
@@ -110,7 +110,7 @@ def loadtest(
     out_dir: own.OutDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Let people and agents use a house, and say what they saw."""
+    """Send the load of users and agents, and report latencies and failures."""
     from loadtest.commands.load import Load, check_failures, run_load, show_summary, show_traces
     from loadtest.open_loop import Target
     from shared.errors import InvalidRequest
@@ -157,7 +157,7 @@ def demo(
     quick: own.Quick = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what hints are worth, on a chat and on agents; three minutes."""
+    """Compare a chat and agents with hints and without; three minutes."""
     from loadtest.commands.demo import Demo, default_out_dir, run_demo
 
     with errors_in_a_line():
@@ -187,7 +187,7 @@ def plan(
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say how many GPUs, and how much memory, some people take: by simulation."""
+    """Find by simulation how many GPUs and how much memory a load needs."""
     from cli.reporting import err, out
     from loadtest.commands.plan import check_question, profile_of, render, run_plan
     from loadtest.planning.demand import Demand

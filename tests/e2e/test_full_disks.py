@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from loadtest.deployment import wait_until
 from tests.cluster import Cluster
 
@@ -21,7 +21,7 @@ FILL_BYTES = 4096
 def disks(tmp_path: Path) -> Iterator[list[Path]]:
     """Small file systems for the three."""
     data, temporary = tmp_path / "data", tmp_path / "temporary"
-    shared = HouseOptions(data_dir=data).hosts[0].arena_dir
+    shared = DeploymentOptions(data_dir=data).hosts[0].arena_dir
     places = {data: DATA_MIB, shared: SHARED_MIB, temporary: TEMPORARY_MIB}
     mounted: list[Path] = []
     try:

@@ -15,8 +15,8 @@ from cli.adapters.offered import Offer, check_offers, make_offers, models_for, p
 from cli.adapters.offline import base_card, check
 from cli.adapters.showing import lines_of
 from cli.main import app
-from cli.start.options import HouseOptions
-from cli.start.plan import plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import plan_deployment
 from loadtest.adapters import Recipe, modules_of
 from loadtest.adapters import write_adapter as write_any
 from services.worker.demo_adapters import KNOWN as MADE
@@ -101,8 +101,8 @@ def test_offers_are_parsed_and_the_kvstore_may_read_them(tmp_path: Path) -> None
     for wrong in ("fox", "=x", f"a b={folder}", f"fox={tmp_path}/none"):
         with pytest.raises(ConfigError, match="--adapter"):
             parse_offer(wrong, tmp_path)
-    house = HouseOptions(data_dir=tmp_path, adapters=(offer,))
-    plan = plan_house(house, 1, {"SYMPHONY_ADAPTER_DIRS": '["/srv"]'})
+    house = DeploymentOptions(data_dir=tmp_path, adapters=(offer,))
+    plan = plan_deployment(house, 1, {"SYMPHONY_ADAPTER_DIRS": '["/srv"]'})
     (kvstore,) = [child for child in plan.services if child.service == "kvstore"]
     assert json.loads(kvstore.environment["SYMPHONY_ADAPTER_DIRS"]) == ["/srv", str(folder)]
 
@@ -116,7 +116,10 @@ def test_an_adapter_of_ours_needs_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--adapter digit: .*NAME=DIR.*pirate.*digits.*vowels"):
         parse_offer("digit", tmp_path)
     for served, words in (
-        (["smollm2-135m"], "vowels: it is for --model demo, and this house serves smollm2-135m"),
+        (
+            ["smollm2-135m"],
+            "vowels: it is for --model demo, and this deployment serves smollm2-135m",
+        ),
         ([], "no model is loaded here"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -138,7 +141,10 @@ def test_what_is_made_is_there_before_the_house_is(tmp_path: Path) -> None:
     ("words", "refused"),
     [
         (["digit"], "give NAME=DIR, or one of"),
-        (["digits", "--model", "smollm2-135m"], "it is for --model demo, and this house serves"),
+        (
+            ["digits", "--model", "smollm2-135m"],
+            "it is for --model demo, and this deployment serves",
+        ),
         (["pirate", "--model", "demo"], "it is for --model smollm2-135m"),
         (["digits", "--emulate", "zero"], "no model is loaded here"),
     ],

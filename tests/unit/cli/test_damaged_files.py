@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.runfile import RunState, is_locked, read_run_state, take_lock, write_run_state
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.start.servers import prepare_servers
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
@@ -63,7 +63,7 @@ def start(data_dir: Path) -> None:
     is_locked(data_dir)
     lock = take_lock(data_dir)
     try:
-        prepare_servers(HouseOptions(data_dir=data_dir), 1, [DEFAULT_TENANT], REDIS_BYTES)
+        prepare_servers(DeploymentOptions(data_dir=data_dir), 1, [DEFAULT_TENANT], REDIS_BYTES)
         write_run_state(data_dir, state)
         assert read_run_state(data_dir) == state
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from cli.down import down
 from cli.runfile import take_lock, write_run_state
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from shared.errors import NotFound, SymphonyError
 from tests.unit.cli.test_runfile import STATE
 
@@ -28,14 +28,14 @@ time.sleep(1000)
 def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     memory = tmp_path / "shm"
     monkeypatch.setattr("cli.start.hosts.SHARED_MEMORY", memory)
-    arena = HouseOptions(data_dir=tmp_path).hosts[0].arena_dir
+    arena = DeploymentOptions(data_dir=tmp_path).hosts[0].arena_dir
     arena.mkdir(parents=True, mode=0o700)
     (arena / "kv-1.arena").touch()
     return arena
 
 
 def test_the_memory_of_every_host_is_removed_and_nobody_else_s(tmp_path: Path, arena: Path) -> None:
-    others = HouseOptions(data_dir=tmp_path, num_hosts=12).hosts[1:]
+    others = DeploymentOptions(data_dir=tmp_path, num_hosts=12).hosts[1:]
     alike = [arena.with_name(f"{arena.name}{end}") for end in ("-x", "-1-2", "1")]
     for folder in (*(host.arena_dir for host in others), *alike):
         folder.mkdir(mode=0o700)

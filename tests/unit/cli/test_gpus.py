@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.start.gpus import VISIBLE, gpus_of_workers, visible_gpus
-from cli.start.options import HouseOptions
-from cli.start.plan import plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import plan_deployment
 from shared.errors import ConfigError
 
 
@@ -51,10 +51,12 @@ def test_workers_see_one_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("cli.start.plan.start_child", record)
     there = {VISIBLE: "4,7"}
-    for child in plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 1, there).services:
+    for child in plan_deployment(
+        DeploymentOptions(data_dir=tmp_path, num_workers=2), 1, there
+    ).services:
         child.start()
     assert seen == {"0": "4", "1": "7"}
-    emulated = HouseOptions(data_dir=tmp_path, num_workers=3, emulate="zero")
-    for child in plan_house(emulated, 1, there).services:
+    emulated = DeploymentOptions(data_dir=tmp_path, num_workers=3, emulate="zero")
+    for child in plan_deployment(emulated, 1, there).services:
         child.start()
     assert seen == {"0": "4,7", "1": "4,7", "2": "4,7"}

@@ -18,11 +18,11 @@ from cli.inspection.status import render
 from cli.main import app
 from cli.runfile import RunningService, RunState
 from cli.start.hosts import arena_share
-from cli.start.options import HouseOptions
-from cli.start.plan import HousePlan, check_size, plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import DeploymentPlan, check_size, plan_deployment
 from cli.start.preflight import check_settings
 from cli.start.servers import prepare_servers
-from cli.supervisor.house import check_start
+from cli.supervisor.deployment import check_start
 from cli.supervisor.signals import StopSignals
 from services.kvstore.config import KvstoreConfig
 from services.worker.config import WorkerConfig
@@ -38,8 +38,8 @@ from shared.messages import (
     WorkerStatus,
 )
 from shared.subjects import KV_STATS, Subject
-from tests.unit.cli.test_house import make_house
 from tests.unit.cli.test_runfile import STATE
+from tests.unit.cli.test_supervisor import make_supervisor
 
 MIB = 1024**2
 
@@ -50,57 +50,57 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.start.hosts.free_memory_bytes", lambda: 1000 * MIB)
 
 
-def plan(data_dir: Path, given: Mapping[str, str] | None = None, **options: int) -> HousePlan:
-    return plan_house(HouseOptions(data_dir=data_dir, **options), 1, given or {})  # type: ignore[arg-type]
+def plan(data_dir: Path, given: Mapping[str, str] | None = None, **options: int) -> DeploymentPlan:
+    return plan_deployment(DeploymentOptions(data_dir=data_dir, **options), 1, given or {})  # type: ignore[arg-type]
 
 
-def kvstores(house: HousePlan) -> list[KvstoreConfig]:
+def kvstores(planned: DeploymentPlan) -> list[KvstoreConfig]:
     return [
         load_config(KvstoreConfig, child.environment)
-        for child in house.services
+        for child in planned.services
         if child.service == "kvstore"
     ]
 
 
-def workers(house: HousePlan) -> list[tuple[str, WorkerConfig]]:
+def workers(planned: DeploymentPlan) -> list[tuple[str, WorkerConfig]]:
     return [
         (child.name, load_config(WorkerConfig, child.environment))
-        for child in house.services
+        for child in planned.services
         if child.service == "worker"
     ]
 
 
 def test_each_host_has_a_kvstore_with_folders_of_its_own(tmp_path: Path) -> None:
     common = {f"SYMPHONY_{name}": str(tmp_path) for name in ("ARENA_DIR", "DATA_DIR")}
-    house = plan(tmp_path, {**common, "SYMPHONY_HOST_ID": "h"}, num_hosts=3, num_workers=2)
-    check_settings(house)
-    stores = kvstores(house)
-    assert [child.name for child in house.services] == [
+    planned = plan(tmp_path, {**common, "SYMPHONY_HOST_ID": "h"}, num_hosts=3, num_workers=2)
+    check_settings(planned)
+    stores = kvstores(planned)
+    assert [child.name for child in planned.services] == [
         "kvstore-0", "kvstore-1", "kvstore-2", "scheduler", "tracker",
         "worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1", "worker-2-0", "worker-2-1",
         "frontend",
     ]  # fmt: skip
     for folder_of in ("host_id", "arena_path", "disk_path", "adapters_path"):
         assert len({getattr(store, folder_of) for store in stores}) == 3, folder_of
-    assert len({child.log_path for child in house.services}) == len(house.services)
+    assert len({child.log_path for child in planned.services}) == len(planned.services)
     for store in stores:
         assert store.disk_path.is_relative_to(tmp_path)
 
 
 def test_a_worker_is_on_its_host_s_side_and_reads_the_house_s_models(tmp_path: Path) -> None:
-    house = plan(tmp_path, num_hosts=2, num_workers=2)
-    ids = [store.host_id for store in kvstores(house)]
-    told = [(name, config.host_id, config.instance) for name, config in workers(house)]
+    planned = plan(tmp_path, num_hosts=2, num_workers=2)
+    ids = [store.host_id for store in kvstores(planned)]
+    told = [(name, config.host_id, config.instance) for name, config in workers(planned)]
     assert told == [
         ("worker-0-0", ids[0], "0"), ("worker-0-1", ids[0], "1"),
         ("worker-1-0", ids[1], "0"), ("worker-1-1", ids[1], "1"),
     ]  # fmt: skip
-    assert {config.data_dir for _, config in workers(house)} == {tmp_path}
+    assert {config.data_dir for _, config in workers(planned)} == {tmp_path}
 
 
 def test_one_host_is_what_it_was_and_the_first_of_several_finds_its_kv(tmp_path: Path) -> None:
     (alone,), first = kvstores(plan(tmp_path)), kvstores(plan(tmp_path, num_hosts=2))[0]
-    options = HouseOptions(data_dir=tmp_path)
+    options = DeploymentOptions(data_dir=tmp_path)
     assert [child.name for child in plan(tmp_path).services] == [
         "kvstore", "scheduler", "tracker", "worker-0", "frontend",
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_several_hosts_share_a_secret_unless_they_are_given_one(tmp_path: Path) 
     assert {s.peer_secret_file for s in kvstores(plan(tmp_path, given, num_hosts=2))} == {
         Path("/given")
     }
-    options = HouseOptions(
+    options = DeploymentOptions(
         data_dir=tmp_path, num_hosts=2, nats_url="nats://n", redis_url="redis://r"
     )
     prepare_servers(options, 1, [], 0)
@@ -142,15 +142,15 @@ def test_what_one_host_alone_can_have_is_refused_for_several(
 def test_a_secret_in_the_file_of_settings_is_taken(tmp_path: Path) -> None:
     env_file = tmp_path / "settings"
     env_file.write_text("SYMPHONY_PEER_SECRET_FILE=/given\n")
-    house = plan(tmp_path, {"SYMPHONY_ENV_FILE": str(env_file)}, num_hosts=2)
-    assert {store.peer_secret_file for store in kvstores(house)} == {Path("/given")}
+    planned = plan(tmp_path, {"SYMPHONY_ENV_FILE": str(env_file)}, num_hosts=2)
+    assert {store.peer_secret_file for store in kvstores(planned)} == {Path("/given")}
 
 
 def test_ids_of_the_most_hosts_fit_a_subject(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.start.options.default_host_id", lambda: "m" * 64)
-    ids = {host.host_id for host in HouseOptions(data_dir=tmp_path, num_hosts=64).hosts}
+    ids = {host.host_id for host in DeploymentOptions(data_dir=tmp_path, num_hosts=64).hosts}
     assert len(ids) == 64
     assert len({f"{host_id}-w63"[-64:] for host_id in ids}) == 64
 
@@ -160,11 +160,13 @@ def test_cores_ports_and_gpus_are_divided_among_the_workers_of_all_hosts(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     given = {"SYMPHONY_METRICS_PORT": "9100", "CUDA_VISIBLE_DEVICES": "a,b,c,d,e"}
-    house = plan(tmp_path, given, num_hosts=2, num_workers=2)
-    found = workers(house)
+    planned = plan(tmp_path, given, num_hosts=2, num_workers=2)
+    found = workers(planned)
     assert [config.num_threads for _, config in found] == [2, 2, 2, 2]
     assert [config.metrics_port for _, config in found] == [9100, 9101, 9102, 9103]
-    seen = [c.environment["CUDA_VISIBLE_DEVICES"] for c in house.services if c.service == "worker"]
+    seen = [
+        c.environment["CUDA_VISIBLE_DEVICES"] for c in planned.services if c.service == "worker"
+    ]
     assert seen == ["a", "b", "c", "d"]
 
 
@@ -187,30 +189,30 @@ def test_arenas_of_all_hosts_fit_the_memory_there_is(tmp_path: Path) -> None:
 
 
 def test_true_pages_are_told_to_workers_alone_and_only_when_asked(tmp_path: Path) -> None:
-    options = HouseOptions(data_dir=tmp_path, emulate="zero")
+    options = DeploymentOptions(data_dir=tmp_path, emulate="zero")
     for is_asked in (True, False):
-        house = plan_house(replace(options, has_true_pages=is_asked), 1, {})
-        ((_, config),) = workers(house)
+        planned = plan_deployment(replace(options, has_true_pages=is_asked), 1, {})
+        ((_, config),) = workers(planned)
         assert (config.emulate, config.true_pages) == ("zero", is_asked)
-    house = plan_house(options, 1, {"SYMPHONY_TRUE_PAGES": "1"})
-    assert workers(house)[0][1].true_pages
+    planned = plan_deployment(options, 1, {"SYMPHONY_TRUE_PAGES": "1"})
+    assert workers(planned)[0][1].true_pages
 
 
 def test_more_workers_than_a_machine_runs_are_refused(tmp_path: Path) -> None:
-    check_size(HouseOptions(data_dir=tmp_path, num_hosts=8, num_workers=8))
+    check_size(DeploymentOptions(data_dir=tmp_path, num_hosts=8, num_workers=8))
     with pytest.raises(ConfigError, match=r"^--hosts 8 --workers 9: that is 72 workers"):
-        check_size(HouseOptions(data_dir=tmp_path, num_hosts=8, num_workers=9))
+        check_size(DeploymentOptions(data_dir=tmp_path, num_hosts=8, num_workers=9))
 
 
 def test_the_command_line_s_words_reach_the_house(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[HouseOptions] = []
+    asked: list[DeploymentOptions] = []
     monkeypatch.setattr("cli.start.up.up", asked.append)
     words = ["up", "--port", "1", "--data-dir", str(tmp_path), "--emulate", "zero"]
     for more in ([], ["--hosts", "3", "--workers", "2", "--true-pages"]):
         assert CliRunner().invoke(app, [*words, *more]).exit_code == 0
-    plain = HouseOptions(data_dir=tmp_path, port=1, emulate="zero")
+    plain = DeploymentOptions(data_dir=tmp_path, port=1, emulate="zero")
     assert asked == [plain, replace(plain, num_hosts=3, num_workers=2, has_true_pages=True)]
 
 
@@ -236,7 +238,7 @@ def test_wrong_numbers_end_the_start_with_the_option_s_name(
 def test_adapters_of_several_hosts_are_warned_of(tmp_path: Path) -> None:
     """As between machines, an adapter's files are on one host."""
     offers = (Offer("fox", tmp_path),)
-    options = HouseOptions(data_dir=tmp_path, port=0, num_hosts=2, adapters=offers)
+    options = DeploymentOptions(data_dir=tmp_path, port=0, num_hosts=2, adapters=offers)
     (warning,) = check_start(options)
     assert "--adapter" in warning and "first host" in warning
     assert check_start(replace(options, num_hosts=1)) == []
@@ -253,12 +255,12 @@ def test_a_house_is_ready_with_the_workers_of_all_hosts(
         workers = [worker(str(number), "h") for number in range(len(looked))]
         return Snapshot(states={}, scheduler=SchedulerStatus(workers=workers), stores=[])
 
-    monkeypatch.setattr("cli.supervisor.house._answers", lambda *_: True)
-    monkeypatch.setattr("cli.supervisor.house.look", look)
+    monkeypatch.setattr("cli.supervisor.deployment._answers", lambda *_: True)
+    monkeypatch.setattr("cli.supervisor.deployment.look", look)
     monkeypatch.setattr(Snapshot, "models_missing", lambda _: set())
     with StopSignals() as signals:
-        house, _ = make_house(tmp_path, signals, num_hosts=2)
-        house.wait_ready()
+        supervisor, _ = make_supervisor(tmp_path, signals, num_hosts=2)
+        supervisor.wait_ready()
     assert looked == [(2, 2)] * 2
 
 

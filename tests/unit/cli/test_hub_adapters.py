@@ -16,7 +16,7 @@ from cli.adapters.hub import fetch_adapter, parse_hub
 from cli.adapters.offered import fetch_offers, parse_offer
 from cli.main import app
 from cli.start import up
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.supervisor.children import free_port
 from shared.adapters.config import AdapterInvalid, AdapterTooLarge
 from shared.errors import ConfigError, NotFound, PeerUnavailable, SymphonyError
@@ -206,8 +206,8 @@ def test_the_command_fetches_and_services_are_given_a_folder(
     (there,) = fetch_offers([offer], tmp_path / "models", print)
     assert (there.name, there.folder, there.hub) == ("fox", folder, "")
 
-    started: list[HouseOptions] = []
-    monkeypatch.setattr(up, "run_house", lambda options, _: started.append(options))
+    started: list[DeploymentOptions] = []
+    monkeypatch.setattr(up, "run_deployment", lambda options, _: started.append(options))
     data_dir = tmp_path / "data"
     words = ["--port", "0", "--data-dir", str(data_dir), "--adapter", "fox=hub:acme/fox"]
     for kind in (["--emulate", "zero"], ["--model", "demo"]):
@@ -215,7 +215,7 @@ def test_the_command_fetches_and_services_are_given_a_folder(
     assert [[each.folder for each in options.adapters] for options in started] == [[folder]] * 2
 
     sent: list[Path] = []
-    monkeypatch.setattr(client, "running_house", lambda _: pytest.fail("not asked for"))
+    monkeypatch.setattr(client, "running_deployment", lambda _: pytest.fail("not asked for"))
 
     def add(_: client.AdapterClient, name: str, path: Path, **__: Any) -> dict[str, Any]:
         sent.append(path)

@@ -65,7 +65,7 @@ def test_who_was_never_ready_may_take_as_long_as_it_likes_in_every_life() -> Non
 
 def test_who_was_seen_ready_before_the_first_round_is_judged() -> None:
     liveness = house("a")
-    liveness.on_house_ready()
+    liveness.on_deployment_ready()
     assert [len(liveness.on_round(ROUND, {})) for _ in range(ROUNDS_MAX)].count(1) == 1
 
 

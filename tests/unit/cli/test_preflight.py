@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from cli.start.options import HouseOptions
-from cli.start.plan import HousePlan, plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import DeploymentPlan, plan_deployment
 from cli.start.preflight import CONFIGS, check_addresses, check_nats, check_settings
 from cli.supervisor.children import free_port
 from shared.access import NatsAccess
 from shared.errors import ConfigError
 
 
-def plan(tmp_path: Path, environ: dict[str, str], host: str = "127.0.0.1") -> HousePlan:
-    return plan_house(HouseOptions(data_dir=tmp_path, host=host, num_shards=2), 1, environ)
+def plan(tmp_path: Path, environ: dict[str, str], host: str = "127.0.0.1") -> DeploymentPlan:
+    return plan_deployment(
+        DeploymentOptions(data_dir=tmp_path, host=host, num_shards=2), 1, environ
+    )
 
 
 def test_the_defaults_can_start_and_every_service_is_looked_at(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_malformed_addresses_name_their_option(
     tmp_path: Path, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_addresses(HouseOptions(data_dir=tmp_path, **options))  # type: ignore[arg-type]
+        check_addresses(DeploymentOptions(data_dir=tmp_path, **options))  # type: ignore[arg-type]
     assert caught.value.message.startswith(words)
     assert "secret" not in caught.value.message
 

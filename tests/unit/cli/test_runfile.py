@@ -12,7 +12,7 @@ from cli.runfile import (
     is_locked,
     read_run_state,
     remove_run_state,
-    running_house,
+    running_deployment,
     take_lock,
     write_run_state,
 )
@@ -55,10 +55,10 @@ def test_the_lock_tells_whether_a_house_runs(
     monkeypatch.setattr("cli.runfile.LOCK_PATIENCE_S", 0.0)
     write_run_state(tmp_path, STATE)
     with pytest.raises(NotFound, match="nothing runs"):
-        running_house(tmp_path)  # its supervisor was killed
+        running_deployment(tmp_path)  # its supervisor was killed
     lock = take_lock(tmp_path)
     assert is_locked(tmp_path)
-    assert running_house(tmp_path) == STATE
+    assert running_deployment(tmp_path) == STATE
     for take in (take_lock, check_free):
         with pytest.raises(ConfigError, match=r"already runs .*127\.0\.0\.1:1"):
             take(tmp_path)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.start.options import HouseOptions
-from cli.start.plan import check_data_dir, check_port, plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import check_data_dir, check_port, plan_deployment
 from cli.start.servers import prepare_servers
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
@@ -17,21 +17,23 @@ from shared.urls import check_redis_url, hide_password
 
 
 def test_own_servers_come_first_and_given_ones_are_not_started(tmp_path: Path) -> None:
-    own = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 4001, {})
+    own = plan_deployment(DeploymentOptions(data_dir=tmp_path, num_workers=2), 4001, {})
     assert [child.name for child in own.servers] == ["nats", "redis"]
     assert [child.name for child in own.services] == [
         "kvstore", "scheduler", "tracker", "worker-0", "worker-1", "frontend",
     ]  # fmt: skip
     assert own.nats_url == "nats://127.0.0.1:4001"
-    given = plan_house(
-        HouseOptions(data_dir=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"), 1, {}
+    given = plan_deployment(
+        DeploymentOptions(data_dir=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"),
+        1,
+        {},
     )
     assert given.servers == []
     assert (given.nats_url, given.redis_url) == ("nats://n:1", "redis://r:2/0")
 
 
 def test_the_edge_stops_first_and_the_servers_last(tmp_path: Path) -> None:
-    plan = plan_house(HouseOptions(data_dir=tmp_path), 1, {})
+    plan = plan_deployment(DeploymentOptions(data_dir=tmp_path), 1, {})
     stages = {child.name: child.stop_stage for child in (*plan.servers, *plan.services)}
     order = sorted(stages, key=lambda name: stages[name])
     assert order[:5] == ["frontend", "tracker", "scheduler", "worker-0", "kvstore"]
@@ -46,10 +48,12 @@ def test_services_learn_everything_from_their_environment(
         started.append((command, env))
 
     monkeypatch.setattr("cli.start.plan.start_child", record)
-    options = HouseOptions(
+    options = DeploymentOptions(
         data_dir=tmp_path, models=("/m/a", "b/c"), num_workers=2, emulate="zero", port=99
     )
-    for child in plan_house(options, 1, {"HOME": "/h", "SYMPHONY_LOG_LEVEL": "debug"}).services:
+    for child in plan_deployment(
+        options, 1, {"HOME": "/h", "SYMPHONY_LOG_LEVEL": "debug"}
+    ).services:
         child.start()
     by_module = {(command[-1], env["SYMPHONY_INSTANCE"]): env for command, env in started}
     worker = by_module["services.worker", "1"]
@@ -87,16 +91,18 @@ def test_the_frontend_learns_which_models_are_deployed(
         started[command[-1]] = env
 
     monkeypatch.setattr("cli.start.plan.start_child", record)
-    for child in plan_house(HouseOptions(data_dir=tmp_path, **options), 1, environment).services:
+    for child in plan_deployment(
+        DeploymentOptions(data_dir=tmp_path, **options), 1, environment
+    ).services:
         child.start()
     given = started["services.frontend"].get("SYMPHONY_DEPLOYED_MODELS")
     assert (given and json.loads(given)) == names
 
 
 def test_houses_on_other_folders_have_other_hosts(tmp_path: Path) -> None:
-    one, two = (HouseOptions(data_dir=tmp_path / name) for name in "ab")
+    one, two = (DeploymentOptions(data_dir=tmp_path / name) for name in "ab")
     assert one.host_id != two.host_id
-    assert one.host_id == HouseOptions(data_dir=tmp_path / "a", port=1).host_id
+    assert one.host_id == DeploymentOptions(data_dir=tmp_path / "a", port=1).host_id
 
 
 @pytest.mark.parametrize(
@@ -109,7 +115,7 @@ def test_houses_on_other_folders_have_other_hosts(tmp_path: Path) -> None:
     ],
 )
 def test_url_is_reachable_from_here(tmp_path: Path, host: str, url: str) -> None:
-    assert HouseOptions(data_dir=tmp_path, host=host, port=80).url == url
+    assert DeploymentOptions(data_dir=tmp_path, host=host, port=80).url == url
 
 
 def test_a_data_folder_without_room_or_rights_is_refused(
@@ -133,7 +139,7 @@ def test_a_data_folder_without_room_or_rights_is_refused(
 
 def test_workers_have_a_port_of_metrics_each(tmp_path: Path) -> None:
     def ports(given: dict[str, str]) -> set[tuple[str, str]]:
-        plan = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 1, given)
+        plan = plan_deployment(DeploymentOptions(data_dir=tmp_path, num_workers=2), 1, given)
         found = {child.name: child.environment["SYMPHONY_METRICS_PORT"] for child in plan.services}
         return {(name, port) for name, port in found.items() if port != "0"}
 
@@ -153,8 +159,8 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_names_to_be_reached_by_are_the_option_s_or_the_setting_s(tmp_path: Path) -> None:
     def hosts(*given: str) -> str:
-        options = HouseOptions(data_dir=tmp_path, allow_hosts=given)
-        plan = plan_house(options, 1, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
+        options = DeploymentOptions(data_dir=tmp_path, allow_hosts=given)
+        plan = plan_deployment(options, 1, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
         return plan.services[-1].environment["SYMPHONY_ALLOW_HOSTS"]
 
     assert json.loads(hosts()) == ["a"]
@@ -165,11 +171,11 @@ def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    near = HouseOptions(data_dir=Path("/d"))
+    near = DeploymentOptions(data_dir=Path("/d"))
     assert near.redis_socket == Path("/d/redis/redis.sock")
-    far = HouseOptions(data_dir=tmp_path / ("x" * 100))
+    far = DeploymentOptions(data_dir=tmp_path / ("x" * 100))
     assert far.redis_socket.parent.parent == tmp_path
-    assert far.redis_socket != HouseOptions(data_dir=tmp_path / ("y" * 100)).redis_socket
+    assert far.redis_socket != DeploymentOptions(data_dir=tmp_path / ("y" * 100)).redis_socket
     make_private(far.redis_socket.parent, "Redis' socket")
     far.redis_socket.touch()
     far.remove_socket()
@@ -181,10 +187,10 @@ def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
 
 
 def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
-    options = HouseOptions(data_dir=tmp_path / "a@b c")
+    options = DeploymentOptions(data_dir=tmp_path / "a@b c")
     prepare_servers(options, 1, [DEFAULT_TENANT], 2**30)
     password = (options.credentials_dir / "redis.password").read_text().strip()
-    plan = plan_house(options, 1, {})
+    plan = plan_deployment(options, 1, {})
     assert hide_password(plan.redis_url) == plan.redis_url
     assert check_redis_url(plan.redis_url)
     assert password not in str(plan.environment)
@@ -192,10 +198,10 @@ def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
 
 def test_a_divided_tracker_has_a_process_a_shard_and_all_know_how_many(tmp_path: Path) -> None:
     def trackers(num_shards: int, num_spares: int) -> list[tuple[str, str | None, str]]:
-        options = HouseOptions(
+        options = DeploymentOptions(
             data_dir=tmp_path, num_tracker_shards=num_shards, num_spares=num_spares
         )
-        children = plan_house(options, 1, {}).services
+        children = plan_deployment(options, 1, {}).services
         assert {child.environment["SYMPHONY_TRACKER_SHARDS"] for child in children} == {
             str(num_shards)
         }

@@ -26,14 +26,14 @@ from cli.runfile import (
     write_run_state,
 )
 from cli.start.hosts import remove_arenas
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.start.plan import (
     ChildPlan,
-    HousePlan,
+    DeploymentPlan,
     check_data_dir,
     check_port,
     check_size,
-    plan_house,
+    plan_deployment,
 )
 from cli.start.preflight import (
     check_addresses,
@@ -67,13 +67,13 @@ ASKER_PATIENCE_S = 15.0  # it has to be started, on a busy machine
 ESSENTIAL = frozenset({"nats", "frontend"})
 
 
-class HouseFailed(SymphonyError):
-    """A child does not stay alive, or the house was not ready in time."""
+class DeploymentFailed(SymphonyError):
+    """A child does not stay alive, or the deployment was not ready in time."""
 
 
-def check_start(options: HouseOptions) -> list[str]:
-    """See that nothing is known that would keep a house from starting; `run_house` looks again.
-    What to warn of all the same.
+def check_start(options: DeploymentOptions) -> list[str]:
+    """See that nothing is known that would keep a deployment from starting; `run_deployment` looks
+    again. What to warn of all the same.
 
     Raises:
         ConfigError: something is.
@@ -90,39 +90,39 @@ def check_start(options: HouseOptions) -> list[str]:
     return warnings
 
 
-def run_house(
-    options: HouseOptions, reporter: Reporter, on_accepted: Callable[[], None] = lambda: None
+def run_deployment(
+    options: DeploymentOptions, reporter: Reporter, on_accepted: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a house until a signal asks it to stop.
+    """Run a deployment until a signal asks it to stop.
 
     Args:
         on_accepted: called when nothing is known that keeps it from starting, before it does.
 
     Raises:
         ConfigError: it cannot start like this. Nothing is left running.
-        HouseFailed: it did not come up, or a child keeps dying. Nothing is left running.
+        DeploymentFailed: it did not come up, or a child keeps dying. Nothing is left running.
     """
     check_data_dir(options.data_dir)
     lock = take_lock(options.data_dir)
     try:
-        remove_arenas(options.host_id)  # of a killed house: they take room, and it had more, maybe
+        remove_arenas(options.host_id)  # of a killed deployment, which may have had more hosts
         plan, config = _checked_plan(options)
         on_accepted()
         prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
-            _live(House(options, plan, reporter, signals, logs, config), reporter)
+            _live(Supervisor(options, plan, reporter, signals, logs, config), reporter)
     except OSError as error:  # the disk filled up, or there are no more processes
-        raise HouseFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
+        raise DeploymentFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
     finally:
         remove_run_state(options.data_dir)
         os.close(lock)
 
 
-def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
+def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherConfig]:
     check_addresses(options)
     check_size(options)
-    plan = plan_house(options, free_port(but=options.port), os.environ)
+    plan = plan_deployment(options, free_port(but=options.port), os.environ)
     config = check_settings(plan)
     tls_files = frontend_config(plan).tls_files
     plan = replace(
@@ -140,26 +140,26 @@ def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     return plan, config
 
 
-def _live(house: "House", reporter: Reporter) -> None:
+def _live(supervisor: "Supervisor", reporter: Reporter) -> None:
     try:
-        house.start()
-        house.wait_ready()
-        house.watch()
+        supervisor.start()
+        supervisor.wait_ready()
+        supervisor.watch()
     except StopRequested:
         reporter.event("stopping")
     finally:
-        house.stop()
+        supervisor.stop()
 
 
-class House:
-    """The children of one house. Everything happens on the main thread, which the kernel's watch on
-    parents needs.
+class Supervisor:
+    """The children of one deployment. Everything happens on the main thread, which the kernel's
+    watch on parents needs.
     """
 
     def __init__(
         self,
-        options: HouseOptions,
-        plan: HousePlan,
+        options: DeploymentOptions,
+        plan: DeploymentPlan,
         reporter: Reporter,
         signals: StopSignals,
         logs: LogKeeper,
@@ -213,7 +213,7 @@ class House:
         deadline = time.monotonic() + self._options.ready_timeout_s
         while not self._is_ready():
             if time.monotonic() >= deadline:
-                raise HouseFailed(
+                raise DeploymentFailed(
                     f"not ready within {self._options.ready_timeout_s:g} s: "
                     f"see {self._options.data_dir / 'logs'}"
                 )
@@ -223,7 +223,7 @@ class House:
             if (notice := rescue.notice()) is not None:
                 self._reporter.event(notice)
         self._supervision.on_ready()
-        self._liveness.on_house_ready()
+        self._liveness.on_deployment_ready()
         self._state = "ready"
         self._write_down()
         self._reporter.ready(self._url, self._degraded)
@@ -277,9 +277,9 @@ class House:
             if next_at_ns is not None:
                 due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
                 patience_s = due_s if patience_s is None else min(patience_s, due_s)
-        told = asking.files if asking is not None else []
+        reports = asking.files if asking is not None else []
         with death_watch(self._children.values()) as files:
-            readable = self._signals.wait([*files, *told], patience_s)
+            readable = self._signals.wait([*files, *reports], patience_s)
         now_ns = time.monotonic_ns()
         for name, child in list(self._children.items()):
             if (code := child.poll()) is not None:
@@ -294,9 +294,9 @@ class House:
             self._write_down()
         self._logs.look(now_ns)
         if asking is not None:
-            if any(file in readable for file in told):
-                for heard in asking.read(now_ns):
-                    self._on_round(heard)
+            if any(file in readable for file in reports):
+                for finished in asking.read(now_ns):
+                    self._on_round(finished)
             asking.tend(now_ns)
 
     def _rescue(self, name: str, code: int) -> bool:
@@ -308,9 +308,9 @@ class House:
         self._write_down()
         return True
 
-    def _on_round(self, heard: Round) -> None:
-        """Kill who is stuck. The kernel does not deliver less to a process that is stopped."""
-        for stuck in self._liveness.on_round(heard, self._states_in(heard)):
+    def _on_round(self, finished: Round) -> None:
+        """Kill stuck children. The kernel does not deliver less to a process that is stopped."""
+        for stuck in self._liveness.on_round(finished, self._states_in(finished)):
             silent_s = stuck.silent_ns / 1e9
             self._reporter.event(f"{stuck.name} does not answer for {silent_s:g} s; killing it")
             self._children[stuck.name].kill()
@@ -319,12 +319,13 @@ class House:
             self._silent = silent
             self._write_down()
 
-    def _states_in(self, heard: Round) -> dict[str, str]:
-        """What our children said of themselves, by name: on a shared NATS others answer as well."""
+    def _states_in(self, finished: Round) -> dict[str, str]:
+        """States that our children report, by name: on a shared NATS others answer as well."""
         said = {
-            (answer.service, answer.instance, answer.pid): answer.state for answer in heard.services
+            (answer.service, answer.instance, answer.pid): answer.state
+            for answer in finished.services
         }
-        states = dict.fromkeys(heard.servers, "ready")
+        states = dict.fromkeys(finished.servers, "ready")
         for name, child in self._children.items():
             plan = self._plans[name]
             key = (plan.service, plan.environment.get("SYMPHONY_INSTANCE", ""), child.pid)
@@ -349,7 +350,7 @@ class House:
                     self._write_down()
                 case GiveUp(_, num_deaths):
                     times = f", {num_deaths} times in a row" if num_deaths > 1 else ""
-                    raise HouseFailed(f"{what}{times}: {self._last_words(name)}")
+                    raise DeploymentFailed(f"{what}{times}: {self._last_words(name)}")
 
     def _start_child(self, name: str) -> None:
         self._signals.check()
@@ -373,7 +374,7 @@ class House:
         deadline = time.monotonic() + LISTEN_TIMEOUT_S
         while not is_listening(child.listens):
             if time.monotonic() >= deadline:
-                raise HouseFailed(
+                raise DeploymentFailed(
                     f"{child.name} does not listen on {_place(child.listens)}: "
                     f"{self._last_words(child.name)}"
                 )
@@ -489,5 +490,5 @@ def _answers(url: str, cert_file: Path | None) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1.0, context=context) as response:
             return bool(response.status == 200)
-    except (URLError, OSError, HTTPException):  # whoever listens there may not speak HTTP
+    except (URLError, OSError, HTTPException):  # what listens there may not speak HTTP
         return False

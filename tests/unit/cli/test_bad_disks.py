@@ -12,15 +12,15 @@ import pytest
 from cli.config import LauncherConfig
 from cli.reporting import complain
 from cli.runfile import write_run_state
-from cli.start.options import HouseOptions
-from cli.start.plan import ChildPlan, HousePlan
-from cli.supervisor import house as supervisor
+from cli.start.options import DeploymentOptions
+from cli.start.plan import ChildPlan, DeploymentPlan
+from cli.supervisor import deployment
 from cli.supervisor.children import start_child
-from cli.supervisor.house import House
+from cli.supervisor.deployment import Supervisor
 from cli.supervisor.rotation import LogKeeper
 from cli.supervisor.server_data import ServerData
 from cli.supervisor.signals import StopSignals
-from tests.unit.cli.test_house import SLEEP, Notes, make_house, pid_of, stand_in
+from tests.unit.cli.test_supervisor import SLEEP, Notes, make_supervisor, pid_of, stand_in
 
 SERVER = """
 import os, socket, sys, time
@@ -48,30 +48,30 @@ def test_a_server_that_cannot_read_its_data_is_started_without(
     kept = ServerData(folder=tmp_path, names=("data",), lost="all records", ready=b"ready")
     plan = ChildPlan("db", 0, log, lambda: start_child(command, log_path=log), socket, data=kept)
     notes = Notes()
-    house = House(
-        HouseOptions(data_dir=tmp_path),
-        HousePlan("", "", [plan], []),
+    supervisor = Supervisor(
+        DeploymentOptions(data_dir=tmp_path),
+        DeploymentPlan("", "", [plan], []),
         notes,
         signals,
         LogKeeper(tmp_path, 0, notes.event),
         LauncherConfig(),
     )
     try:
-        house.start()
+        supervisor.start()
         (said,) = [text for text in notes.said if "cannot read its data" in text]
         (aside,) = tmp_path.glob("data.damaged-*")
         assert "all records" in said and str(aside) in said
         assert aside.read_text() == "damaged" and not data.exists()
     finally:
-        house.stop()
+        supervisor.stop()
 
 
 def test_a_full_disk_stops_nothing(
     tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(House, "_is_ready", lambda _: True)
-    monkeypatch.setattr(supervisor, "REWRITE_NS", 1_000_000)
-    house, notes = make_house(tmp_path, signals, stand_in(tmp_path, "a", SLEEP))
+    monkeypatch.setattr(Supervisor, "_is_ready", lambda _: True)
+    monkeypatch.setattr(deployment, "REWRITE_NS", 1_000_000)
+    supervisor, notes = make_supervisor(tmp_path, signals, stand_in(tmp_path, "a", SLEEP))
     is_full = False
 
     def write(data_dir: Path, state: object) -> None:
@@ -81,33 +81,33 @@ def test_a_full_disk_stops_nothing(
 
     monkeypatch.setattr(supervisor, "write_run_state", write)
     try:
-        house.start()
-        house.wait_ready()
+        supervisor.start()
+        supervisor.wait_ready()
         old = pid_of(tmp_path, "a")
         is_full = True
         os.kill(old, signal.SIGKILL)
-        while house._children.get("a") is None or house._children["a"].pid == old:
-            house._watch_once(5.0)
-        house._watch_once(0.01)
+        while supervisor._children.get("a") is None or supervisor._children["a"].pid == old:
+            supervisor._watch_once(5.0)
+        supervisor._watch_once(0.01)
         outdated = [text for text in notes.said if "run.json" in text]
         assert outdated == ["run.json is out of date: No space left on device"]
         assert pid_of(tmp_path, "a") == old
         is_full = False
         while pid_of(tmp_path, "a") == old:
-            house._watch_once(5.0)
-        assert pid_of(tmp_path, "a") == house._children["a"].pid
+            supervisor._watch_once(5.0)
+        assert pid_of(tmp_path, "a") == supervisor._children["a"].pid
     finally:
-        house.stop()
+        supervisor.stop()
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(
     tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(House, "_is_ready", lambda _: True)
-    house, notes = make_house(tmp_path, signals, stand_in(tmp_path, "a", SLEEP))
-    start, num_failures = House._start_child, 0
+    monkeypatch.setattr(Supervisor, "_is_ready", lambda _: True)
+    supervisor, notes = make_supervisor(tmp_path, signals, stand_in(tmp_path, "a", SLEEP))
+    start, num_failures = Supervisor._start_child, 0
 
-    def fail_once(self: House, name: str) -> None:
+    def fail_once(self: Supervisor, name: str) -> None:
         nonlocal num_failures
         num_failures += 1
         if num_failures == 1:
@@ -115,16 +115,16 @@ def test_a_child_that_cannot_be_started_is_tried_again(
         start(self, name)
 
     try:
-        house.start()
-        house.wait_ready()
+        supervisor.start()
+        supervisor.wait_ready()
         old = pid_of(tmp_path, "a")
-        monkeypatch.setattr(House, "_start_child", fail_once)
+        monkeypatch.setattr(Supervisor, "_start_child", fail_once)
         os.kill(old, signal.SIGKILL)
-        while not house._children or house._children["a"].pid == old:
-            house._watch_once(5.0)
+        while not supervisor._children or supervisor._children["a"].pid == old:
+            supervisor._watch_once(5.0)
         assert any("a cannot be started" in text for text in notes.said)
     finally:
-        house.stop()
+        supervisor.stop()
 
 
 def test_words_that_no_disk_takes_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

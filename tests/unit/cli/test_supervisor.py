@@ -18,10 +18,10 @@ from cli.config import LauncherConfig
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import is_alive
 from cli.runfile import read_run_state
-from cli.start.options import HouseOptions
-from cli.start.plan import ChildPlan, HousePlan
+from cli.start.options import DeploymentOptions
+from cli.start.plan import ChildPlan, DeploymentPlan
 from cli.supervisor.children import start_child
-from cli.supervisor.house import House, HouseFailed, check_start, last_line
+from cli.supervisor.deployment import DeploymentFailed, Supervisor, check_start, last_line
 from cli.supervisor.rotation import LogKeeper, put_aside
 from cli.supervisor.signals import StopRequested, StopSignals
 from shared.errors import ConfigError
@@ -51,7 +51,7 @@ def stand_in(tmp_path: Path, name: str, code: str, stage: int = 0) -> ChildPlan:
     return ChildPlan(name, stage, log_path, lambda: start_child(command, log_path=log_path))
 
 
-def make_house(
+def make_supervisor(
     tmp_path: Path,
     signals: StopSignals,
     *children: ChildPlan,
@@ -62,25 +62,25 @@ def make_house(
     num_hosts: int = 1,
     port: int = 8000,
     ready_timeout_s: float = 30.0,
-) -> tuple[House, Notes]:
+) -> tuple[Supervisor, Notes]:
     notes = Notes()
     logs = LogKeeper(tmp_path, log_bytes_max, notes.event)
-    options = HouseOptions(
+    options = DeploymentOptions(
         data_dir=tmp_path,
         num_hosts=num_hosts,
         port=port,
         restart=restart,
         ready_timeout_s=ready_timeout_s,
     )
-    plan = HousePlan("", "", [], list(children), start_asker=start_asker)
+    plan = DeploymentPlan("", "", [], list(children), start_asker=start_asker)
     config = LauncherConfig(status_interval_s=0.5, stuck_after_s=stuck_after_s)
-    return House(options, plan, notes, signals, logs, config), notes
+    return Supervisor(options, plan, notes, signals, logs, config), notes
 
 
-def live(house: House) -> None:
-    house.start()
-    house.wait_ready()
-    house.watch()
+def live(supervisor: Supervisor) -> None:
+    supervisor.start()
+    supervisor.wait_ready()
+    supervisor.watch()
 
 
 SLEEP = "import time; time.sleep(1000)"
@@ -97,7 +97,7 @@ def signals() -> Iterator[StopSignals]:
 
 @pytest.fixture
 def _always_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(House, "_is_ready", lambda _: True)
+    monkeypatch.setattr(Supervisor, "_is_ready", lambda _: True)
 
 
 def test_who_listens_in_its_place_and_speaks_no_http_is_not_its_answer(
@@ -113,10 +113,10 @@ def test_who_listens_in_its_place_and_speaks_no_http_is_not_its_answer(
 
         threading.Thread(target=greet, daemon=True).start()
         port = server.getsockname()[1]
-        house, _ = make_house(tmp_path, signals, port=port, ready_timeout_s=0.2)
-        house.start()
-        with pytest.raises(HouseFailed, match="not ready"):
-            house.wait_ready()
+        supervisor, _ = make_supervisor(tmp_path, signals, port=port, ready_timeout_s=0.2)
+        supervisor.start()
+        with pytest.raises(DeploymentFailed, match="not ready"):
+            supervisor.wait_ready()
 
 
 def pid_of(tmp_path: Path, name: str) -> int:
@@ -127,20 +127,20 @@ def pid_of(tmp_path: Path, name: str) -> int:
 
 @pytest.mark.usefixtures("_always_ready")
 def test_a_dead_child_is_started_again(tmp_path: Path, signals: StopSignals) -> None:
-    house, notes = make_house(
+    supervisor, notes = make_supervisor(
         tmp_path, signals, stand_in(tmp_path, "a", SLEEP), stand_in(tmp_path, "b", SLEEP)
     )
     try:
-        house.start()
-        house.wait_ready()
+        supervisor.start()
+        supervisor.wait_ready()
         old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
         os.kill(old[0], signal.SIGKILL)
         while pid_of(tmp_path, "a") == old[0]:
-            house._watch_once(5.0)
+            supervisor._watch_once(5.0)
         assert pid_of(tmp_path, "b") == old[1]
         assert any("a was killed by SIGKILL; restarting" in text for text in notes.said)
     finally:
-        house.stop()
+        supervisor.stop()
     assert not is_alive(old[1])
 
 
@@ -160,14 +160,14 @@ def test_a_frontend_that_keeps_dying_ends_the_house_with_its_last_words(
     tmp_path: Path, signals: StopSignals
 ) -> None:
     child, flag = dies_when_told(tmp_path, "frontend")
-    house, _ = make_house(tmp_path, signals, child)
-    house.start()
-    house.wait_ready()
+    supervisor, _ = make_supervisor(tmp_path, signals, child)
+    supervisor.start()
+    supervisor.wait_ready()
     flag.touch()
     words = r"frontend ended with status 3, 5 times .*cannot open: OSError"
-    with pytest.raises(HouseFailed, match=words):
-        house.watch()
-    house.stop()
+    with pytest.raises(DeploymentFailed, match=words):
+        supervisor.watch()
+    supervisor.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
@@ -175,46 +175,50 @@ def test_the_house_goes_on_without_another_child_and_says_that_it_fails(
     tmp_path: Path, signals: StopSignals
 ) -> None:
     child, flag = dies_when_told(tmp_path, "tracker")
-    house, notes = make_house(tmp_path, signals, child, stand_in(tmp_path, "frontend", SLEEP))
-    house.start()
-    house.wait_ready()
+    supervisor, notes = make_supervisor(
+        tmp_path, signals, child, stand_in(tmp_path, "frontend", SLEEP)
+    )
+    supervisor.start()
+    supervisor.wait_ready()
     flag.touch()
     while not any("again: cannot open: OSError: no" in text for text in notes.said):
-        house._watch_once(5.0)
+        supervisor._watch_once(5.0)
     state = read_run_state(tmp_path)
     assert state is not None and state.failing == ["tracker"]
     assert process_states(state, None)["tracker"] == "failing"
     assert [child.name for child in state.services] == ["frontend"]
-    house.stop()
+    supervisor.stop()
 
 
 def test_a_death_before_readiness_ends_the_start(
     tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(House, "_is_ready", lambda _: False)
-    house, _ = make_house(
+    monkeypatch.setattr(Supervisor, "_is_ready", lambda _: False)
+    supervisor, _ = make_supervisor(
         tmp_path, signals, stand_in(tmp_path, "a", "raise SystemExit('symphony: no such thing')")
     )
-    house.start()
-    with pytest.raises(HouseFailed, match="a ended with status 1: symphony: no such thing"):
-        house.wait_ready()
-    house.stop()
+    supervisor.start()
+    with pytest.raises(DeploymentFailed, match="a ended with status 1: symphony: no such thing"):
+        supervisor.wait_ready()
+    supervisor.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
 def test_without_restart_a_dead_child_is_only_reported(
     tmp_path: Path, signals: StopSignals
 ) -> None:
-    house, notes = make_house(tmp_path, signals, stand_in(tmp_path, "a", SLEEP), restart=False)
-    house.start()
-    house.wait_ready()
+    supervisor, notes = make_supervisor(
+        tmp_path, signals, stand_in(tmp_path, "a", SLEEP), restart=False
+    )
+    supervisor.start()
+    supervisor.wait_ready()
     os.kill(pid_of(tmp_path, "a"), signal.SIGKILL)
     while not any("not restarted" in text for text in notes.said):
-        house._watch_once(5.0)
+        supervisor._watch_once(5.0)
     state = read_run_state(tmp_path)
     assert state is not None
     assert state.services == []
-    house.stop()
+    supervisor.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
@@ -222,17 +226,17 @@ def test_a_signal_interrupts_and_a_second_one_kills_the_stubborn(
     tmp_path: Path, signals: StopSignals
 ) -> None:
     stubborn = stand_in(tmp_path, "a", f"{STUBBORN}; time.sleep(1000)")
-    house, _ = make_house(tmp_path, signals, stubborn)
-    house.start()
-    house.wait_ready()
+    supervisor, _ = make_supervisor(tmp_path, signals, stubborn)
+    supervisor.start()
+    supervisor.wait_ready()
     while not stubborn.log_path.read_text():
         time.sleep(0.01)
     pid = pid_of(tmp_path, "a")
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(StopRequested):
-        house.watch()
+        supervisor.watch()
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    house.stop()
+    supervisor.stop()
     assert not is_alive(pid)
 
 
@@ -241,14 +245,14 @@ def test_a_signal_in_the_middle_of_starting_children_is_heard(tmp_path: Path) ->
     """Whenever it comes: an exception thrown into a fork would be lost."""
     for delay_ms in range(0, 20, 2):
         with StopSignals() as fresh:
-            house, _ = make_house(
+            supervisor, _ = make_supervisor(
                 tmp_path, fresh, *(stand_in(tmp_path, f"c{i}", SLEEP) for i in range(5))
             )
             timer = threading.Timer(delay_ms / 1e3, os.kill, (os.getpid(), signal.SIGTERM))
             timer.start()
             with pytest.raises(StopRequested):
-                live(house)
-            house.stop()
+                live(supervisor)
+            supervisor.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
@@ -262,13 +266,13 @@ def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
         f"os.write(1, b'x' * 100 + b'\\n')\n{SLEEP}"  # a print may be two writes
     )
     child = stand_in(tmp_path, "a", code)
-    house, _ = make_house(tmp_path, signals, child, log_bytes_max=50)
-    house.start()
-    house.wait_ready()
+    supervisor, _ = make_supervisor(tmp_path, signals, child, log_bytes_max=50)
+    supervisor.start()
+    supervisor.wait_ready()
     flag.touch()
     while not (tmp_path / "a.log.1").exists():
-        house._watch_once(None)  # nothing else wakes it
-    house.stop()
+        supervisor._watch_once(None)  # nothing else wakes it
+    supervisor.stop()
     assert (tmp_path / "a.log.1").read_text() == "x" * 100 + "\n"
     assert child.log_path.read_text() == ""
 
@@ -286,11 +290,11 @@ def scripted_asker(
     return lambda: start_child(command, log_path=tmp_path / "asker.log", is_piped=True)
 
 
-def watch_until(house: House, is_enough: Callable[[], bool]) -> None:
-    assert house._asking is not None
-    house._asking.begin(time.monotonic_ns())
+def watch_until(supervisor: Supervisor, is_enough: Callable[[], bool]) -> None:
+    assert supervisor._asking is not None
+    supervisor._asking.begin(time.monotonic_ns())
     while not is_enough():
-        house._watch_once(5.0)
+        supervisor._watch_once(5.0)
 
 
 @pytest.mark.usefixtures("_always_ready")
@@ -299,12 +303,12 @@ def test_a_child_that_does_not_answer_is_killed_even_if_it_is_stopped_and_replac
 ) -> None:
     asker = scripted_asker(tmp_path, [["a", "b"], ["b"], ["b"]])
     children = [stand_in(tmp_path, name, SLEEP) for name in "ab"]
-    house, notes = make_house(tmp_path, signals, *children, start_asker=asker)
-    house.start()
-    house.wait_ready()
+    supervisor, notes = make_supervisor(tmp_path, signals, *children, start_asker=asker)
+    supervisor.start()
+    supervisor.wait_ready()
     old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
     os.kill(old[0], signal.SIGSTOP)
-    watch_until(house, lambda: pid_of(tmp_path, "a") != old[0])
+    watch_until(supervisor, lambda: pid_of(tmp_path, "a") != old[0])
     assert pid_of(tmp_path, "b") == old[1]
     said = [text for text in notes.said if text.startswith("a ")]
     assert said == [
@@ -312,8 +316,8 @@ def test_a_child_that_does_not_answer_is_killed_even_if_it_is_stopped_and_replac
         "a was killed by SIGKILL; restarting it",
     ]
     assert silent_in(tmp_path) == []
-    house.stop()
-    assert house._asking is not None and not house._asking.files
+    supervisor.stop()
+    assert supervisor._asking is not None and not supervisor._asking.files
 
 
 def silent_in(tmp_path: Path) -> list[str]:
@@ -328,13 +332,13 @@ def test_a_child_that_is_silent_is_written_down_before_it_is_stuck(
 ) -> None:
     asker = scripted_asker(tmp_path, [["a"], [], []])
     child = stand_in(tmp_path, "a", SLEEP)
-    house, _ = make_house(tmp_path, signals, child, start_asker=asker, stuck_after_s=5.0)
-    house.start()
-    house.wait_ready()
-    watch_until(house, lambda: silent_in(tmp_path) == ["a"])
+    supervisor, _ = make_supervisor(tmp_path, signals, child, start_asker=asker, stuck_after_s=5.0)
+    supervisor.start()
+    supervisor.wait_ready()
+    watch_until(supervisor, lambda: silent_in(tmp_path) == ["a"])
     state = read_run_state(tmp_path)
     assert state is not None and process_states(state, None) == {"a": "silent"}
-    house.stop()
+    supervisor.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
@@ -344,10 +348,10 @@ def test_nobody_is_asked_whom_it_would_cost_his_life_for_good(
 ) -> None:
     asker = scripted_asker(tmp_path, [])
     child = stand_in(tmp_path, "a", SLEEP)
-    house, _ = make_house(
+    supervisor, _ = make_supervisor(
         tmp_path, signals, child, restart=restart, start_asker=asker, stuck_after_s=stuck_after_s
     )
-    assert house._asking is None
+    assert supervisor._asking is None
 
 
 @pytest.mark.parametrize(
@@ -380,7 +384,7 @@ def test_a_strange_folder_in_place_of_the_shared_memory_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.start.hosts.SHARED_MEMORY", tmp_path)
-    options = HouseOptions(data_dir=tmp_path / "data", port=0, num_hosts=2)
+    options = DeploymentOptions(data_dir=tmp_path / "data", port=0, num_hosts=2)
     check_start(options)
     options.hosts[1].arena_dir.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*symbolic link"):
