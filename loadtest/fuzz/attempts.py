@@ -15,7 +15,7 @@ import orjson
 from loadtest.fuzz.door import try_nats, try_redis
 from loadtest.fuzz.eavesdropping import MARK, Eavesdropper
 from loadtest.fuzz.internals import draft, internal_subject
-from loadtest.fuzz.plain_http import Answer, events, request_bytes, sent
+from loadtest.fuzz.plain_http import Answer, events, read_head, request_bytes, sent
 from loadtest.fuzz.tenant import COMPLETIONS, JOBS, Tenant, cached_tokens, key_of
 from loadtest.fuzz.victim import JOB, Lane, are_equal, text_of, vector_of
 from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT, INFERENCE_SUBMIT
@@ -222,7 +222,8 @@ async def _hang_up(raid: Raid, request_id: bytes) -> str:
     port = raid.thief.deployment.port
     data = request_bytes("POST", COMPLETIONS, port, body, raid.thief.authorization, request_id)
     async with sent(port, data) as reader:
-        async for event in events(reader):
+        _, headers = await read_head(reader)
+        async for event in events(reader, headers):
             return raid.leak(event)
     return ""
 

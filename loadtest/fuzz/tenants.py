@@ -174,7 +174,7 @@ class _Campaign:
             try:
                 async with asyncio.timeout(ATTEMPT_MAX_S):
                     got = await KINDS[kind](raid) or await lane.trouble()
-            except (TimeoutError, OSError) as error:
+            except (OSError, EOFError) as error:
                 got = repr(error)
             self._report.see("attempt_s", asyncio.get_running_loop().time() - began_at)
             self._report.count("attempts")

@@ -17,8 +17,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -202,9 +200,9 @@ def _wait(port: int, log_path: Path, server: "subprocess.Popen[bytes]") -> None:
         if server.poll() is not None:
             raise PeerUnavailable(f"vllm did not start: {log_path.read_text()[-9000:]}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
+            httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
+            return
+        except httpx.HTTPError:
             time.sleep(0.5)
     raise PeerUnavailable(f"vllm was not ready within {START_TIMEOUT_S:g} s")
 

@@ -154,9 +154,11 @@ def test_answers_are_read_however_they_are_framed() -> None:
 
 
 def test_events_are_read_until_the_last_chunk() -> None:
-    data = b"5\r\ndata: {}\n\n\r\n8\r\ndata: [DONE]\n\n\r\n0\r\n\r\ndata: later\n"
+    """Wherever the chunks end, and not beyond them."""
+    data = b"6\r\ndata: \r\n4\r\n{}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\ndata: later\n"
+    headers = {b"transfer-encoding": b"chunked"}
 
     async def scenario() -> list[bytes]:
-        return [event async for event in events(fed(data))]
+        return [event async for event in events(fed(data), headers)]
 
     assert asyncio.run(scenario()) == [b"{}", b"[DONE]"]
