@@ -12,7 +12,7 @@ from loadtest.planning.model_sizes import of_config, sizes_of
 from services.worker.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.profiles import PROFILES
-from tests.unit.cli.gguf_families import FAMILIES, make, write
+from tests.unit.cli.models.gguf_families import FAMILIES, make, write
 
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

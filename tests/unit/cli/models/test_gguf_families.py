@@ -19,7 +19,7 @@ from cli.models.gguf.architectures import ARCHITECTURES
 from cli.models.gguf.keys import NEUTRAL, Metadata
 from cli.models.gguf.reading import Reading
 from shared.errors import ConfigError
-from tests.unit.cli.gguf_families import FAMILIES, Family, make, write
+from tests.unit.cli.models.gguf_families import FAMILIES, Family, make, write
 
 PROMPT = torch.arange(2, 152)[None]
 # What others show nearly as well: the usual run leaves them out.

@@ -14,7 +14,7 @@ from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.figures.base import TINY, Alone, Figure
 from loadtest.figures.punica import SET, batching, layer
 from loadtest.figures.real import native_dtype
-from tests.unit.loadtest.figure_views import look, page_with, recorded, without_steps
+from tests.unit.loadtest.figures.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
 BY_KEY = {figure.key: figure for figure in SET.figures}

@@ -32,7 +32,7 @@ from loadtest.deployment import Deployment
 from loadtest.fuzz.report import Report
 from services.worker.device.assist.channel import Channel, ChannelShape, Outcome
 from shared.errors import InvalidRequest, PeerUnavailable
-from tests.unit.loadtest.test_chaos import END, GOOD, event, serve, stream, toll_of
+from tests.unit.loadtest.chaos.test_chaos import END, GOOD, event, serve, stream, toll_of
 
 
 def models_of(bodies: list[list[bytes]]) -> list[str]:

@@ -18,7 +18,7 @@ from prompt_toolkit.output import DummyOutput
 from cli.chat.history import open_history
 from cli.chat.reading import TerminalReader
 from cli.start.plan import ROOT
-from tests.unit.cli.fake_server import fake_server
+from tests.unit.cli.chat.fake_server import fake_server
 
 ALT_ENTER = "\x1b\r"
 CTRL_C = "\x03"

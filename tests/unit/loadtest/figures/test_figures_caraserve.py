@@ -12,7 +12,7 @@ from loadtest.bench.sgmv.step_models import fit_models
 from loadtest.figures.base import TINY, Alone, Figure
 from loadtest.figures.caraserve import SET, popularity, ranks
 from loadtest.figures.caraserve.fits import VIEWS, cells_of
-from tests.unit.loadtest.figure_views import look, page_with, recorded, without_steps
+from tests.unit.loadtest.figures.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
 BY_KEY = {figure.key: figure for figure in SET.figures}

@@ -20,7 +20,13 @@ from cli.supervisor.deployment import Supervisor
 from cli.supervisor.rotation import LogKeeper
 from cli.supervisor.server_data import ServerData
 from cli.supervisor.signals import StopSignals
-from tests.unit.cli.test_supervisor import SLEEP, Notes, make_supervisor, pid_of, stand_in
+from tests.unit.cli.supervisor.test_supervisor import (
+    SLEEP,
+    Notes,
+    make_supervisor,
+    pid_of,
+    stand_in,
+)
 
 SERVER = """
 import os, socket, sys, time
@@ -79,7 +85,7 @@ def test_a_full_disk_stops_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_run_state(data_dir, state)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(supervisor, "write_run_state", write)
+    monkeypatch.setattr(deployment, "write_run_state", write)
     try:
         supervisor.start()
         supervisor.wait_ready()

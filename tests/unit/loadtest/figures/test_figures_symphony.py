@@ -17,7 +17,7 @@ from loadtest.figures.base import FULL, QUICK, TINY, Alone, Figure, Results, Row
 from loadtest.figures.symphony import SET, data, runs, sweeps
 from loadtest.workloads.registry import WORKLOADS
 from services.scheduler.core.turns.placement import POLICIES
-from tests.unit.loadtest.figure_views import look, page_with
+from tests.unit.loadtest.figures.figure_views import look, page_with
 
 BY_KEY = {figure.key: figure for figure in SET.figures}
 SLOWER = {"symphony": 1.0, "recompute": 3.0, "sticky": 2.0, "migrate": 1.5}  # others: 1.2

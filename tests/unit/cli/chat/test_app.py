@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from cli.chat.transcript import Transcripts
 from cli.main import app
 from cli.start.plan import ROOT
-from tests.unit.cli.fake_server import DONE, Answer, FakeServer, error, event, fake_server
+from tests.unit.cli.chat.fake_server import DONE, Answer, FakeServer, error, event, fake_server
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from cli.chat.address import base_url
 from cli.chat.models import ServedModel, first_that_chats, require_chat
 from cli.main import app
 from shared.errors import InvalidRequest, NotFound
-from tests.unit.cli.fake_server import fake_server
+from tests.unit.cli.chat.fake_server import fake_server
 
 CLASSIFIER = ServedModel("labels", "classify")
 CHATTY = ServedModel("llama", "generate")

@@ -38,8 +38,8 @@ from shared.messages import (
     WorkerStatus,
 )
 from shared.subjects import KV_STATS, Subject
+from tests.unit.cli.supervisor.test_supervisor import make_supervisor
 from tests.unit.cli.test_runfile import STATE
-from tests.unit.cli.test_supervisor import make_supervisor
 
 MIB = 1024**2
 

@@ -13,7 +13,7 @@ from cli.models.gguf import convert
 from cli.models.prepare import find_model, prepare_model
 from services.worker.device.model import load_model
 from shared.errors import ConfigError
-from tests.unit.cli.gguf_families import Family, make, write
+from tests.unit.cli.models.gguf_families import Family, make, write
 
 PROMPT = torch.arange(2, 42)[None]
 

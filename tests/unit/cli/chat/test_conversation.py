@@ -10,7 +10,7 @@ from cli.chat.conversation import Conversation, Message
 from cli.chat.events import Reply
 from cli.chat.server import Server
 from shared.errors import PeerUnavailable, SymphonyError
-from tests.unit.cli.fake_server import DONE, error, event
+from tests.unit.cli.chat.fake_server import DONE, error, event
 
 
 def conversation(body: bytes, status: int = 200) -> tuple[Conversation, list[httpx.Request]]:

@@ -11,7 +11,7 @@ from loadtest.bench.families.rows import Row, families_of
 from loadtest.bench.families.variants import DEFAULT, NEEDED, VARIANTS
 from shared.errors import InvalidRequest
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 ROWS = [
     Row("a", "A", "x", "refused", "it differs (at position 3 by 0.2)"),
     Row("a", "A", "y", "right", ""),
