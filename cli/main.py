@@ -66,46 +66,24 @@ def up(
 ) -> None:
     """Start a deployment on this machine; Ctrl-C stops it."""
     from cli.adapters.offered import parse_offer
-    from cli.models.names import check_names
-    from cli.models.prepare import check_model
     from cli.start.options import DeploymentOptions
+    from cli.start.up import check_options, up_detached
     from cli.start.up import up as run_here
-    from cli.start.up import up_detached
     from cli.supervisor.children import free_port
-    from shared.errors import ConfigError
-    from shared.zoo import parse_emulation
 
     with errors_in_a_line():
-        if emulate is not None:
-            parse_emulation(emulate)
-        elif true_pages:
-            raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
-        for source in model or ():
-            check_model(source)
-        check_names(served_model_name or (), num_models=len(model or ()))
         folder = options.folder(data_dir)
         deployment = DeploymentOptions(
-            data_dir=folder,
-            models=tuple(model or ()),
-            num_hosts=hosts,
-            num_workers=0 if no_worker else workers,
-            emulate=emulate,
-            has_true_pages=true_pages,
+            data_dir=folder, models=tuple(model or ()), num_hosts=hosts,
+            num_workers=0 if no_worker else workers, emulate=emulate, has_true_pages=true_pages,
             adapters=tuple(parse_offer(each, folder) for each in adapter or ()),
-            num_spares=spares,
-            num_shards=shards,
-            num_tracker_shards=tracker_shards,
-            host=host,
-            port=port or free_port(),
-            served_names=tuple(served_model_name or ()),
-            max_model_len=max_model_len,
-            dtype=dtype,
-            allow_hosts=tuple(allow_host or ()),
-            nats_url=nats_url,
-            redis_url=redis_url,
-            restart=not no_restart,
+            num_spares=spares, num_shards=shards, num_tracker_shards=tracker_shards,
+            host=host, port=port or free_port(), served_names=tuple(served_model_name or ()),
+            max_model_len=max_model_len, dtype=dtype, allow_hosts=tuple(allow_host or ()),
+            nats_url=nats_url, redis_url=redis_url, restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
-        )
+        )  # fmt: skip
+        check_options(deployment)
         (up_detached if detach else run_here)(deployment)
 
 

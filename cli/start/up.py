@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
-from cli.models.names import served_as
-from cli.models.prepare import prepare_default, prepare_models
+from cli.models.names import check_names, served_as
+from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.models.weights import check_weights
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.start.options import DeploymentOptions
@@ -24,8 +24,24 @@ from services.worker.config import WorkerConfig
 from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
 from shared.private import PRIVATE_UMASK
+from shared.zoo import parse_emulation
 
 _OPTIONS = TypeAdapter(DeploymentOptions)
+
+
+def check_options(options: DeploymentOptions) -> None:
+    """See that models, their names and what is emulated exist.
+
+    Raises:
+        ConfigError: one does not; names its option.
+    """
+    if options.emulate is not None:
+        parse_emulation(options.emulate)
+    elif options.has_true_pages:
+        raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    for source in options.models:
+        check_model(source)
+    check_names(options.served_names, num_models=len(options.models))
 
 
 def up(options: DeploymentOptions) -> None:

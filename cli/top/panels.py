@@ -69,26 +69,20 @@ def hosts(view: Mapping[str, Any]) -> RenderableType:
     return table
 
 
+def _advisories(counted: Mapping[str, Any]) -> RenderableType:
+    rates, throttled = counted["rates"], counted["throttled"]
+    rows = [("live", f"{counted['live']:,}"), *_rates(counted["outcomes"])]
+    rows += [(f"{one['tenant']}: used", f"{one['hits']:.0%}") for one in rates]
+    rows += [(f"{one['tenant']}: throttled", f"{one['num_refused']:,}") for one in throttled]
+    return _list("advisories", rows)
+
+
 def lately(view: Mapping[str, Any]) -> RenderableType:
     """What was counted: advisories, where history was, placements, batches, adapters."""
-    advisories, adapters = view["advisories"], view["adapters"]
+    adapters = view["adapters"]
     return Columns(
         [
-            _list(
-                "advisories",
-                [
-                    ("live", f"{advisories['live']:,}"),
-                    *_rates(advisories["outcomes"]),
-                    *(
-                        (f"{one['tenant']}: came true", f"{one['hits']:.0%}")
-                        for one in advisories["rates"]
-                    ),
-                    *(
-                        (f"{one['tenant']}: throttled", f"{one['num_refused']:,}")
-                        for one in advisories["throttled"]
-                    ),
-                ],
-            ),
+            _advisories(view["advisories"]),
             _list(
                 "history was found",
                 [
@@ -113,7 +107,7 @@ def lately(view: Mapping[str, Any]) -> RenderableType:
                 [
                     ("known", f"{adapters['known']:,}"),
                     ("running", ", ".join(adapters["running"]) or "none"),
-                    ("on their way", ", ".join(adapters["waiting"]) or "none"),
+                    ("loading", ", ".join(adapters["waiting"]) or "none"),
                 ],
             ),
             _list("processes", [(one["name"], one["state"]) for one in view["services"]]),

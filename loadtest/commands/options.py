@@ -5,6 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
+LoadWhat = Annotated[
+    str,
+    typer.Argument(
+        metavar="[traces]",
+        help="List the trace files, and where all of each is.",
+        show_default=False,
+    ),
+]
+LoadModel = Annotated[
+    str, typer.Option("--model", metavar="TEXT", help="Default: the first that is served.")
+]
 NumUsers = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Users at a time.")]
 LoadProfile = Annotated[
     Literal["chat", "prefill", "agents", "adapters", "replay", "open"],

@@ -76,14 +76,7 @@ def bench(
 
 
 def loadtest(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[traces]",
-            help="List the trace files, and where all of each is.",
-            show_default=False,
-        ),
-    ] = "",
+    what: own.LoadWhat = "",
     users: own.NumUsers = 64,
     profile: own.LoadProfile = "chat",
     trace: own.LoadTrace = "",
@@ -101,9 +94,7 @@ def loadtest(
     watch: own.Watch = False,
     web: own.Web = False,
     web_port: own.WebPort = 8089,
-    model: Annotated[
-        str, typer.Option(metavar="TEXT", help="Default: the first that is served.")
-    ] = "",
+    model: own.LoadModel = "",
     url: options.Url = None,
     api_key: options.ApiKey = "",
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
@@ -122,32 +113,15 @@ def loadtest(
         if what:
             raise InvalidRequest(f"{what!r}: `traces`, or options alone")
         load = Load(
-            data_dir=options.folder(data_dir),
-            url=url,
-            api_key=api_key,
-            users=users,
-            spawn_rate=spawn_rate,
-            duration_s=duration,
-            profile=profile,
-            hints=hints,
-            faster=faster,
-            seed=seed,
-            trace=trace,
-            popularity=popularity,
-            model=model,
-            prompt_tokens=prompt_tokens,
-            watch=watch,
-            out_dir=None if out_dir is None else options.folder(out_dir),
-            web_port=web_port if web else None,
-            rate=rate,
-            target=Target(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
-            is_search=search,
-        )
+            data_dir=options.folder(data_dir), url=url, api_key=api_key, users=users,
+            spawn_rate=spawn_rate, duration_s=duration, profile=profile, hints=hints,
+            faster=faster, seed=seed, trace=trace, popularity=popularity, model=model,
+            prompt_tokens=prompt_tokens, watch=watch, web_port=web_port if web else None,
+            out_dir=None if out_dir is None else options.folder(out_dir), rate=rate,
+            target=Target(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms), is_search=search,
+        )  # fmt: skip
         summary = run_load(load)
-        if as_json:
-            print(json.dumps(summary))
-        else:
-            show_summary(summary)
+        print(json.dumps(summary)) if as_json else show_summary(summary)
         check_failures(summary)
 
 
@@ -197,15 +171,13 @@ def plan(
 
     with errors_in_a_line():
         profile = profile_of(model, gpu, options.folder(data_dir) / "models")
+        demand = Demand(
+            users=users, context=context, reply=reply, hinted=hinted,
+            tokens_max=profile.max_model_len,
+        )  # fmt: skip
         question = Question(
             profile=profile,
-            demand=Demand(
-                users=users,
-                context=context,
-                reply=reply,
-                hinted=hinted,
-                tokens_max=profile.max_model_len,
-            ),
+            demand=demand,
             targets=Targets(ttft_ms=ttft_ms, tpot_ms=tpot_ms, percentile=percentile),
             machines=Machines(
                 gpus=gpus_per_host, dram_gb=dram_gb, disk_gb=disk_gb, link_gbit=link_gbit
@@ -216,7 +188,4 @@ def plan(
         )
         check_question(question)
         summary = run_plan(question, lambda text: err.print(f"[dim]symphony: {text}[/dim]"))
-        if as_json:
-            print(json.dumps(summary))
-        else:
-            out.print(render(summary, model))
+        print(json.dumps(summary)) if as_json else out.print(render(summary, model))

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import uvloop
 
 from loadtest.deployment import Deployment
-from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers, tenants
+from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers
 from loadtest.fuzz.report import Report
+from loadtest.fuzz.tenancy import mode as tenants
 
 
 class Mode(Protocol):

@@ -291,12 +291,22 @@ def test_llama_index(frontend: FakeFrontend, workflow: Workflow) -> None:
     check_hinted(frontend)
 
 
+async def ask_openai(url: str, text: str, extra_body: dict[str, Any]) -> Any:
+    """The model's message, by OpenAI's client."""
+    from openai import AsyncOpenAI
+
+    messages: Any = [{"role": "user", "content": text}]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        reply = await client.chat.completions.create(
+            model="m", messages=messages, extra_body=extra_body
+        )
+    return reply.choices[0].message
+
+
 def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
     core = pytest.importorskip("autogen_core")
     tool_agent = pytest.importorskip("autogen_core.tool_agent")
     tools = pytest.importorskip("autogen_core.tools")
-    from openai import AsyncOpenAI
-
     from symphony_client.integrations.autogen import SymphonyInterventionHandler
 
     def go(city: str) -> str:
@@ -304,12 +314,7 @@ def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
         return wait_for_hint(frontend, "w/writer")
 
     async def ask(agent: str, text: str) -> Any:
-        async with AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="none") as client:
-            reply = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": text}],
-                extra_body=workflow.agent(agent).extra_body,
-            )  # fmt: skip
-        return reply.choices[0].message
+        return await ask_openai(frontend.url, text, workflow.agent(agent).extra_body)
 
     @dataclass
     class Said:

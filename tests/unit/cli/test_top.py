@@ -75,7 +75,7 @@ def test_what_is_shown() -> None:
     assert "5.0 s first token" in texts["figures"] and "0% not computed" in texts["figures"]
     assert "h-w0" in texts["workers"] and "3 of 4" in texts["workers"]
     assert "answers" in texts["hosts"]
-    parts = "[bold]x: came true", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"
+    parts = "[bold]x: used", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"
     for part in (*parts, "7 jobs, in 0 to"):
         assert part in texts["lately"], part
 

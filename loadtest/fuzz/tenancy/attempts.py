@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import orjson
 
-from loadtest.fuzz.door import try_nats, try_redis
-from loadtest.fuzz.eavesdropping import MARK, Eavesdropper
-from loadtest.fuzz.internals import draft, internal_subject
 from loadtest.fuzz.plain_http import Answer, events, read_head, request_bytes, sent
-from loadtest.fuzz.tenant import COMPLETIONS, JOBS, Tenant, cached_tokens, key_of
-from loadtest.fuzz.victim import JOB, Lane, are_equal, text_of, vector_of
+from loadtest.fuzz.tenancy.eavesdropping import MARK, Eavesdropper
+from loadtest.fuzz.tenancy.internals import draft, internal_subject
+from loadtest.fuzz.tenancy.servers import try_nats, try_redis
+from loadtest.fuzz.tenancy.tenant import COMPLETIONS, JOBS, Tenant, cached_tokens, key_of
+from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, text_of, vector_of
 from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT, INFERENCE_SUBMIT
 
 OWN_JOB = "a of in to it is on by at as an or"

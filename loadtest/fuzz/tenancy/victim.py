@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from loadtest.fuzz.report import Report
-from loadtest.fuzz.tenant import Tenant, cached_tokens
+from loadtest.fuzz.tenancy.tenant import Tenant, cached_tokens
 from shared.blocks import BLOCK_TOKENS
 from shared.subjects import ADVISORY_GET
 

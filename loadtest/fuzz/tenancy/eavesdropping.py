@@ -7,7 +7,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from loadtest.fuzz.report import Report
-from loadtest.fuzz.victim import SECRET
+from loadtest.fuzz.tenancy.victim import SECRET
 
 MARK = "left-by-the-thief"  # in all that a thief publishes for others to hear
 PROBED = "probed"  # in the names of inboxes where nothing but refusals may arrive

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.fuzz.eavesdropping import MARK
+from loadtest.fuzz.tenancy.eavesdropping import MARK
 from shared import subjects
 from shared.subjects import PUBLIC, Subject
 
