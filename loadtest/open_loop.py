@@ -3,8 +3,8 @@
 People at their screens ask less of a slow server, so with them a server that is overloaded looks
 merely slow. Here turns come at a rate, whatever becomes of those before: a turn is due when it is
 due. It goes on a session that has its answer, if there is one, and else begins another. Goodput is
-the rate of turns whose first token and whose tokens' pace were in time; it is always told with the
-share of those that were not.
+the rate of turns whose first token and whose tokens' pace were in time; it is always reported with
+the share of those that were not.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What is asked of the house.
+    """What is asked of the deployment.
 
     Attributes:
         rate: turns a second.
@@ -78,7 +78,7 @@ class Arrival:
 
 
 def arrivals(offer: Offer) -> list[Arrival]:
-    """The same for the same seed, in the order in which each is first heard of."""
+    """The same for the same seed, in the order of their announcements and arrivals."""
     rng = Random(f"{offer.seed}/open")
     found: list[Arrival] = []
     due_s = rng.expovariate(offer.rate)
@@ -161,7 +161,7 @@ class OpenLoop:
     Args:
         url: of the frontend.
         said: the next message whenever it is called.
-        name: begins the names of sessions; nobody else's do so.
+        name: begins the names of sessions; no other sessions' do so.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class OpenLoop:
 
 
 def _seen(kind: str, arrival: Arrival, due_at: float, reply: Reply, trouble: str) -> Turn:
-    """Times count from when the turn was due, so that nobody is spared by being late."""
+    """Times count from when the turn was due, so that lateness counts."""
     if trouble:
         return Turn(at_s=arrival.due_s, kind=kind, trouble=trouble[:300])
     first_at = due_at if reply.first_at is None else reply.first_at

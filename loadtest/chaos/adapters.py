@@ -23,7 +23,7 @@ LINEARS = "all"
 class Wanted:
     """Attributes:
     num: of adapters; 0: all streams run on the base.
-    lora_start: how turns begin whose adapter is on its way.
+    lora_start: how turns begin whose adapter is loading.
     link_mb_s: of loads into a worker's pool; 0: as fast as memory is.
     """
 

@@ -1,4 +1,4 @@
-"""People who stream all the time: each asks anew when an answer has ended, in a session of their
+"""People who stream all the time: each asks again when an answer has ended, in a session of their
 own, and knows what the answer must be.
 """
 
@@ -223,7 +223,7 @@ class Crowd:
         try:
             answer = (await http.post("/v1/completions", json=question)).raise_for_status()
         except httpx.HTTPError as error:
-            print(f"cannot tell whether a stream was wrong: {error!r}", file=sys.stderr)
+            print(f"unknown whether a stream was wrong: {error!r}", file=sys.stderr)
             return False
         (scores,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
         likely = {int(name.partition(":")[2]): score for name, score in scores.items()}

@@ -80,8 +80,8 @@ def are_all_ready(deployment: Deployment) -> bool:
             log = (deployment.data_dir / "logs" / f"{name}.log").read_text(errors="replace")
             ready = [line for line in log.splitlines() if READY in line]
             helpers = helpers_of(pid)
-            told = [any(f'"pid":{each.pid},' in line for line in ready) for each in helpers]
-            if not (told and all(told)):
+            is_ready = [any(f'"pid":{each.pid},' in line for line in ready) for each in helpers]
+            if not (is_ready and all(is_ready)):
                 return False
     return True
 
@@ -100,7 +100,7 @@ def strike_in_pass(
     """Send a signal to a helper, or to its worker, while a pass waits for the helper; in the end in
     any case. Blocking.
 
-    The helper is stopped before, so that it leaves undone what it is asked for next: else nobody
+    The helper is stopped before, so that it leaves undone what it is asked for next: else none
     would be fast enough.
 
     Args:

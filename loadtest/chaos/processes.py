@@ -99,11 +99,11 @@ async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]
             if fault.breaks_streams:
                 await _check_return(report, scene, begun_at)
             say(f"{number}/{len(faults)} {fault.what}: {in_words(toll)}; well in {well_s:.1f} s")
-            told = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
+            entry = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
             if setting.adapters.num:
                 met.judge(report, fault)
-                told |= {**met.as_dict(), **(watch.counts - counted).as_dict()}
-            tolls.append(told)
+                entry |= {**met.as_dict(), **(watch.counts - counted).as_dict()}
+            tolls.append(entry)
         undisturbed = scene.undisturbed.as_dict()
     found = {**report.as_dict(), "undisturbed": undisturbed, "faults": tolls}
     return found | ({"adapters": watch.counts.as_dict()} if setting.adapters.num else {})
@@ -112,7 +112,7 @@ async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]
 def _check_pids(
     report: Report, fault: Fault, before: dict[str, int], after: dict[str, int]
 ) -> None:
-    """Nobody ended but who was killed. A scheduler that led ends itself when it stood still for
+    """Only what was killed ended. A scheduler that led ends itself when it stood still for
     longer than its lease.
     """
     changed = {name for name in before if after.get(name) != before[name]}

@@ -123,7 +123,7 @@ async def open_scene(stage: Stage, setting: Setting) -> AsyncIterator[Scene]:
     """
     bodies = make_bodies(setting.models, setting.num_streams, setting.seed, setting.lengths)
     crowd = Crowd(stage.deployment.port, bodies)
-    say(f"{setting.num_streams} clients learn what they must hear")
+    say(f"{setting.num_streams} clients learn what they must be answered")
     await crowd.tell_apart(setting.models)
     await crowd.learn()
     async with stage.watch.watching(), crowd.streaming():

@@ -112,7 +112,7 @@ class Watch:
 
 
 def free_ports(num: int) -> range:
-    """Ports that follow each other and that nobody listens at.
+    """Free ports that follow each other.
 
     Raises:
         OSError: there are none.

@@ -1,4 +1,4 @@
-"""`symphony demo`: a chat and a team of agents with hints and without, on a house of its own."""
+"""`symphony demo`: a chat and a team of agents with hints and without, on an own deployment."""
 
 import asyncio
 import signal
@@ -30,7 +30,7 @@ from shared.errors import ConfigError, SymphonyError
 CLIENT = ROOT / "clients" / "python"
 JSON, PAGE, LOGS = "demo.json", "demo.html", "logs"
 REFRESHES_PER_S = 4.0
-COUNTED_S = 1.0  # after a part, until the house has counted all that became of its hints
+COUNTED_S = 1.0  # after a part, until the deployment has counted all that became of its hints
 TITLES: dict[Part, str] = {
     "chat": "A chat: the first token of each answer",
     "team": "Teams of agents: the first token of each answer",
@@ -79,8 +79,8 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # they end it as Ctrl-C does
     console, model, began_at = out if is_shown else err, Model(), time.monotonic()
-    told = introduction(model, demo.sizes)
-    for line in told:
+    text = introduction(model, demo.sizes)
+    for line in text:
         console.print(line)
     seen: list[Seen] = []
     parts: dict[Part, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
             try:
                 parts[part] = _play(part, deployment.url, model, demo, seen, console)
             except SymphonyError as error:
-                console.print()  # what is shown live has no line end where nobody watches
+                console.print()  # what is shown live has no line end without a terminal
                 raise SymphonyError(f"the {part} failed: {error.message} (logs: {logs})") from None
     gain = no_gain(parts)
     console.print(f"{gain}\n")
@@ -103,7 +103,7 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
         "no_gain": gain,
         "turns": [_turn(each) for each in seen],
     }
-    _write(demo.out_dir, result, [*told, gain], seen)
+    _write(demo.out_dir, result, [*text, gain], seen)
     console.print(f"pictures and a page: {demo.out_dir / PAGE}")
     return result
 
@@ -114,13 +114,13 @@ def introduction(model: Model, sizes: Sizes) -> list[str]:
     return [
         "Symphony on a chat and on teams of agents: without hints, and with them.",
         "",
-        "This starts a house of its own, two hosts with an emulated GPU each, and ends it again."
-        " Nothing is downloaded, and no other house is touched.",
+        "This starts a deployment of its own, two hosts with an emulated GPU each, and stops it."
+        " Nothing is downloaded, and no other deployment is touched.",
         f"There is room for {model.pool_tokens:,} tokens of history next to each GPU, less than"
-        " everybody's together. The rest waits in the host's memory, behind a link of"
+        " all of it. The rest waits in the host's memory, behind a link of"
         f" {model.link_bytes_per_s / 1e6:g} MB/s. Of {sizes.document_tokens:,} tokens it takes"
-        f" {fetch_s:.1f} s to bring them up and {compute_s:.1f} s to compute them again.",
-        "Both sides say the same, on one house, one after the other; the one that is first in a"
+        f" {fetch_s:.1f} s to fetch them and {compute_s:.1f} s to compute them again.",
+        "Both sides say the same, on one deployment, in turn; the one that is first in a"
         " round is second in the next. They share no history.",
     ]
 
@@ -169,7 +169,7 @@ def _player(part: Part) -> Play:
         from loadtest.demo.chat import play_chat
 
         return play_chat
-    # The client is a distribution of its own, which nobody has installed for the house.
+    # The client is a distribution of its own, which the environment need not have.
     sys.path += [str(CLIENT / "src"), str(CLIENT / "examples")]
     from loadtest.demo.team import play_team
 
@@ -196,12 +196,12 @@ def _make(folder: Path) -> None:
         raise ConfigError(f"--out {folder}: {error.strerror}") from None
 
 
-def _write(folder: Path, result: dict[str, Any], told: list[str], seen: list[Seen]) -> None:
+def _write(folder: Path, result: dict[str, Any], text: list[str], seen: list[Seen]) -> None:
     from loadtest.demo.plots import draw
 
     drawn = {part: draw(seen, part, TITLES[part], folder) for part in PARTS}
     pictures = {part: path.read_bytes() for part, path in drawn.items() if path is not None}
     (folder / JSON).write_bytes(orjson.dumps(result) + b"\n")
     (folder / PAGE).write_text(
-        page([each for each in told if each], result["parts"], TITLES, pictures)
+        page([each for each in text if each], result["parts"], TITLES, pictures)
     )

@@ -26,13 +26,13 @@ from shared.errors import PeerUnavailable, SymphonyError
 
 LOCUSTFILE = ROOT / "loadtest" / "locust" / "locustfile.py"
 LOG = "locust.log"
-CRITICAL = "/CRITICAL/root: "  # how its log tells of what ended it
+CRITICAL = "/CRITICAL/root: "  # what its log marks the reason of its end with
 LOOK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the command line says; its help tells of each."""
+    """Options of the command line, which its help describes."""
 
     data_dir: Path
     url: str | None
@@ -60,14 +60,14 @@ def run_load(load: Load) -> dict[str, Any]:
     """Run it to its end and return its summary.
 
     Raises:
-        NotFound: no house runs on the data folder, and no address was given.
-        PeerUnavailable: nobody answers there.
+        NotFound: no deployment runs on the data folder, and no address was given.
+        PeerUnavailable: no server answers there.
         SymphonyError: Locust said no, or turns failed; the report is there all the same.
     """
     url, cert = load.url, None
     if url is None:
-        house = running_deployment(load.data_dir)
-        url, cert = house.url, house.http_cert_file
+        deployment = running_deployment(load.data_dir)
+        url, cert = deployment.url, deployment.http_cert_file
     check_answers(url, load.api_key, cert)
     folder = load.out_dir or load.data_dir / "loadtests" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,10 +162,10 @@ def check_failures(summary: dict[str, Any]) -> None:
 
 
 def check_answers(url: str, api_key: str, cert: Path | None) -> None:
-    """See that somebody serves there.
+    """See that a server answers there.
 
     Raises:
-        PeerUnavailable: nobody does, or not for this key.
+        PeerUnavailable: none does, or not for this key.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:

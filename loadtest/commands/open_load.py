@@ -38,7 +38,7 @@ def run_open(load: OpenLoad) -> dict[str, Any]:
     """Run it, once or at one rate after the other; returns the summary, which is written too.
 
     Raises:
-        PeerUnavailable: nobody answers.
+        PeerUnavailable: no server answers.
     """
     try:
         stage = Stage(load.options, lambda turn: None)
@@ -61,7 +61,7 @@ def run_open(load: OpenLoad) -> dict[str, Any]:
     assert best is not None, "a search tries one rate at least"
     turns, found = best
     target = load.target
-    settings = load.options.told() | {
+    settings = load.options.as_dict() | {
         "rate": found["rate"], "slo_ttft_ms": target.ttft_ms, "slo_tpot_ms": target.tpot_ms,
     }  # fmt: skip
     summary = write_report(load.folder, turns, settings, load.options.duration_s)

@@ -2,5 +2,5 @@
 fuzz`).
 
 A mode is a module with ``add_options``, ``deployment``, which opens the deployment it wants, and
-``run``, which tells a `report.Report`; `command` lists the modes.
+``run``, which returns a `report.Report`; `command` lists the modes.
 """

@@ -1,6 +1,6 @@
 """``symphony bench fuzz``: a deployment with the demo model, and strangers who mean no good.
 
-One mode a run. A guarantee that does not hold is told, and makes the exit status 1.
+One mode a run. A guarantee that does not hold is reported, and makes the exit status 1.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         InvalidRequest: an option has a value that makes no sense.
     """
     parser = argparse.ArgumentParser(prog="symphony bench fuzz", description=__doc__)
-    parser.add_argument("--seed", type=int, help="none: one is drawn, and told")
+    parser.add_argument("--seed", type=int, help="default: one is drawn, and printed")
     modes = parser.add_mutually_exclusive_group(required=True)
     modes.add_argument("--poison", action="store_true", help=poison.__doc__)
     modes.add_argument("--http", type=int, nargs="?", const=5000, help=malformed.__doc__)

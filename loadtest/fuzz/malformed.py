@@ -141,7 +141,7 @@ def endpoints_of(api: Schema, models: dict[str, str]) -> list[Endpoint]:
 
 
 def _has_no_end(operation: Schema) -> bool:
-    """Whether it answers nothing but events, for as long as somebody listens."""
+    """Whether it answers nothing but events, for as long as a client listens."""
     answered = operation.get("responses", {}).get("200", {}).get("content", {})
     return list(answered) == ["text/event-stream"]
 

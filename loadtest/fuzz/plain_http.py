@@ -54,7 +54,7 @@ async def sent(
         ends: say that nothing more will be sent.
 
     Raises:
-        OSError: nobody accepts connections.
+        OSError: the connection is refused.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES_MAX)
     sending = asyncio.create_task(_send(writer, data, ends=ends))

@@ -11,7 +11,8 @@ from loadtest.locust.measures import Turn, places_of
 
 CAME = ("used", "late")
 COMING = ("expected", "placed")
-ANNOUNCED = "announced"  # by the house; what became of it is hidden by the announcement of the next
+# By the deployment; its outcome is hidden by the announcement of the next.
+ANNOUNCED = "announced"
 
 
 class Api(Protocol):
@@ -33,9 +34,9 @@ class _Conversation:
 
 class Speaker:
     """Args:
-    on_turn: told of each turn that ended, well or not.
+    on_turn: called with each turn that ended, well or not.
     hints: this client announces turns.
-    is_announced: its requests say which agent works on what, so that the house announces turns
+    is_announced: its requests say which agent works on what, so that the deployment announces turns
         by itself.
     """
 
@@ -56,7 +57,7 @@ class Speaker:
         self._conversations: dict[str, _Conversation] = {}
 
     def num_context(self, session: str) -> int:
-        """Tokens said and heard in it so far."""
+        """Tokens of its messages so far."""
         return self._of(session).num_context
 
     def forget(self, session: str) -> None:

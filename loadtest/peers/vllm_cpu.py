@@ -34,7 +34,7 @@ from loadtest.models import make_llama_125m
 from shared.errors import PeerUnavailable
 
 VOCAB = 32000
-RANKS_MAX = (8, 16, 32, 64, 128, 256)  # that vllm can be told as its limit
+RANKS_MAX = (8, 16, 32, 64, 128, 256)  # that vllm takes as its limit
 START_TIMEOUT_S = 300.0
 DECODED = 192  # so many that the first of a batch still runs when the last has begun
 

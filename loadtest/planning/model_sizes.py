@@ -22,7 +22,7 @@ def sizes_of(source: str, models: Path) -> ModelSizes:
     model of the hub that is not here, its config alone is fetched.
 
     Raises:
-        ConfigError: there is none, or its files do not tell.
+        ConfigError: there is none, or its files do not say.
     """
     check_model(source)
     path = Path(source).expanduser()
@@ -53,7 +53,7 @@ def of_config(config: Mapping[str, Any], name: str, weights_bytes: int | None = 
     if any(config.get(key) for key in EXPERTS):
         raise ConfigError(
             f"--model {name}: a mixture of experts, of which a pass reads a part that its config "
-            "does not tell: write its times into a profile"
+            "does not say: write its times into a profile"
         )
     hidden = _number(config, name, "hidden_size", "n_embd")
     num_layers = _number(config, name, "num_hidden_layers", "n_layer")
@@ -99,7 +99,7 @@ def of_gguf(header: Mapping[str, Any], name: str) -> ModelSizes:
     if own.get("expert_count"):
         raise ConfigError(
             f"--model {name}: a mixture of experts, of which a pass reads a part that the file "
-            "does not tell: write its times into a profile"
+            "does not say: write its times into a profile"
         )
     num_heads = _number(own, name, "attention.head_count")
     return ModelSizes(
@@ -137,7 +137,7 @@ def _number(values: Mapping[str, Any], name: str, *keys: str) -> int:
         value = values.get(key)
         if isinstance(value, int) and value > 0:
             return value
-    raise ConfigError(f"--model {name}: its files do not tell {keys[0]}: give a profile")
+    raise ConfigError(f"--model {name}: its files do not say {keys[0]}: give a profile")
 
 
 def _config_of_hub(hub_id: str) -> Path:

@@ -31,7 +31,7 @@ class Raid:
     """One attempt.
 
     Attributes:
-        number: of it, told nobody twice.
+        number: of it, each used once.
         lane: of the victim, whose things it is about.
         request_ids: of what the victim is asking now.
         jobs: the vectors of `OWN_JOB` and of the victim's.
@@ -85,7 +85,7 @@ class Raid:
     def leak(self, data: bytes) -> str:
         """What of the victim's stands in `data`, or nothing."""
         found = [trace for trace in self.lane.traces() if trace in data]
-        return f"it was told {found[0].decode()!r}: {data[:300]!r}" if found else ""
+        return f"it was sent {found[0].decode()!r}: {data[:300]!r}" if found else ""
 
 
 async def try_session(raid: Raid) -> str:
@@ -229,15 +229,17 @@ async def _hang_up(raid: Raid, request_id: bytes) -> str:
 
 
 async def try_subject(raid: Raid) -> str:
-    """Hear what is not the thief's, or say it."""
+    """Subscribe to what is not the thief's, or publish it."""
     if raid.rng.random() < 0.6:
         await raid.ears.publish(*draft(raid.rng, raid.victim.name, raid.lane.session_id))
         return ""
     subject, queue = internal_subject(raid.rng, raid.victim.name, wild=True)
     async with raid.ears.listening(subject, queue):
-        told = await raid.victim.request(ADVISORY_GET.pattern, {"session_id": raid.lane.advised_id})
+        answer = await raid.victim.request(
+            ADVISORY_GET.pattern, {"session_id": raid.lane.advised_id}
+        )
         await asyncio.sleep(LISTEN_S)
-    return "" if b'"placed"' in told else f"the victim was told {told!r}"
+    return "" if b'"placed"' in answer else f"the victim was sent {answer!r}"
 
 
 async def try_reply(raid: Raid) -> str:

@@ -1,4 +1,4 @@
-"""Listeners on NATS that hear all of an account, and know what may be heard there."""
+"""Listeners on NATS to all subjects of an account, which know what may arrive there."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,17 +9,17 @@ from nats.aio.msg import Msg
 from loadtest.fuzz.report import Report
 from loadtest.fuzz.tenancy.victim import SECRET
 
-MARK = "left-by-the-thief"  # in all that a thief publishes for others to hear
+MARK = "left-by-the-thief"  # in all that a thief publishes
 PROBED = "probed"  # in the names of inboxes where nothing but refusals may arrive
 OWN_ANSWERS = (b'"object":"text_completion"', MARK.encode())
-AUDIT = "$JS.EVENT.ADVISORY."  # NATS tells an account what it asked of JetStream
+AUDIT = "$JS.EVENT.ADVISORY."  # NATS sends an account what it asked of JetStream
 ENDS = (b"", b"[DONE]")
 SHOWN_BYTES = 200
 
 
 class Eavesdropper:
-    """A thief's own connection: it hears everything of its account, and publishes what it should
-    not. Only what the thief sent, and what it was answered, may be heard there.
+    """A thief's own connection: it gets everything of its account, and publishes what it should
+    not. Only what the thief sent, and what it was answered, may arrive there.
 
     Args:
         bus: whose inboxes, as those of the thief's other connections, are named after it.
@@ -58,7 +58,7 @@ class Eavesdropper:
         subject, data = message.subject, message.data
         self._report.count("heard_by_thief")
         answered, _, probed = subject.partition(f".{PROBED}.")
-        if probed:  # NATS itself tells everybody about their own account
+        if probed:  # NATS itself informs each account about itself
             is_own = not data or b'"error"' in data or ".$SYS." in probed
         elif subject.startswith(AUDIT):
             is_own = self._account in data
@@ -72,24 +72,24 @@ class Eavesdropper:
             )
         if not is_own or SECRET.encode() in data:
             self._report.count("successes")
-            self._report.expect(False, f"the thief heard {_shown(message)}")
+            self._report.expect(False, f"the thief got {_shown(message)}")
 
 
 async def watch(bus: Client, patterns: tuple[str, ...], own: str, report: Report) -> None:
-    """Listen in another account than the thief's, and tell of what it left there.
+    """Listen in another account than the thief's, and report what it left there.
 
     Args:
-        own: what subjects begin with on which it may be heard there.
+        own: prefix of subjects on which it may arrive there.
     """
 
-    async def hear(message: Msg) -> None:
+    async def on_message(message: Msg) -> None:
         report.count("heard_beside_thief")
         if MARK.encode() in message.data and not (own and message.subject.startswith(own)):
             report.count("successes")
-            report.expect(False, f"of the thief's there was heard {_shown(message)}")
+            report.expect(False, f"of the thief's there arrived {_shown(message)}")
 
     for pattern in patterns:
-        await bus.subscribe(pattern, cb=hear)
+        await bus.subscribe(pattern, cb=on_message)
     await bus.flush()
 
 

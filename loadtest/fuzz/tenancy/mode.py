@@ -31,7 +31,7 @@ TENANTS = (VICTIM, THIEF, TenantId("default"))
 STREAM_TOKENS = 48
 STREAM_REQUEST_ID = "acme-stream"
 ATTEMPT_MAX_S = 120.0
-LAST_WORDS_S = 1.0  # for what was said last to be heard
+LAST_WORDS_S = 1.0  # for the last messages to arrive
 LOOK_EVERY = 20  # attempts, at the deployment's processes
 SKIPPED = {"files": "all of a deployment's files belong to one user"}
 

@@ -1,4 +1,4 @@
-"""Ways into a deployment's servers for somebody who has no key of theirs. Each says what it got."""
+"""Ways into a deployment's servers without a key of theirs. Each returns what it got."""
 
 import asyncio
 import random
@@ -14,11 +14,11 @@ from loadtest.deployment import Deployment
 
 PATIENCE_S = 5.0
 REFUSALS = (b"-NOAUTH", b"-WRONGPASS", b"-ERR")
-HARMLESS = (b"RESET", b"QUIT")  # anybody may begin anew, or leave
+HARMLESS = (b"RESET", b"QUIT")  # allowed without a password
 
 
 async def try_nats(deployment: Deployment, rng: random.Random) -> str:
-    """Connect to NATS without credentials, or with such as nobody was given."""
+    """Connect to NATS without credentials, or with invented ones."""
     seed = encode_seed(rng.randbytes(32), PREFIX_BYTE_USER).decode()
     options: dict[str, Any] = rng.choice([
         {}, {"nkeys_seed_str": seed}, {"user": "SERVICES", "password": "SERVICES"},
@@ -38,7 +38,7 @@ async def try_nats(deployment: Deployment, rng: random.Random) -> str:
     except (Error, OSError, TimeoutError):
         return ""
     await client.close()
-    return f"NATS let in somebody with {options}"
+    return f"NATS let in a client with {options}"
 
 
 async def _ignore(_: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A tenant that has what others want: sessions, advisories, jobs, and text that is nobody else's.
+"""A tenant that has what others want: sessions, advisories, jobs, and text of its own.
 
 Each lane holds one of each, so that attempts of several lanes do not disturb each other's checks.
 """
@@ -41,7 +41,7 @@ def text_of(number: str, *, blocks: int = NUM_BLOCKS) -> str:
 class Lane:
     """Attributes:
     session_id: that it goes on with; `prompt` is its text.
-    advised_id: session of which it has told that a turn is coming.
+    advised_id: session of which it has announced a turn.
     known: what the deployment says of the two.
     """
 
@@ -93,8 +93,8 @@ class Lane:
         ):  # fmt: skip
             path = "sessions" if what == "session" else "advisories"
             answer = await self.tenant.http("GET", f"/v1/{path}/{session_id}")
-            told = orjson.loads(answer.body)
-            known |= {f"{what} {name}": told.get(name) for name in names}
+            found = orjson.loads(answer.body)
+            known |= {f"{what} {name}": found.get(name) for name in names}
         return known
 
 
@@ -136,8 +136,8 @@ async def work_on_nats(
         first = first or reply
         report.expect(SECRET.encode() in reply, f"a reply over NATS without its prompt: {reply!r}")
         report.expect(reply == first, f"another reply over NATS: {reply!r}, not {first!r}")
-        told = await tenant.request(ADVISORY_GET.pattern, {"session_id": lane.advised_id})
-        report.expect(b'"placed"' in told, f"the advisory over NATS: {told!r}")
+        answer = await tenant.request(ADVISORY_GET.pattern, {"session_id": lane.advised_id})
+        report.expect(b'"placed"' in answer, f"the advisory over NATS: {answer!r}")
         await asyncio.sleep(0)
 
 

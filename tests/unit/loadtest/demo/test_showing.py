@@ -62,9 +62,10 @@ def test_page_and_pictures_hold_all_of_it(tmp_path: Path) -> None:
     assert "http" not in text, "nothing is loaded from elsewhere"
 
 
-def test_hints_are_told_as_the_house_counts() -> None:
+def test_hints_are_shown_as_the_deployment_counts() -> None:
     hints = {"advisories": {"submitted": 3, "used": 2}, "by_house": {"given": 1}}
-    assert hints_line(hints).endswith("3 submitted, 2 used; foreseen by the house itself: 1 given")
+    shown = hints_line(hints)
+    assert shown.endswith("3 submitted, 2 used; foreseen by the deployment itself: 1 given")
     assert hints_line({}).endswith("none")
 
 
