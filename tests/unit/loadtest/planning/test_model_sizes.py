@@ -47,8 +47,8 @@ def test_other_names_of_the_same_sizes_are_known() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"hidden_size": 0}, "do not tell hidden_size"),
-        ({"hidden_size": "big"}, "do not tell hidden_size"),
+        ({"hidden_size": 0}, "do not say hidden_size"),
+        ({"hidden_size": "big"}, "do not say hidden_size"),
         ({"num_experts": 8}, "a mixture of experts"),
         ({"torch_dtype": "int4"}, "dtype 'int4'"),
     ],
