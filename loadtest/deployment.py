@@ -1,6 +1,5 @@
 """Starts deployments for tests, benchmarks and demonstrations, by the command that users type."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,15 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import httpx
 import nats
 from nats.aio.client import Client
 
 from cli.down import clear_away
-from cli.inspection.description import describe
-from cli.inspection.snapshot import look
 from cli.runfile import RunState, read_run_state, running_deployment
 from cli.start.credentials import nkey_file
 from cli.start.plan import python_path
@@ -217,64 +213,11 @@ class Deployment:
         finally:
             await client.close()
 
-    def look(self) -> dict[str, Any]:
-        """The object of `status`, without starting a process for it; for polling."""
-        return describe(self.run, look(self.run))
-
-    def status(self) -> dict[str, Any]:
-        """What ``symphony status --json`` prints."""
-        done = symphony("status", "--json", "--data-dir", str(self.data_dir))
-        if done.returncode:
-            raise PeerUnavailable(done.stderr)
-        report: dict[str, Any] = json.loads(done.stdout)
-        return report
-
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a process of it; returns the pid it had."""
-        pid = self.pids()[name]
-        os.kill(pid, number)
-        return pid
-
-    def wait_restarted(self, name: str, old_pid: int) -> int:
-        """Wait until `name` runs again as another process that reports to be ready; its pid."""
-
-        def is_back() -> bool:
-            if self.pids().get(name, old_pid) == old_pid:
-                return False
-            return any(
-                child["name"] == name and child["state"] in ("ready", "running")
-                for child in self.look()["services"]
-            )
-
-        wait_until(is_back, f"{name} is back")
-        return self.pids()[name]
-
-    def wait_healthy(self) -> None:
-        """Wait until the frontend would serve a turn."""
-        wait_until(self._is_healthy, "the frontend is healthy")
-
-    def wait_all_ready(self) -> None:
-        """Wait until every process is ready."""
-        wait_until(lambda: self.look()["state"] == "ready", "every process is ready")
-
-    def log_text(self) -> str:
-        """The end of every log."""
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
-            for path in sorted(self.logs.glob("*.log"))
-        )
-
     def _is_ready_or_ended(self) -> bool:
         if self.process.poll() is not None:
             return True
         state = read_run_state(self.data_dir)
         return state is not None and (state.pid, state.state) == (self.process.pid, "ready")
-
-    def _is_healthy(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from cli.inspection.snapshot import look
-from loadtest.deployment import Deployment, deployed
+from loadtest.deployment import Deployment, deployed, wait_until
 from loadtest.fuzz.damage import damage, damage_slab
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
@@ -32,7 +32,6 @@ REPLY_TOKENS = 24
 KV_BYTES = 8 * 1024**2  # 21 blocks
 FILLER_TOKENS = 1300  # leaves no room in the worker's pool for them
 WAIT_S = 60.0
-POLL_S = 0.05
 DATA_NAME = "data.mdb"
 KVSTORE = "kvstore"
 
@@ -223,7 +222,7 @@ class _Kvstore:
             self._process.wait()
         elif Path(f"/proc/{self._pid}").exists():
             os.kill(self._pid, signal.SIGTERM)
-            _poll(lambda: not Path(f"/proc/{self._pid}").exists(), "the kvstore has not ended")
+            wait_until(lambda: not Path(f"/proc/{self._pid}").exists(), "the kvstore ended", WAIT_S)
 
     def place(self, files: dict[str, bytes]) -> None:
         """Make these its database."""
@@ -276,12 +275,4 @@ def _wait_for(deployment: Deployment, is_so: Callable[[KvStats], bool]) -> None:
         snapshot = look(deployment.run)
         return snapshot is not None and any(map(is_so, snapshot.stores))
 
-    _poll(asked, "the kvstore is not as it should be")
-
-
-def _poll(condition: Callable[[], bool], otherwise: str) -> None:
-    give_up_at = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise PeerUnavailable(f"{otherwise} within {WAIT_S:.0f} s")
-        time.sleep(POLL_S)
+    wait_until(asked, "the kvstore reports what it should", WAIT_S)

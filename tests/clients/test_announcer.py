@@ -103,7 +103,7 @@ def test_nobody_there_is_noticed_and_left_alone(caplog: pytest.LogCaptureFixture
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
-def test_a_house_that_comes_back_is_announced_to_again() -> None:
+def test_a_deployment_that_comes_back_is_announced_to_again() -> None:
     port = free_port()
     with announcer_of(f"http://127.0.0.1:{port}") as announcer:
         announcer.announce(hint())
@@ -115,7 +115,7 @@ def test_a_house_that_comes_back_is_announced_to_again() -> None:
         assert not announcer.is_away
 
 
-def test_a_house_that_never_answers_costs_a_timeout(frontend: FakeFrontend) -> None:
+def test_a_deployment_that_never_answers_costs_a_timeout(frontend: FakeFrontend) -> None:
     frontend.free.clear()
     with announcer_of(frontend.url, timeout_s=SHORT_S) as announcer:
         announcer.announce(hint())
@@ -188,7 +188,7 @@ def test_closing_sends_what_waits_and_may_be_done_again(frontend: FakeFrontend) 
     assert announcer.flush(0)
 
 
-def test_closing_has_an_end_whatever_the_house_does(frontend: FakeFrontend) -> None:
+def test_closing_has_an_end_whatever_the_deployment_does(frontend: FakeFrontend) -> None:
     frontend.free.clear()
     announcer = announcer_of(frontend.url, timeout_s=SHORT_S)
     for number in range(100):

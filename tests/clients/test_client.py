@@ -114,7 +114,7 @@ def test_nobody_there() -> None:
         client.advise("s")
 
 
-def test_a_house_that_never_answers_is_not_waited_for(frontend: FakeFrontend) -> None:
+def test_a_deployment_that_never_answers_is_not_waited_for(frontend: FakeFrontend) -> None:
     frontend.free.clear()
 
     async def scenario() -> None:

@@ -65,7 +65,7 @@ def test_each_request_names_agent_workflow_and_session(scene: Scene) -> None:
             scene.workflow.agent(name)
 
 
-def test_names_are_such_as_a_house_takes(scene: Scene) -> None:
+def test_names_are_such_as_a_deployment_takes(scene: Scene) -> None:
     workflow = scene.another("w\n1")
     role = "{topic} Senior\n writer\n"  # as in a YAML file
     assert workflow.agent(role).identity == {

@@ -194,7 +194,7 @@ def test_three_voices_and_the_base_answer_side_by_side(tmp_path: Path) -> None:
             assert letters(Reply(client, SAID_TOKENS, model=name).read_to_end()) == said[voice]
 
 
-def test_what_is_no_adapter_keeps_the_house_from_starting(tmp_path: Path) -> None:
+def test_what_is_no_adapter_keeps_the_deployment_from_starting(tmp_path: Path) -> None:
     cluster = ("up", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "data"))
     (tmp_path / "empty").mkdir()
     for offer, words in (

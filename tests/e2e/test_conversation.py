@@ -403,7 +403,7 @@ def test_where_history_was_is_told(cluster: Cluster, client: OpenAI) -> None:
     assert places == {"pool": num} and num > 0
 
 
-def test_the_whole_house_is_told_at_one_port(cluster: Cluster) -> None:
+def test_the_whole_deployment_is_told_at_one_port(cluster: Cluster) -> None:
     text = httpx.get(f"{cluster.url}/metrics").text
     for service in ("frontend", "scheduler", "tracker", "kvstore", "worker"):
         assert f'service="{service}"' in text, service

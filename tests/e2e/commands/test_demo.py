@@ -77,7 +77,9 @@ def at_the_chat(out: Path, place: Path) -> "Iterator[subprocess.Popen[str]]":
         demo.communicate()
 
 
-def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place: Path) -> None:
+def test_a_deployment_that_dies_is_told_with_where_its_logs_are(
+    tmp_path: Path, place: Path
+) -> None:
     out = tmp_path / "out"
     with at_the_chat(out, place) as demo:
         supervisor = next(pid for pid, line in processes_of(place).items() if " up --data" in line)
@@ -91,7 +93,7 @@ def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
-def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
+def test_its_deployment_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
     with at_the_chat(tmp_path / "out", place) as demo:
         demo.send_signal(number)
         said, _ = demo.communicate(timeout=300)

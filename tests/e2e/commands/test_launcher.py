@@ -31,7 +31,7 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> No
         assert word in lines[0]
 
 
-def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -> None:
+def test_deployment_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", "--emulate", "zero") as cluster:
         report = cluster.status()
         assert report["url"] == cluster.url
@@ -90,7 +90,9 @@ def test_launcher_killed_leaves_nothing_and_starts_again(tmp_path: Path) -> None
         assert cluster.status()["state"] == "ready"
 
 
-def test_detached_house_of_two_hosts_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> None:
+def test_detached_deployment_of_two_hosts_is_ready_on_return_and_stops_on_down(
+    tmp_path: Path,
+) -> None:
     data_dir = tmp_path / "data"
     up = symphony(
         "up", "--detach", "--emulate", "zero", "--true-pages", "--hosts", "2", "--workers", "1",
@@ -194,7 +196,7 @@ def test_what_is_known_to_be_wrong_is_refused_before_anything_starts(
     assert not processes_of(tmp_path)
 
 
-def test_a_service_started_alone_refuses_what_the_house_would(tmp_path: Path) -> None:
+def test_a_service_started_alone_refuses_what_the_deployment_would(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.tracker"],
         env=environment({"SYMPHONY_TRACKER_TTL": "5"}),
@@ -206,7 +208,7 @@ def test_a_service_started_alone_refuses_what_the_house_would(tmp_path: Path) ->
     assert_one_line(done, "SYMPHONY_TRACKER_TTL='5'", "do you mean SYMPHONY_TRACKER_TTL_S?")
 
 
-def test_a_house_without_its_redis_starts_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_deployment_without_its_redis_starts_and_says_what_it_lacks(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     env = {"SYMPHONY_REDIS_URL": f"redis://:secret@{address}/0"}
     with Cluster(tmp_path / "data", "--emulate", "zero", settings=env) as cluster:

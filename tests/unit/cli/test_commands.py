@@ -180,7 +180,7 @@ def test_a_check_beside_another_is_heard_of_when_it_fails() -> None:
     assert code == 2 and "--no-such-option" in said
 
 
-def test_without_a_house_commands_fail_in_one_line(tmp_path: Path) -> None:
+def test_without_a_deployment_commands_fail_in_one_line(tmp_path: Path) -> None:
     for name in ("status", "down", "chat"):
         result = runner.invoke(app, [name, "--data-dir", str(tmp_path)])
         assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`down` leaves no shared memory behind, however the house ended."""
+"""`down` leaves no shared memory behind, however the deployment ended."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def test_the_memory_of_every_host_is_removed_and_nobody_else_s(tmp_path: Path, a
 
 
 @pytest.mark.parametrize("is_written_down", [True, False])
-def test_a_killed_house_s_memory_is_removed(
+def test_a_killed_deployment_s_memory_is_removed(
     tmp_path: Path, arena: Path, *, is_written_down: bool
 ) -> None:
     old = arena.with_name("symphony-old-name")
@@ -58,7 +58,7 @@ def test_a_killed_house_s_memory_is_removed(
     assert not (tmp_path / "run.json").exists()
 
 
-def test_the_memory_of_a_house_that_has_to_be_killed_is_removed(
+def test_the_memory_of_a_deployment_that_has_to_be_killed_is_removed(
     tmp_path: Path, arena: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.down.STOP_TIMEOUT_S", 0)
@@ -87,7 +87,7 @@ def test_it_is_removed_although_a_process_does_not_end(
     os.close(lock)
 
 
-def test_a_house_that_begins_to_start_keeps_its_memory(tmp_path: Path, arena: Path) -> None:
+def test_a_deployment_that_begins_to_start_keeps_its_memory(tmp_path: Path, arena: Path) -> None:
     lock = take_lock(tmp_path)
     with pytest.raises(NotFound):
         down(tmp_path)

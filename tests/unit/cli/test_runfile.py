@@ -1,4 +1,4 @@
-"""What a running house leaves for other commands."""
+"""What a running deployment leaves for other commands."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not is_locked(tmp_path) and not list(tmp_path.iterdir())
 
 
-def test_the_lock_tells_whether_a_house_runs(
+def test_the_lock_tells_whether_a_deployment_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.runfile.LOCK_PATIENCE_S", 0.0)

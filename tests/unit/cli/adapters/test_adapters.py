@@ -1,4 +1,4 @@
-"""`symphony adapters`: what is sent, what is shown, and what is checked without a house."""
+"""`symphony adapters`: what is sent, what is shown, and what is checked without a deployment."""
 
 import json
 from collections.abc import Callable
@@ -101,8 +101,8 @@ def test_offers_are_parsed_and_the_kvstore_may_read_them(tmp_path: Path) -> None
     for wrong in ("fox", "=x", f"a b={folder}", f"fox={tmp_path}/none"):
         with pytest.raises(ConfigError, match="--adapter"):
             parse_offer(wrong, tmp_path)
-    house = DeploymentOptions(data_dir=tmp_path, adapters=(offer,))
-    plan = plan_deployment(house, 1, {"SYMPHONY_ADAPTER_DIRS": '["/srv"]'})
+    deployment = DeploymentOptions(data_dir=tmp_path, adapters=(offer,))
+    plan = plan_deployment(deployment, 1, {"SYMPHONY_ADAPTER_DIRS": '["/srv"]'})
     (kvstore,) = [child for child in plan.services if child.service == "kvstore"]
     assert json.loads(kvstore.environment["SYMPHONY_ADAPTER_DIRS"]) == ["/srv", str(folder)]
 
@@ -128,7 +128,7 @@ def test_an_adapter_of_ours_needs_no_folder(tmp_path: Path) -> None:
     check_offers([Offer("digits", tmp_path)], [])
 
 
-def test_what_is_made_is_there_before_the_house_is(tmp_path: Path) -> None:
+def test_what_is_made_is_there_before_the_deployment_is(tmp_path: Path) -> None:
     models = tmp_path / "models"
     demo = make_demo_model(models / "symphony-demo")
     (offer,) = offers = [parse_offer("digits", tmp_path)]
@@ -153,8 +153,8 @@ def test_another_one_is_refused_before_anything_starts(
     words: list[str], refused: str, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
-    house = ["up", "--port", "0", "--data-dir", str(data_dir)]
-    done = CliRunner().invoke(app, [*house, "--adapter", *words])
+    deployment = ["up", "--port", "0", "--data-dir", str(data_dir)]
+    done = CliRunner().invoke(app, [*deployment, "--adapter", *words])
     assert done.exit_code == 1 and refused in done.stderr
     assert not list(data_dir.glob("*"))
 

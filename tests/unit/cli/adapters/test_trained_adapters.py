@@ -1,4 +1,4 @@
-"""The adapters that come with the house: their files, and what the house says on them."""
+"""The adapters that come with the deployment: their files, and what the deployment says on them."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_its_files_can_be_served_as_they_are_and_are_small(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not model().is_dir(), reason="the model has not been fetched")
-def test_each_is_heard_in_what_the_house_says_and_the_base_is_not(tmp_path: Path) -> None:
+def test_each_is_heard_in_what_the_deployment_says_and_the_base_is_not(tmp_path: Path) -> None:
     """On questions that none was trained on; asked of all in one batch."""
     trainer = Trainer(model())
     talks = held_out(VOICES["json"], 1)[::6]

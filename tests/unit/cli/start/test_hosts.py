@@ -87,7 +87,7 @@ def test_each_host_has_a_kvstore_with_folders_of_its_own(tmp_path: Path) -> None
         assert store.disk_path.is_relative_to(tmp_path)
 
 
-def test_a_worker_is_on_its_host_s_side_and_reads_the_house_s_models(tmp_path: Path) -> None:
+def test_a_worker_is_on_its_host_s_side_and_reads_the_deployment_s_models(tmp_path: Path) -> None:
     planned = plan(tmp_path, num_hosts=2, num_workers=2)
     ids = [store.host_id for store in kvstores(planned)]
     told = [(name, config.host_id, config.instance) for name, config in workers(planned)]
@@ -204,7 +204,7 @@ def test_more_workers_than_a_machine_runs_are_refused(tmp_path: Path) -> None:
         check_size(DeploymentOptions(data_dir=tmp_path, num_hosts=8, num_workers=9))
 
 
-def test_the_command_line_s_words_reach_the_house(
+def test_the_command_line_s_words_reach_the_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[DeploymentOptions] = []
@@ -245,7 +245,7 @@ def test_adapters_of_several_hosts_are_warned_of(tmp_path: Path) -> None:
     assert check_start(replace(options, adapters=())) == []
 
 
-def test_a_house_is_ready_with_the_workers_of_all_hosts(
+def test_a_deployment_is_ready_with_the_workers_of_all_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[tuple[int, int]] = []

@@ -99,7 +99,7 @@ def test_the_frontend_learns_which_models_are_deployed(
     assert (given and json.loads(given)) == names
 
 
-def test_houses_on_other_folders_have_other_hosts(tmp_path: Path) -> None:
+def test_deployments_on_other_folders_have_other_hosts(tmp_path: Path) -> None:
     one, two = (DeploymentOptions(data_dir=tmp_path / name) for name in "ab")
     assert one.host_id != two.host_id
     assert one.host_id == DeploymentOptions(data_dir=tmp_path / "a", port=1).host_id
@@ -167,7 +167,7 @@ def test_names_to_be_reached_by_are_the_option_s_or_the_setting_s(tmp_path: Path
     assert json.loads(hosts("b", "c")) == ["b", "c"]
 
 
-def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
+def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

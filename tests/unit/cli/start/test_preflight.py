@@ -20,9 +20,9 @@ def plan(tmp_path: Path, environ: dict[str, str], host: str = "127.0.0.1") -> De
 
 
 def test_the_defaults_can_start_and_every_service_is_looked_at(tmp_path: Path) -> None:
-    house = plan(tmp_path, {})
-    assert check_settings(house).log_bytes_max == 64 * 1024**2
-    assert {child.service for child in house.services} == CONFIGS.keys()
+    deployment = plan(tmp_path, {})
+    assert check_settings(deployment).log_bytes_max == 64 * 1024**2
+    assert {child.service for child in deployment.services} == CONFIGS.keys()
 
 
 @pytest.mark.parametrize(

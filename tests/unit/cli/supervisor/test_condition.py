@@ -1,4 +1,4 @@
-"""Whether a house is all there, decided from what was heard of it."""
+"""Whether a deployment is all there, decided from what was heard of it."""
 
 import asyncio
 from dataclasses import replace
@@ -20,7 +20,7 @@ RUN = RunState(
 )  # fmt: skip
 
 
-def test_a_house_that_is_all_there_is_ready() -> None:
+def test_a_deployment_that_is_all_there_is_ready() -> None:
     condition = assess(RUN, ALL_WELL, HEARD)
     assert (condition.state, condition.reasons) == ("ready", [])
 

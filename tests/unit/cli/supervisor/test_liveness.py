@@ -11,7 +11,7 @@ ROUNDS_MAX = 8  # of silence: the first that make 15 s
 READY = "ready"
 
 
-def house(*services: str, servers: tuple[str, ...] = ()) -> Liveness:
+def deployment(*services: str, servers: tuple[str, ...] = ()) -> Liveness:
     liveness = Liveness(INTERVAL_NS, STUCK_AFTER_NS)
     for name in servers:
         liveness.on_started(name, is_server=True)
@@ -30,7 +30,7 @@ STANDSTILL = one_round(lasted_ns=INTERVAL_NS + STANDSTILL_NS + 1)
 
 
 def test_who_is_silent_for_long_enough_is_stuck_and_told_once() -> None:
-    liveness = house("a", "b")
+    liveness = deployment("a", "b")
     liveness.on_round(ROUND, {"a": READY, "b": READY})
     for number in range(1, 20):
         stuck = liveness.on_round(ROUND, {"b": READY})
@@ -40,7 +40,7 @@ def test_who_is_silent_for_long_enough_is_stuck_and_told_once() -> None:
 
 
 def test_one_answer_wipes_out_all_silence() -> None:
-    liveness = house("a")
+    liveness = deployment("a")
     liveness.on_round(ROUND, {"a": READY})
     for _ in range(10):
         for _ in range(ROUNDS_MAX - 1):
@@ -50,7 +50,7 @@ def test_one_answer_wipes_out_all_silence() -> None:
 
 
 def test_who_was_never_ready_may_take_as_long_as_it_likes_in_every_life() -> None:
-    liveness = house("a")
+    liveness = deployment("a")
     for _ in range(2):
         liveness.on_round(ROUND, {"a": "starting"})
         for _ in range(1000):
@@ -64,13 +64,13 @@ def test_who_was_never_ready_may_take_as_long_as_it_likes_in_every_life() -> Non
 
 
 def test_who_was_seen_ready_before_the_first_round_is_judged() -> None:
-    liveness = house("a")
+    liveness = deployment("a")
     liveness.on_deployment_ready()
     assert [len(liveness.on_round(ROUND, {})) for _ in range(ROUNDS_MAX)].count(1) == 1
 
 
 def test_a_stuck_nats_costs_itself_and_nobody_else() -> None:
-    liveness = house("a", servers=("nats", "redis"))
+    liveness = deployment("a", servers=("nats", "redis"))
     liveness.on_round(ROUND, {"a": READY, "nats": READY, "redis": READY})
     for _ in range(3):
         liveness.on_round(ROUND, {"redis": READY, "nats": READY})
@@ -85,14 +85,14 @@ def test_a_stuck_nats_costs_itself_and_nobody_else() -> None:
 
 
 def test_a_stuck_redis_is_found_while_nats_is_away() -> None:
-    liveness = house(servers=("redis",))
+    liveness = deployment(servers=("redis",))
     liveness.on_round(ROUND, {"redis": READY})
     stuck = [s for _ in range(ROUNDS_MAX) for s in liveness.on_round(AWAY, {})]
     assert [each.name for each in stuck] == ["redis"]
 
 
 def test_a_standstill_is_nobodys_fault_and_forgives_nothing() -> None:
-    liveness = house("a")
+    liveness = deployment("a")
     liveness.on_round(ROUND, {"a": READY})
     for _ in range(ROUNDS_MAX - 1):
         assert liveness.on_round(ROUND, {}) == []
@@ -115,7 +115,7 @@ def test_nobody_is_blamed_who_answered_lately_or_could_not(
     told: list[tuple[Round, dict[str, str]]],
 ) -> None:
     """Against a slow reading of the history."""
-    liveness = house("a", "b", servers=("nats",))
+    liveness = deployment("a", "b", servers=("nats",))
     history: list[tuple[Round, dict[str, str]]] = []
     blamed: set[str] = set()
     for heard, states in told:

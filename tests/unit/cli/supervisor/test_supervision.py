@@ -1,4 +1,4 @@
-"""When a dead child starts again, and when the house gives up."""
+"""When a dead child starts again, and when the deployment gives up."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ def test_a_death_during_the_start_is_final() -> None:
     assert supervision.on_exit("worker-0", 5) == [GiveUp("worker-0", 1)]
 
 
-def test_pauses_double_up_to_the_limit_and_then_the_house_gives_up() -> None:
+def test_pauses_double_up_to_the_limit_and_then_the_deployment_gives_up() -> None:
     supervision = ready_house("a")
     now_ns, pauses = 0, []
     for _ in range(4):
@@ -39,7 +39,7 @@ def test_pauses_double_up_to_the_limit_and_then_the_house_gives_up() -> None:
     assert supervision.on_exit("a", now_ns) == [GiveUp("a", 5)]
 
 
-def test_the_house_goes_on_without_a_child_that_is_not_essential() -> None:
+def test_the_deployment_goes_on_without_a_child_that_is_not_essential() -> None:
     supervision = ready_house("a", "b")
     now_ns, told = 0, []
     for _ in range(100):

@@ -156,7 +156,7 @@ def dies_when_told(tmp_path: Path, name: str) -> tuple[ChildPlan, Path]:
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_a_frontend_that_keeps_dying_ends_the_house_with_its_last_words(
+def test_a_frontend_that_keeps_dying_ends_the_deployment_with_its_last_words(
     tmp_path: Path, signals: StopSignals
 ) -> None:
     child, flag = dies_when_told(tmp_path, "frontend")
@@ -171,7 +171,7 @@ def test_a_frontend_that_keeps_dying_ends_the_house_with_its_last_words(
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_the_house_goes_on_without_another_child_and_says_that_it_fails(
+def test_the_deployment_goes_on_without_another_child_and_says_that_it_fails(
     tmp_path: Path, signals: StopSignals
 ) -> None:
     child, flag = dies_when_told(tmp_path, "tracker")

@@ -1,4 +1,4 @@
-"""What `bench chaos` does to a house of real processes, and how it tells what that cost."""
+"""What `bench chaos` does to a deployment of real processes, and how it tells what that cost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -138,17 +138,17 @@ def channel() -> Channel:
 
 def test_helpers_are_told_by_their_worker(channel: Channel, tmp_path: Path) -> None:
     worker, log = os.getpid(), tmp_path / "logs" / "worker-3.log"
-    house = Deployment(tmp_path)
+    deployment = Deployment(tmp_path)
     log.parent.mkdir()
     log.write_text("")
     with pytest.MonkeyPatch.context() as patch, helper_of(worker, channel) as process:
         patch.setattr(Deployment, "pids", lambda _: {"nats": 1, "worker-3": worker})
         found = helpers_of(worker)
         assert [each.pid for each in found] == [process.pid] and not helpers_of(process.pid)
-        assert helper_names(house) == ["helper-3"]
-        assert not are_all_ready(house)
+        assert helper_names(deployment) == ["helper-3"]
+        assert not are_all_ready(deployment)
         log.write_text(f'{{"message":"a helper of adapters is ready","pid":{process.pid},"r":1}}\n')
-        assert are_all_ready(house)
+        assert are_all_ready(deployment)
         seen = found[0].channel()
         assert not seen.is_awake
         channel.is_awake = True
@@ -217,7 +217,7 @@ def test_workers_have_helpers_where_the_worker_says_so() -> None:
     assert not Wanted(num=1, lora_start="wait", link_mb_s=1).has_helpers
 
 
-def test_without_adapters_a_house_is_what_it_was() -> None:
+def test_without_adapters_a_deployment_is_what_it_was() -> None:
     with offered(Wanted(), 1, 1) as offer:
         assert (offer.options, offer.settings, offer.load_s) == ((), {}, 0.0)
 

@@ -52,7 +52,7 @@ def test_locust_is_told_all_of_it(tmp_path: Path) -> None:
     assert "--headless" not in line and "--web-port" in line and "--cert" not in line
 
 
-def test_without_a_house_there_is_no_load(tmp_path: Path) -> None:
+def test_without_a_deployment_there_is_no_load(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="symphony up"):
         run_load(load(tmp_path, url=None))
     with pytest.raises(PeerUnavailable, match="127"):

@@ -1,4 +1,4 @@
-"""The screen, the page and the pictures; what the house is started with."""
+"""The screen, the page and the pictures; what the deployment is started with."""
 
 from pathlib import Path
 
