@@ -1,6 +1,6 @@
 """Makes the environment that a command runs in, and becomes that command.
 
-Help is shown from a file as long as nothing is installed: nobody should wait for it.
+Help is shown from a file as long as nothing is installed, so that it comes at once.
 
 Runs on a bare Python: standard library only. Does nothing but two small reads when everything is
 there: nothing of ours is imported before there is something to install. ``SYMPHONY_VENV`` names the

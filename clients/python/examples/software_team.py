@@ -38,7 +38,7 @@ class Sizes:
     Attributes:
         num_files: with an engineer and a QA engineer for each.
         num_reviews: of each file.
-        system_chars: of what each agent is told to be.
+        system_chars: of each agent's system prompt.
         document_chars: of what an agent gets to work on.
         reply_tokens: of each answer.
         tool_s: that tests take.
@@ -175,7 +175,7 @@ class Team:
         for _ in range(self.sizes.num_reviews):
             with reviewer.agent:
                 await reviewer.ask(self._document(f"Review: {code}"))
-                # Whoever knows the graph knows who is next while the tests run.
+                # The graph says who is next while the tests run.
                 reviewer.agent.hands_off_to(
                     "engineer", self.sizes.tool_s, session_id=writer.agent.session_id
                 )
