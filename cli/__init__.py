@@ -1,1 +1,1 @@
-"""The `symphony` command: starts, stops, inspects, measures and tests the house."""
+"""The `symphony` command: starts, stops, inspects, measures and tests the deployment."""

@@ -1,6 +1,6 @@
 """Makes the environment that a command runs in, and becomes that command.
 
-Help is shown from a file as long as nothing is installed: nobody should wait for it.
+Help is shown from a file as long as nothing is installed, so that it comes at once.
 
 Runs on a bare Python: standard library only. Does nothing but two small reads when everything is
 there: nothing of ours is imported before there is something to install. ``SYMPHONY_VENV`` names the
@@ -164,7 +164,7 @@ class Environment:
         what = ", ".join(["control plane", *sorted(extras)])
         say(f"installing: {what} (a minute or two, this once)")
         self.log_path.unlink(missing_ok=True)
-        sys.path.insert(0, str(ROOT))  # we are a script, which Python was told to find nothing for
+        sys.path.insert(0, str(ROOT))  # `-P` keeps a script's folder from it
         from cli.installing import Installer
 
         # Where Python is to write no compiled module down, they are there before; tests write them.

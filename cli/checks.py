@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from cli.reporting import out
 from cli.start.plan import ROOT, python_path
 
-# A file's tests share a house, so they stay together. Files start by name: the long ones, of whole
-# houses, come first and the short ones last. Those wait more than they work, so there is a process
-# more than there are cores; every one may hold a house in memory.
+# A file's tests share a deployment, so they stay together. Files start by name: the long ones, of
+# whole deployments, come first and the short ones last. Those wait more than they work, so there is
+# a process more than there are cores; each may hold a deployment in memory.
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)
 PARALLEL = ("--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Threads of several processes that wait for one another by spinning keep one another from working.
@@ -78,7 +78,7 @@ def _line(command: Sequence[str]) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Tests start hundreds of processes: each would compile all of our modules again where Python
-    is told to write none down.
+    writes none.
     """
     own = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     own.pop("PYTHONDONTWRITEBYTECODE", None)

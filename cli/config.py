@@ -7,8 +7,8 @@ from shared.config import ServiceConfig
 
 class LauncherConfig(ServiceConfig):
     """Attributes:
-    log_bytes_max: a log larger than this is put aside and begun anew; 0: none ever is.
-    status_interval_s: how often every process of the house is asked how it is.
+    log_bytes_max: a log larger than this is rotated; 0: none is.
+    status_interval_s: how often every process is asked for its status.
     stuck_after_s: a process that has not answered for so long is killed and started again; 0: none
         ever is.
     redis_bytes_max: memory of our own Redis; at three quarters of it the oldest sessions of the

@@ -1,4 +1,4 @@
-"""`symphony down`: stop the house of a data folder, whatever state it is in."""
+"""`symphony down`: stop the deployment of a data folder, whatever state it is in."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 from cli.inspection.snapshot import is_alive
 from cli.runfile import RunState, is_locked, read_run_state, remove_run_state
 from cli.start.hosts import remove_arenas
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from shared.errors import NotFound, SymphonyError
 
 STOP_TIMEOUT_S = 60.0
@@ -19,12 +19,13 @@ def down(data_dir: Path) -> None:
     """Stop the supervisor, which stops its children; returns when everything is gone.
 
     Raises:
-        NotFound: nothing runs there. What a killed house left behind is cleared away all the same.
+        NotFound: nothing runs there. What a killed deployment left behind is cleared away all the
+            same.
     """
     state = read_run_state(data_dir)
     is_running = is_locked(data_dir)
     if not is_running:
-        _clear_away(data_dir, state)
+        clear_away(data_dir, state)
     if state is None or not is_running:
         raise NotFound(f"nothing runs on {data_dir}")
     os.kill(state.pid, signal.SIGTERM)
@@ -37,17 +38,17 @@ def down(data_dir: Path) -> None:
             _clear_away_memory(data_dir, state)  # who still maps it, keeps it
             raise SymphonyError(f"some of {pids} are still running")
         time.sleep(0.02)
-    _clear_away(data_dir, state)
+    clear_away(data_dir, state)
 
 
-def _clear_away(data_dir: Path, state: RunState | None) -> None:
-    """What a house left behind that could not do it itself."""
+def clear_away(data_dir: Path, state: RunState | None) -> None:
+    """Remove what a deployment left that was killed."""
     _clear_away_memory(data_dir, state)
     remove_run_state(data_dir)
 
 
 def _clear_away_memory(data_dir: Path, state: RunState | None) -> None:
-    options = HouseOptions(data_dir=data_dir)
+    options = DeploymentOptions(data_dir=data_dir)
     remove_arenas(options.host_id)
     options.remove_socket()
     if state is not None:  # the machine may have had another name then

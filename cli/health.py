@@ -1,7 +1,7 @@
 """``python -m cli.health SERVICE``: exit 0 if this service is ready, for container health checks; 1
-if it is not; 3 if NATS passes nothing on, so that nobody can tell.
+if it is not; 3 if NATS passes nothing on, so that it is unknown.
 
-Asks over NATS, as every service answers there; ``SYMPHONY_INSTANCE`` tells which instance is meant.
+Asks over NATS, as every service answers there; ``SYMPHONY_INSTANCE`` names the instance.
 """
 
 import asyncio

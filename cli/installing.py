@@ -1,7 +1,7 @@
 """Installs packages into an environment: by uv, which takes a tenth of pip's time, else by pip.
 
-uv reads nothing of pip's settings, so those of this machine (index, proxy, constraints) are told to
-it. Where there is one that cannot be told, where uv is not to be had, or where it fails, pip does
+uv reads nothing of pip's settings, so those of this machine (index, proxy, constraints) are passed
+on to it. Where there is one that cannot be, where uv is not to be had, or where it fails, pip does
 what it would have done. Standard library only: this runs before anything is installed.
 """
 
@@ -47,7 +47,7 @@ OF_NO_MATTER = {
 
 @dataclass(frozen=True, slots=True)
 class UvSettings:
-    """What is told to uv."""
+    """What uv is called with."""
 
     options: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class Installer:
     def _uv(self) -> UvSettings | None:
         """With what to call uv, which is fetched; None: it cannot be used."""
         command = [str(self._python), "-m", "pip", "config", "list"]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        settings = uv_settings(told.stdout) if told.returncode == 0 else None
+        listed = subprocess.run(command, capture_output=True, text=True, check=False)
+        settings = uv_settings(listed.stdout) if listed.returncode == 0 else None
         if settings is None or not self.pip("--quiet", "--no-deps", "--only-binary", ":all:", UV):
             return None
         return settings
@@ -152,7 +152,7 @@ class Installer:
 
 
 def show_step(line: str) -> None:
-    """What is being done, on one line that is overwritten; nothing when nobody watches."""
+    """What is being done, on one line that is overwritten; nothing if stderr is no terminal."""
     if not sys.stderr.isatty() or (line and not line.startswith(SHOWN)):
         return
     width = shutil.get_terminal_size().columns - 1

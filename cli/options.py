@@ -5,13 +5,21 @@ from typing import Annotated, Literal
 
 import typer
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def folder(path: Path) -> Path:
+    """The folder that an option means."""
+    return path.expanduser().resolve()
+
+
 DataDir = Annotated[
     Path,
     typer.Option(
         "--data-dir",
         metavar="PATH",
         envvar="SYMPHONY_DATA_DIR",
-        help="Where everything that lasts is kept.",
+        help="Folder of all data that lasts.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
@@ -27,7 +35,7 @@ Adapters = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=DIR]",
-        help="A LoRA adapter in PEFT's format, for everybody, from a folder or "
+        help="A LoRA adapter in PEFT's format, for all users, from a folder or "
         "hub:OWNER/REPO[@REVISION]. Without one of those it is one of ours: "
         "pirate, telegraph, json (of smollm2-135m), digits, capitals, vowels (of demo). May be "
         "given several times.",
@@ -70,12 +78,14 @@ NumShards = Annotated[
         metavar="N",
         min=1,
         max=64,
-        help="Schedulers that turns and one-shot models are divided among.",
+        help="Schedulers that share turns and one-shot models.",
     ),
 ]
 NumTrackerShards = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=64, help="Processes that divide advisories by session."),
+    typer.Option(
+        metavar="N", min=1, max=64, help="Tracker processes that share advisories by session."
+    ),
 ]
 Host = Annotated[
     str,
@@ -104,7 +114,7 @@ MaxModelLen = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Tokens of a prompt and its reply together, at most what the model can take.",
+        help="Tokens of a prompt and its reply together, up to the model's own limit.",
         envvar="SYMPHONY_MAX_MODEL_LEN",
     ),
 ]
@@ -128,121 +138,9 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
 ]
-NoRestart = Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")]
+NoRestart = Annotated[bool, typer.Option("--no-restart", help="Restart no process that dies.")]
 ReadyTimeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
 ]
-Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a deployment elsewhere.")]
 ApiKey = Annotated[str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")]
-NumUsers = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many at once.")]
-LoadProfile = Annotated[
-    Literal["chat", "prefill", "agents", "adapters", "replay", "open"],
-    typer.Option(help="Who they are; docs/loadtest.md tells of each."),
-]
-LoadTrace = Annotated[
-    str, typer.Option(metavar="NAME", help="Of replay: which one; `loadtest traces` lists them.")
-]
-Popularity = Annotated[
-    str,
-    typer.Option(metavar="HOW", help="Of adapters: zipf:S, maf (Azure Functions) or uniform."),
-]
-HintsShare = Annotated[
-    float, typer.Option(metavar="SHARE", min=0.0, max=1.0, help="Of users: whose page sends hints.")
-]
-Faster = Annotated[
-    float, typer.Option(metavar="N", min=0.01, max=10_000, help="Divides everybody's waits.")
-]
-DurationS = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Of the whole run.")]
-SpawnRate = Annotated[float, typer.Option(metavar="N", min=0.01, help="Users that come a second.")]
-PromptTokens = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Of prefill: of the document beside a message.")
-]
-Rate = Annotated[
-    float,
-    typer.Option(metavar="N", min=0.001, help="Of open: turns a second; of a search: the first."),
-]
-SloTtft = Annotated[
-    float, typer.Option(metavar="MS", min=0.0, help="Of open: when the first token is in time.")
-]
-SloTpot = Annotated[
-    float,
-    typer.Option(metavar="MS", min=0.0, help="Of open: between tokens, in the mean of a turn."),
-]
-SearchRate = Annotated[
-    bool, typer.Option("--search", help="Of open: find the highest rate with at most 1 % too late.")
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same users do the same.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show what was seen so far.")]
-Web = Annotated[bool, typer.Option("--web", help="Start from Locust's own page instead.")]
-WebPort = Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Of that page.")]
-OutDir = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="For the report; default: in the data folder."),
-]
-DemoOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="For pictures and a page; default: in ~/.symphony/demos."
-    ),
-]
-DemoSeed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="The same people say the same, in this order.")
-]
-Quick = Annotated[bool, typer.Option("--quick", help="A few turns, to see that it works.")]
-PlanModel = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="A latency profile or a file of one, as --emulate of up takes them, or a model, as "
-        "--model takes it.",
-    ),
-]
-PlanUsers = Annotated[
-    int, typer.Option("--users", metavar="N", min=1, max=1_000_000, help="Who chat at once.")
-]
-PlanContext = Annotated[
-    int,
-    typer.Option(
-        "--context", metavar="TOKENS", min=1, help="Of history, that the median turn has."
-    ),
-]
-PlanReply = Annotated[
-    int, typer.Option("--reply", metavar="TOKENS", min=1, help="Of the median answer.")
-]
-PlanHinted = Annotated[
-    float,
-    typer.Option(
-        "--hinted", metavar="SHARE", min=0.0, max=1.0, help="Of turns that are announced."
-    ),
-]
-PlanTtft = Annotated[
-    float, typer.Option("--ttft-ms", metavar="MS", help="Until the first token, at most.")
-]
-PlanTpot = Annotated[
-    float, typer.Option("--tpot-ms", metavar="MS", help="Between tokens, in the mean of a turn.")
-]
-PlanPercentile = Annotated[
-    Literal["p95", "p99"],
-    typer.Option("--percentile", help="Of turns, for which those two have to hold."),
-]
-PlanGpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        help="Of a model's: h100 (the default), h200, b200, a100, a100-40gb, a10, l4, l40s.",
-    ),
-]
-GpusPerHost = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="On each host.")]
-GpusMax = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="To be tried.")]
-DramGb = Annotated[
-    float, typer.Option(metavar="N", help="Memory of a host, of which KV has nine tenths; GiB.")
-]
-DiskGb = Annotated[float, typer.Option(metavar="N", help="Disk of a host for KV.")]
-LinkGbit = Annotated[float, typer.Option(metavar="N", help="Of a host, into each direction.")]
-PlanSeconds = Annotated[
-    float,
-    typer.Option("--seconds", metavar="N", help="Of virtual time that count, in each run."),
-]
-PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="The same people do the same.")]

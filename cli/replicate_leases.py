@@ -1,6 +1,6 @@
 """``python -m cli.replicate_leases NUMBER``: have a cluster of NATS servers keep the leases of
 schedulers and trackers on so many of its servers. A bucket is made with one copy: while the server
-that has it is away, nobody leads.
+that has it is away, there is no leader.
 """
 
 import asyncio

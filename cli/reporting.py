@@ -1,4 +1,4 @@
-"""How a house tells its user what it does: on the terminal, or up a pipe to the command that
+"""How a deployment reports to its user: on the terminal, or through a pipe to the command that
 detached it.
 """
 
@@ -38,11 +38,11 @@ class Reporter(Protocol):
         ...
 
     def ready(self, url: str, reasons: Sequence[str]) -> None:
-        """A turn can be served; `reasons` tell why not everything is there."""
+        """A turn can be served; `reasons` say what is missing."""
         ...
 
     def event(self, text: str) -> None:
-        """Something happened in the running house."""
+        """Something happened in the running deployment."""
         ...
 
 
@@ -93,7 +93,9 @@ class PipeReporter:
         self._close()
 
     def failed(self, message: str) -> None:
-        """The house did not come up. A refusal, before there is a log, is the caller's to show."""
+        """The deployment did not come up. A refusal, before there is a log, is the caller's to
+        show.
+        """
         if self._has_log:
             complain(message)
         self._send({"failed": message})
@@ -105,7 +107,7 @@ class PipeReporter:
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._file_number is not None:
-            with suppress(BrokenPipeError):  # whoever detached us has gone: we go on without
+            with suppress(BrokenPipeError):  # the command that detached us has ended
                 os.write(self._file_number, json.dumps(message).encode() + b"\n")
 
     def _close(self) -> None:
@@ -121,7 +123,7 @@ def for_data_dir(command: str, data_dir: Path) -> str:
 
 
 def welcome(url: str, data_dir: Path) -> str:
-    """What to do with a house that is up."""
+    """What to do with a deployment that is up."""
     return (
         f"\n[bold green]Symphony is up:[/bold green] [bold]{url}[/bold]\n\n"
         f"  chat in a browser     {url}/\n"

@@ -1,7 +1,7 @@
-"""What a running house leaves in its data folder for `down`, `status` and `chat` to find.
+"""What a running deployment leaves in its data folder for `down`, `status` and `chat` to find.
 
-``run.lock`` is held locked by the supervisor for as long as it lives, so the kernel tells whether a
-house runs; ``run.json`` says where it is and is replaced as a whole.
+``run.lock`` is held locked by the supervisor for as long as it lives, so the kernel knows whether a
+deployment runs; ``run.json`` says where it is and is replaced as a whole.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ DEFAULT_DATA_DIR = Path("~/.symphony")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningService:
-    """One child of the house."""
+    """One child of the deployment."""
 
     name: str
     pid: int
@@ -30,13 +30,13 @@ class RunningService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A house as its supervisor last wrote it down.
+    """A deployment as its supervisor last wrote it down.
 
     Attributes:
         pid: the supervisor's.
         state: ``starting``, ``ready`` or ``stopping``.
         host_id: of its first host.
-        num_hosts: how many it was told to run; num_workers: on all of them together.
+        num_hosts: how many it is to run; num_workers: on all of them together.
         services: the children that run now.
         names: of all children that should.
         failing: of those that do not, because they keep dying; they are tried again and again.
@@ -85,12 +85,12 @@ def read_run_state(data_dir: Path) -> RunState | None:
 
 
 def remove_run_state(data_dir: Path) -> None:
-    """The house has stopped."""
+    """The deployment has stopped."""
     (data_dir / "run.json").unlink(missing_ok=True)
 
 
-def running_house(data_dir: Path) -> RunState:
-    """The house that runs on `data_dir`.
+def running_deployment(data_dir: Path) -> RunState:
+    """The deployment that runs on `data_dir`.
 
     Raises:
         NotFound: none does.
@@ -117,7 +117,7 @@ def is_locked(data_dir: Path) -> bool:
 
 
 def check_free(data_dir: Path) -> None:
-    """See that no house runs on `data_dir`. Nothing is left there by looking.
+    """See that no deployment runs on `data_dir`. Nothing is left there by looking.
 
     Raises:
         ConfigError: one does.
@@ -130,7 +130,7 @@ def take_lock(data_dir: Path) -> int:
     """Become the supervisor of `data_dir` until the returned file is closed or the process ends.
 
     Raises:
-        ConfigError: another house runs on it.
+        ConfigError: another deployment runs on it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file_number = os.open(data_dir / "run.lock", flags, 0o600)
@@ -147,6 +147,6 @@ def take_lock(data_dir: Path) -> int:
     state = read_run_state(data_dir)
     where = "" if state is None else f" at {state.url} (pid {state.pid})"
     raise ConfigError(
-        f"a house already runs on {data_dir}{where}: stop it with `symphony down`, "
+        f"a deployment already runs on {data_dir}{where}: stop it with `symphony down`, "
         "or give this one another --data-dir"
     )

@@ -1,6 +1,6 @@
-"""``python -m cli.setup_kubernetes FOLDER [KEYS]``: the Secrets of a house in Kubernetes, as a list
-that ``kubectl apply -f -`` takes. What they hold is made once and kept in FOLDER; KEYS is the file
-of the API keys, or else ``keys.json`` there. See docs/kubernetes.md.
+"""``python -m cli.setup_kubernetes FOLDER [KEYS]``: the Secrets of a deployment in Kubernetes, as a
+list that ``kubectl apply -f -`` takes. What they hold is made once and kept in FOLDER; KEYS is the
+file of the API keys, or else ``keys.json`` there. See docs/kubernetes.md.
 """
 
 import json

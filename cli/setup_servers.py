@@ -1,5 +1,5 @@
 """``python -m cli.setup_servers SECRETS NATS REDIS``: credentials into one folder, and what the two
-servers are told into the others, for containers in which somebody else starts them.
+servers are written into the configurations of the others, for containers that start them.
 
 The configurations can be read by any user, since the servers run as users of their own: only the
 server's container may see its folder.
@@ -23,7 +23,7 @@ NATS_LISTENS = "port: 4222\nhttp: 127.0.0.1:8222\n"  # the second is asked by th
 
 
 def set_up(secrets: Path, nats: Path, redis: Path) -> None:
-    """Make what is not there; write the configurations anew.
+    """Make what is not there; write the configurations again.
 
     Raises:
         ConfigError: a setting is wrong, or the folder for secrets is open to others.

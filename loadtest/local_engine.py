@@ -101,7 +101,7 @@ class LocalEngine:
         if self.moves is not None:
             self.moves.engine = self
         if self.store is not None:
-            assert self.moves is not None, "nobody would hear what moved"
+            assert self.moves is not None, "moves would be lost"
             self.executor.mover.attach(self.store.arena, EPOCH)
             self.core.writeback.connect(EPOCH)
 
@@ -117,7 +117,7 @@ class LocalEngine:
         info, now_ns = self.executor.info, SystemClock().now_ns()
         num_image_blocks, adapter_hash = 0, ""
         if adapter is not None:
-            assert self.moves is not None, "nobody would hear what was built"
+            assert self.moves is not None, "moves would be lost"
             assert info.lora is not None, "the model takes no adapters"
             num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash

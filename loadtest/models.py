@@ -137,8 +137,9 @@ def make_llama_125m(folder: Path, dtype: str) -> Path:
 
 
 def with_tokenizer(source: str, folder: Path) -> str:
-    """The model in `source` as a house can serve it over HTTP: as it is if it has a tokenizer, else
-    a folder of the same name in `folder` that links to its files, with one word for each token.
+    """The model in `source` as a deployment can serve it over HTTP: as it is if it has a tokenizer,
+    else a folder of the same name in `folder` that links to its files, with one word for each
+    token.
     """
     there = Path(source)
     if not there.is_dir() or (there / TOKENIZER_FILE).exists():

@@ -3,23 +3,21 @@
 People at their screens ask less of a slow server, so with them a server that is overloaded looks
 merely slow. Here turns come at a rate, whatever becomes of those before: a turn is due when it is
 due. It goes on a session that has its answer, if there is one, and else begins another. Goodput is
-the rate of turns whose first token and whose tokens' pace were in time; it is always told with the
-share of those that were not.
+the rate of turns whose first token and whose tokens' pace were in time; it is always reported with
+the share of those that were not.
 """
 
 import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
-import httptools
+import httpx
 import orjson
 
 from loadtest.locust.life import Said
@@ -27,7 +25,6 @@ from loadtest.locust.measures import Turn, places_of
 from loadtest.locust.stream import Reply, message_of
 
 PATH = "/v1/chat/completions"
-READ_BYTES = 65_536
 SILENCE_MAX_S = 120.0
 CONNECT_S = 10.0
 OK, ACCEPTED = 200, 202
@@ -52,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What is asked of the house.
+    """What is asked of the deployment.
 
     Attributes:
         rate: turns a second.
@@ -81,7 +78,7 @@ class Arrival:
 
 
 def arrivals(offer: Offer) -> list[Arrival]:
-    """The same for the same seed, in the order in which each is first heard of."""
+    """The same for the same seed, in the order of their announcements and arrivals."""
     rng = Random(f"{offer.seed}/open")
     found: list[Arrival] = []
     due_s = rng.expovariate(offer.rate)
@@ -164,7 +161,7 @@ class OpenLoop:
     Args:
         url: of the frontend.
         said: the next message whenever it is called.
-        name: begins the names of sessions; nobody else's do so.
+        name: begins the names of sessions; no other sessions' do so.
     """
 
     def __init__(
@@ -191,10 +188,13 @@ class OpenLoop:
     async def run(self) -> list[Turn]:
         """Until every turn has its answer."""
         self._began_at = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for arrival in arrivals(self._offer):
-                await self._sleep_until(arrival.due_s - (arrival.lead_s or 0.0))
-                tasks.create_task(self._turn(arrival))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for arrival in arrivals(self._offer):
+                    await self._sleep_until(arrival.due_s - (arrival.lead_s or 0.0))
+                    tasks.create_task(self._turn(arrival))
+        finally:
+            await self._http.close()
         return self._turns
 
     async def _sleep_until(self, at_s: float) -> None:
@@ -239,7 +239,7 @@ class OpenLoop:
 
 
 def _seen(kind: str, arrival: Arrival, due_at: float, reply: Reply, trouble: str) -> Turn:
-    """Times count from when the turn was due, so that nobody is spared by being late."""
+    """Times count from when the turn was due, so that lateness counts."""
     if trouble:
         return Turn(at_s=arrival.due_s, kind=kind, trouble=trouble[:300])
     first_at = due_at if reply.first_at is None else reply.first_at
@@ -258,82 +258,40 @@ def _seen(kind: str, arrival: Arrival, due_at: float, reply: Reply, trouble: str
 
 
 class _Http:
-    """POSTs, each on a connection of its own, read as lightly as can be."""
+    """POSTs whose answers are streamed."""
 
     def __init__(self, url: str, api_key: str, cert: str) -> None:
-        parts = urlsplit(url)
-        self._host = parts.hostname or "127.0.0.1"
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = None
-        if parts.scheme == "https":
-            self._tls = ssl.create_default_context(cafile=cert or None)
-        self._head = f"Host: {parts.netloc}\r\nContent-Type: application/json\r\nConnection: close"
-        if api_key:
-            self._head += f"\r\nAuthorization: Bearer {api_key}"
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            verify=ssl.create_default_context(cafile=cert) if cert else True,
+            trust_env=False,
+            timeout=httpx.Timeout(SILENCE_MAX_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None),  # no turn waits for another's connection
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
 
     async def stream(self, path: str, body: dict[str, Any]) -> tuple[Reply, str]:
         """The reply, and what went wrong, if anything did."""
-        answer = _Answer()
+        reply = Reply()
         try:
-            async with self._connected() as (reader, writer):
-                content = orjson.dumps(body)
-                head = f"POST {path} HTTP/1.1\r\n{self._head}\r\nContent-Length: {len(content)}"
-                writer.write(f"{head}\r\n\r\n".encode() + content)
-                while not answer.is_over:
-                    async with asyncio.timeout(SILENCE_MAX_S):
-                        data = await reader.read(READ_BYTES)
-                    if not data:
-                        break
-                    answer.feed(data, time.monotonic())
-        except (OSError, httptools.HttpParserError) as error:  # a timeout is an OSError
-            return answer.reply, f"the connection failed: {type(error).__name__}"
-        return answer.reply, answer.trouble
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
+            async with self._client.stream("POST", path, json=body) as answer:
+                if answer.status_code not in (OK, ACCEPTED):
+                    return reply, f"{answer.status_code} {_refusal(await answer.aread())}".rstrip()
+                async for data in answer.aiter_raw():
+                    reply.feed(data, time.monotonic())
+        except httpx.HTTPError as error:
+            return reply, f"the connection failed: {type(error).__name__}"
+        if answer.status_code == ACCEPTED or reply.trouble or reply.is_done:
+            return reply, reply.trouble
+        return reply, "the stream ended early"
 
 
-class _Answer:
-    """Takes a response apart; the parser calls its ``on_`` methods."""
-
-    def __init__(self) -> None:
-        self.reply = Reply()
-        self.is_over = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._status = 0
-        self._refusal = b""
-        self._at = 0.0
-
-    def feed(self, data: bytes, at: float) -> None:
-        """Bytes of the response came."""
-        self._at = at
-        self._parser.feed_data(data)
-
-    @property
-    def trouble(self) -> str:
-        if self._status == OK:
-            return self.reply.trouble or ("" if self.reply.is_done else "the stream ended early")
-        if self._status in (0, ACCEPTED):
-            return "" if self._status else "no answer came"
-        try:
-            return f"{self._status} {message_of(orjson.loads(self._refusal)['error'])}"
-        except (ValueError, KeyError, TypeError):
-            return str(self._status)
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-
-    def on_body(self, data: bytes) -> None:
-        if self._status == OK:
-            self.reply.feed(data, self._at)
-        else:
-            self._refusal += data
-
-    def on_message_complete(self) -> None:
-        self.is_over = True
+def _refusal(content: bytes) -> str:
+    try:
+        return message_of(orjson.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""

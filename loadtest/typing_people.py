@@ -21,11 +21,11 @@ DIALOGUES = TRACES / "text" / "oasst_en_100_trees.jsonl.gz"
 SPEEDS = TRACES / "human_speeds.csv"
 READING = "silent reading, English non-fiction"
 TYPING = "typing, desktop keyboard (transcription)"
-SPREAD = 0.35  # of the logarithm of somebody's speed: most read 175 to 300 words a minute
+SPREAD = 0.35  # of the logarithm of a person's speed: most read 175 to 300 words a minute
 THINKING_S = 17.0  # the tenth percentile of BurstGPT's pauses, on top of reading; mean
 DELETED_SHARE = 0.35  # of beginnings that are deleted again
 TOLD_SHARE = 0.5  # of those: the page takes its advisory back
-LEFT_SHARE = 0.1  # of beginnings after which somebody goes for good
+LEFT_SHARE = 0.1  # of beginnings after which a person leaves
 
 Act = Literal["hint", "take back", "turn"]
 
@@ -83,7 +83,7 @@ def live(
 ) -> Iterator[tuple[float, Act]]:
     """What one person does from `at_s` on, in order.
 
-    An advisory goes out with the first letter of a message. Somebody may delete what stands there,
+    An advisory goes out with the first letter of a message. A person may delete what stands there,
     think, and begin again, which sends another one.
     """
     reading = speeds.reading * rng.lognormvariate(0.0, SPREAD)

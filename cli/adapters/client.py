@@ -10,7 +10,7 @@ import httpx
 
 from cli.chat.address import http_client
 from cli.chat.events import error_text
-from cli.runfile import running_house
+from cli.runfile import running_deployment
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.record import check_adapter_name
 from shared.adapters.source import PICKLE_FILE
@@ -91,7 +91,7 @@ class AdapterClient:
 
 @contextmanager
 def client_of(url: str | None, api_key: str, data_dir: Path) -> Iterator[AdapterClient]:
-    """A client of the frontend at `url`, or else of the house that runs on a data folder.
+    """A client of the frontend at `url`, or else of the deployment that runs on a data folder.
 
     Raises:
         NotFound: none does.
@@ -99,8 +99,8 @@ def client_of(url: str | None, api_key: str, data_dir: Path) -> Iterator[Adapter
     """
     cert_file = None
     if url is None:
-        house = running_house(data_dir.expanduser().resolve())
-        url, cert_file = house.url, house.http_cert_file
+        deployment = running_deployment(data_dir.expanduser().resolve())
+        url, cert_file = deployment.url, deployment.http_cert_file
     with http_client(url, api_key, cert_file) as client:
         yield AdapterClient(client)
 

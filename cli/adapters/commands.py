@@ -23,15 +23,17 @@ Folder = Annotated[
 Base = Annotated[
     str | None, typer.Option(metavar="MODEL", help="Its base; needed if there are several.")
 ]
-Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="Whose it is; yours if absent.")]
-Shared = Annotated[bool, typer.Option("--shared", help="Everybody's.")]
+Tenant = Annotated[
+    str | None, typer.Option(metavar="TENANT", help="Its owner; default: your own tenant.")
+]
+Shared = Annotated[bool, typer.Option("--shared", help="Of all tenants.")]
 Replace = Annotated[
     bool, typer.Option("--replace", help="In place of the one that has the name, if any.")
 ]
 
 app = typer.Typer(
     name="adapters",
-    help="LoRA adapters: what there is, more, or fewer.",
+    help="List, add, show, remove and check LoRA adapters.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -49,7 +51,7 @@ def add(
     api_key: options.ApiKey = "",
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Bring an adapter, under a name by which it is asked for as a model."""
+    """Add an adapter, under a name that requests give as the model."""
     from cli.adapters.client import client_of
     from cli.adapters.hub import adapter_folder
 
@@ -69,7 +71,7 @@ def list_all(
     as_json: options.AsJson = False,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Say what there is: your own, and everybody's."""
+    """List your own adapters and those of all tenants."""
     from cli.adapters.client import client_of
     from cli.adapters.showing import table_of
 
@@ -90,7 +92,7 @@ def show(
     as_json: options.AsJson = False,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Say all about one."""
+    """Show one adapter."""
     from cli.adapters.client import client_of
     from cli.adapters.showing import lines_of
 
@@ -111,7 +113,7 @@ def remove(
     api_key: options.ApiKey = "",
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Forget one. Who talks to it now may go on to the end of the reply."""
+    """Remove one. Replies that run on it go on to their end."""
     from cli.adapters.client import client_of
 
     with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
@@ -126,7 +128,7 @@ def check(
     as_json: options.AsJson = False,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Say whether an adapter can be served on a base. Needs no house."""
+    """Check whether an adapter can be served on a base. Needs no deployment."""
     with errors_in_a_line():
         from cli.adapters.hub import adapter_folder
         from cli.adapters.offline import check as examine

@@ -62,7 +62,7 @@ def adapter_folder(source: str, kept: Path, say: Say) -> Path:
 
     Args:
         kept: folder of what is fetched, converted and made.
-        say: hears of what takes long.
+        say: called with progress.
 
     Raises:
         SymphonyError: it cannot be had from the hub.
@@ -158,7 +158,7 @@ def _download(
 
 
 def _point(latest: Path, commit: str) -> None:
-    """Let a revision's link lead to a commit; whoever follows it meanwhile finds either."""
+    """Let a revision's link lead to a commit, atomically."""
     new = latest.with_name(f"{latest.name}.new")
     new.unlink(missing_ok=True)
     new.symlink_to(commit)
@@ -179,8 +179,7 @@ def _errors_of(wanted: HubAdapter) -> Iterator[None]:
         raise ConfigError(f"{text}: the hub knows no such names") from None
     except errors.GatedRepoError:
         raise SymphonyError(
-            f"{text}: its owner lets in whom they choose: ask on its page, and give your token in "
-            "HF_TOKEN"
+            f"{text}: access to it is gated: ask on its page, and give your token in HF_TOKEN"
         ) from None
     except errors.RepositoryNotFoundError:
         raise NotFound(

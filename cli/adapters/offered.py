@@ -1,4 +1,4 @@
-"""Adapters that `symphony up` offers to everybody: given to the kvstore once the house stands."""
+"""Adapters that `symphony up` offers to all users: registered once the deployment is ready."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,11 @@ def check_offers(offers: Sequence[Offer], served: Sequence[str]) -> None:
     """
     for offer in offers:
         if offer.base is not None and offer.base not in served:
-            here = f"this house serves {', '.join(served)}" if served else "no model is loaded here"
+            here = (
+                f"this deployment serves {', '.join(served)}"
+                if served
+                else "no model is loaded here"
+            )
             raise ConfigError(
                 f"--adapter {offer.name}: it is for --model {KNOWN[offer.name].model}, and {here}"
             )
@@ -116,7 +120,8 @@ def fetch_offers(
 def offer_all(
     nats_url: str, access: NatsAccess, host_id: HostId, offers: Sequence[Offer]
 ) -> list[str]:
-    """Have the kvstore of this house take them, in place of what has their names; what to warn of.
+    """Have the kvstore of this deployment take them, in place of what has their names; what to warn
+    of.
 
     Raises:
         SymphonyError: one cannot be served; names it.
@@ -152,16 +157,16 @@ async def _offer_all(
 
 
 async def _bases(bus: Bus, host_id: HostId) -> dict[ModelId, LoraCard | None]:
-    """The models for text that workers of this house serve, and what adapters they take."""
+    """The models for text that workers of this deployment serve, and what adapters they take."""
     found: dict[ModelId, LoraCard | None] = {}
     has_heard = asyncio.Event()
 
-    def hear(report: WorkerReport) -> None:
+    def on_report(report: WorkerReport) -> None:
         if report.host_id == host_id and report.models:
             found.update({card.model_id: card.lora for card in report.models})
             has_heard.set()
 
-    await bus.subscribe(WORKER_REPORT, hear)
+    await bus.subscribe(WORKER_REPORT, on_report)
     try:
         await asyncio.wait_for(has_heard.wait(), REPORTS_S)
     except TimeoutError:

@@ -1,5 +1,5 @@
-"""Whether an adapter fits a base, without a house: from the files of both, and no weight of the
-base.
+"""Whether an adapter fits a base, without a deployment: from the files of both, and no weight of
+the base.
 """
 
 from collections.abc import Iterator

@@ -69,9 +69,9 @@ def begin(
         try:
             transcript = transcripts.load(session)
             if transcript is None and server.knows_session(session):
-                remark = "this session's messages are not on this machine: it begins anew"
+                remark = "this session's messages are not on this machine: it starts again"
         except DamagedTranscript as error:
-            remark = f"{error.message}: the session begins anew"
+            remark = f"{error.message}: the session starts again"
     wanted = model or (transcript.model if transcript else None)
     conversation = Conversation(
         server,

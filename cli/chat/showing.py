@@ -37,7 +37,7 @@ def show_last(messages: Sequence[Message]) -> None:
 
 
 def show_usage(reply: Reply) -> None:
-    """What the turn cost, as far as the server told."""
+    """What the turn cost, as far as the server reports it."""
     num_prompt, num_new = (reply.usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
     if isinstance(num_prompt, int) and isinstance(num_new, int):
         num_cached = (reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)

@@ -1,8 +1,8 @@
 """``python -m cli.docs.asyncapi > docs/asyncapi.json``: every NATS subject as AsyncAPI 3.0, from
 the table of subjects and the types of messages.
 
-A test holds the file equal to what this prints. Operations are told as a house sees them: it
-receives what is in `shared.subjects`, and replies.
+A test holds the file equal to what this prints. Operations are written from the deployment's side:
+it receives what is in `shared.subjects`, and replies.
 """
 
 import json
@@ -42,8 +42,8 @@ STARS = {
 """What a star stands for, by the word before it."""
 TAGS = {
     "public": "For clients and agent frameworks. Kept from release to release.",
-    "tenant": "What NATS makes of a public subject where tenants have accounts. Nobody publishes "
-    "to it by hand.",
+    "tenant": "What NATS makes of a public subject where tenants have accounts. Clients do not "
+    "publish to it.",
     "internal": "Between services of one release. May change with any.",
 }
 
@@ -71,8 +71,8 @@ def document() -> Json:
         "info": {
             "title": "Symphony over NATS",
             "version": _version(),
-            "description": "Every subject of a house. docs/nats.md tells how to connect, and what "
-            "the public ones do.",
+            "description": "Every subject of a deployment. docs/nats.md says how to connect, and "
+            "what the public ones do.",
             "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         },
         "defaultContentType": "application/json",
@@ -220,9 +220,9 @@ def _plain(schema: Any) -> Any:
     plain = {key: _plain(value) for key, value in schema.items() if not _is_title(key, value)}
     if "properties" in plain and isinstance(plain.get("description"), str):
         text, of_fields = parts_of(plain.pop("description"))
-        for name, told in of_fields.items():
+        for name, text in of_fields.items():
             if name in plain["properties"]:
-                plain["properties"][name]["description"] = told
+                plain["properties"][name]["description"] = text
         plain = {"description": text, **plain} if text else plain
     return plain
 

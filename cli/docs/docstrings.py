@@ -22,5 +22,5 @@ def parts_of(docstring: str) -> tuple[str, dict[str, str]]:
             fields |= dict.fromkeys(found[1].split(", "), last)
         elif line.strip():
             last.append(line.strip())
-    told = {name: " ".join(lines).replace("``", "`") for name, lines in fields.items()}
-    return text.strip().replace("``", "`"), told
+    fields_text = {name: " ".join(lines).replace("``", "`") for name, lines in fields.items()}
+    return text.strip().replace("``", "`"), fields_text

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 HEAD = """# HTTP reference
 
 Made from the code: what a frontend of this release answers at `/openapi.json`, which is
-[here as a file](openapi.json), too. What it means is told in [the HTTP API](api.md); what becomes
+[here as a file](openapi.json), too. What it means is in [the HTTP API](api.md); what becomes
 of every known field in [request fields](fields.md).
 
 """

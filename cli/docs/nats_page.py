@@ -9,8 +9,8 @@ LINK = "#"
 HEAD = """# NATS reference
 
 Made from the code, as is [asyncapi.json](asyncapi.json), which says the same for programs
-(AsyncAPI 3.0). How to connect, and what the public subjects do, is told in [NATS](nats.md), which
-also says who sends each to whom.
+(AsyncAPI 3.0). How to connect, and what the public subjects do, is in [NATS](nats.md), which
+also names each one's sender and receiver.
 
 """
 TITLES = {
@@ -22,10 +22,10 @@ TITLES = {
 
 def page(document: Json) -> str:
     """The page, as Markdown."""
-    told = {tag["name"]: tag["description"] for tag in document["info"]["tags"]}
+    texts = {tag["name"]: tag["description"] for tag in document["info"]["tags"]}
     parts = [HEAD]
     for tag, title in TITLES.items():
-        parts.append(f"## {title}\n\n{told[tag]}\n\n")
+        parts.append(f"## {title}\n\n{texts[tag]}\n\n")
         parts.append("| subject | message | answer | queue group |\n|---|---|---|---|\n")
         parts += [
             _row(document, operation)

@@ -51,12 +51,12 @@ def rows(schema: Json, link: str = "", required: str = "needed") -> Iterator[str
     needed = set(schema.get("required", ()))
     for name, field in schema.get("properties", {}).items():
         default = field.get("default")
-        told = [field.get("description", "")]
+        parts = [field.get("description", "")]
         if name in needed:
-            told.insert(0, f"**{required}**")
+            parts.insert(0, f"**{required}**")
         elif default not in (None, "", [], {}):
-            told.append(f"default `{json.dumps(default)}`")
-        meaning = ". ".join(part for part in told if part).replace("|", "\\|").replace("\n", " ")
+            parts.append(f"default `{json.dumps(default)}`")
+        meaning = ". ".join(part for part in parts if part).replace("|", "\\|").replace("\n", " ")
         yield f"| `{name}` | {kind_of(field, link)} | {meaning} |\n"
 
 

@@ -1,1 +1,3 @@
-"""`symphony status` and `symphony doctor`: how a house is, and what would keep it from starting."""
+"""`symphony status` and `symphony doctor`: how a deployment is, and what would keep it from
+starting.
+"""

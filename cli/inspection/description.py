@@ -56,9 +56,9 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
 def _hosts(
     run: RunState, workers: Sequence[WorkerStatus], stores: Sequence[KvStats]
 ) -> list[dict[str, Any]]:
-    """Each host that should be there, and others that somebody is on."""
+    """Each host that should be there, and others that report."""
     ours: list[str] = list(make_host_ids(HostId(run.host_id), run.num_hosts))
-    heard = {worker.host_id for worker in workers} | {store.host_id for store in stores}
+    reported = {worker.host_id for worker in workers} | {store.host_id for store in stores}
     return [
         {
             "host_id": host_id,
@@ -66,7 +66,7 @@ def _hosts(
             "workers": [worker.worker_id for worker in workers if worker.host_id == host_id],
             **tiers_of([store for store in stores if store.host_id == host_id]),
         }
-        for host_id in [*ours, *sorted(heard - {*ours, ""})]
+        for host_id in [*ours, *sorted(reported - {*ours, ""})]
     ]
 
 

@@ -1,5 +1,5 @@
-"""`symphony doctor`: what is installed, what would keep the house from starting, what adapters may
-target, and whether a model is computed as transformers computes it.
+"""`symphony doctor`: what is installed, what would keep the deployment from starting, what adapters
+may target, and whether a model is computed as transformers computes it.
 """
 
 import json
@@ -39,7 +39,7 @@ class Finding:
     """One thing looked at.
 
     Attributes:
-        is_fine: False only for what keeps the house from starting.
+        is_fine: False only for what keeps the deployment from starting.
     """
 
     subject: str
@@ -50,7 +50,7 @@ class Finding:
 def examine(
     data_dir: Path, host: str = "127.0.0.1", port: int = 8080, models: Sequence[str] = ()
 ) -> list[Finding]:
-    """Look at everything the house stands on.
+    """Look at everything the deployment stands on.
 
     Args:
         models: as `up --model` takes them; none: those that it serves without.
@@ -125,7 +125,7 @@ def _shared_memory() -> Finding:
 def _port(data_dir: Path, host: str, port: int) -> Finding:
     if is_locked(data_dir):
         state = read_run_state(data_dir)
-        return Finding("port", True, f"a house runs at {state.url if state else '?'}")
+        return Finding("port", True, f"a deployment runs at {state.url if state else '?'}")
     try:
         check_port(host, port)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Asks a running house, and its Redis, how they are."""
+"""Asks a running deployment, and its Redis, how they are."""
 
 import asyncio
 import re
@@ -28,12 +28,12 @@ SERVERS = ("nats", "redis")  # they answer no status call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Answers of a house at one moment.
+    """Answers of a deployment at one moment.
 
     Attributes:
         states: by pid, what each service says of itself.
         models_served: that a frontend answers for.
-        scheduler: None while nobody answers.
+        scheduler: None while none answers.
         stores: one a host.
         hints: what frontends and tracker know of advisories.
         redis_trouble: why Redis cannot be reached; empty: it can.
@@ -115,7 +115,7 @@ async def redis_trouble(url: str, access: RedisAccess) -> str:
 
 
 def look(run: RunState) -> Snapshot | None:
-    """`take_snapshot` for synchronous callers; None when the house cannot be asked now."""
+    """`take_snapshot` for synchronous callers; None when the deployment cannot be asked now."""
     try:
         return asyncio.run(take_snapshot(run))
     except SymphonyError:

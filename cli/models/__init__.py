@@ -1,1 +1,1 @@
-"""Models by name or by file: fetched, converted and kept before a house starts."""
+"""Models by name or by file: fetched, converted and kept before a deployment starts."""

@@ -19,7 +19,7 @@ class PackagedModel:
         package, version: of the wheel.
         wheel_bytes, wheel_sha256: the one wheel that is taken.
         member: path in the wheel, of a GGUF file or of a folder in transformers' format.
-        generation: how its makers advise to sample, which a GGUF file does not tell.
+        generation: how its makers advise to sample, which a GGUF file does not say.
     """
 
     name: str

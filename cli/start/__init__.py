@@ -1,1 +1,1 @@
-"""`symphony up`: what a house is made of, what is checked and written before, and its start."""
+"""`symphony up`: a deployment's parts, what is checked and written before, and its start."""

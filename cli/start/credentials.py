@@ -1,4 +1,4 @@
-"""The secrets of a house: made once, kept in files that only its owner can read."""
+"""The secrets of a deployment: made once, kept in files that only its owner can read."""
 
 import os
 import re
@@ -47,27 +47,27 @@ def _saying_how_to_go_on() -> Iterator[None]:
 
 
 def redis_password_file(folder: Path) -> Path:
-    """Where the password of the house's Redis is."""
+    """Where the password of the deployment's Redis is."""
     return folder / "redis.password"
 
 
 def peers_secret_file(folder: Path) -> Path:
-    """Where the secret is that the house's kvstores share."""
+    """Where the secret is that the deployment's kvstores share."""
     return folder / "peers.secret"
 
 
 def services_nkey_file(folder: Path) -> Path:
-    """Where the seed is with which the services connect to the house's NATS."""
+    """Where the seed is with which the services connect to the deployment's NATS."""
     return folder / "services.nk"
 
 
 def nkey_file(folder: Path, tenant: TenantId) -> Path:
-    """Where the seed is with which a tenant connects to the house's NATS."""
+    """Where the seed is with which a tenant connects to the deployment's NATS."""
     return folder / f"tenant-{tenant_token(tenant)}.nk"
 
 
 def public_nkey(path: Path) -> str:
-    """What NATS is told of the seed in a file.
+    """The public key of the seed in a file.
 
     Raises:
         ConfigError: there is none in it.

@@ -46,7 +46,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     if tool is None:
         return []
     try:
-        told = subprocess.run(
+        listed = subprocess.run(
             [tool, "--query-gpu=uuid", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -55,4 +55,4 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []  # a driver that does not answer: workers will say so
-    return told.stdout.split()
+    return listed.stdout.split()

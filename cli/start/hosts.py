@@ -1,7 +1,9 @@
-"""The hosts of a house: machines as workers and kvstores see them, any number of them on this one.
+"""The hosts of a deployment: machines as workers and kvstores see them, any number of them on this
+one.
 
-A host is whoever shares memory. Each has a kvstore, and its own folder for that, on disk and in
-memory; only what its workers read (models, and what was measured of them) is the house's.
+Processes that share memory are on one host. Each has a kvstore, and its own folder for that, on
+disk and in memory; only what its workers read (models, and what was measured of them) is the
+deployment's.
 """
 
 import re
@@ -32,7 +34,7 @@ class Host:
     Attributes:
         host_id: names its KV.
         data_dir: its kvstore's.
-        number: in the names of its processes; empty: the house has no other host.
+        number: in the names of its processes; empty: the deployment has no other host.
     """
 
     host_id: HostId
@@ -57,12 +59,12 @@ class Host:
 
 
 def make_hosts(first: HostId, data_dir: Path, num_hosts: int) -> tuple[Host, ...]:
-    """The hosts of a house. The first is what the only one would be, so that what it has on disk is
-    found again whatever their number is.
+    """The hosts of a deployment. The first is what the only one would be, so that what it has on
+    disk is found again whatever their number is.
 
     Args:
         first: id of the first one.
-        data_dir: the house's.
+        data_dir: the deployment's.
     """
     if num_hosts == 1:
         return (Host(host_id=first, data_dir=data_dir),)
@@ -77,7 +79,7 @@ def make_hosts(first: HostId, data_dir: Path, num_hosts: int) -> tuple[Host, ...
 
 
 def make_host_ids(first: HostId, num_hosts: int) -> list[HostId]:
-    """Ids of a house's hosts.
+    """Ids of a deployment's hosts.
 
     >>> make_host_ids(HostId("here-1f"), 3)
     ['here-1f', 'here-1f-1', 'here-1f-2']
@@ -86,12 +88,12 @@ def make_host_ids(first: HostId, num_hosts: int) -> list[HostId]:
 
 
 def host_environment(host: Host, service: str) -> dict[str, str]:
-    """What a process of one host is told beside what all processes of the house are."""
-    told: dict[str, str] = {"SYMPHONY_HOST_ID": host.host_id}
+    """Settings of a process of one host, beside those of all processes."""
+    settings: dict[str, str] = {"SYMPHONY_HOST_ID": host.host_id}
     if service == "kvstore":
-        told["SYMPHONY_DATA_DIR"] = str(host.data_dir)
-        told["SYMPHONY_ARENA_DIR"] = str(host.arena_dir)
-    return told
+        settings["SYMPHONY_DATA_DIR"] = str(host.data_dir)
+        settings["SYMPHONY_ARENA_DIR"] = str(host.arena_dir)
+    return settings
 
 
 def arena_share(num_hosts: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -120,7 +122,7 @@ def peering(num_hosts: int, secret_file: Path, environment: Mapping[str, str]) -
     """Settings of each of several kvstores: by which they are each other's peers.
 
     Raises:
-        ConfigError: what one of them can be told would be told to all.
+        ConfigError: a setting that may be one host's would be every host's.
     """
     if num_hosts == 1:
         return {}
@@ -150,7 +152,7 @@ def free_memory_bytes() -> int:
 
 
 def remove_arenas(first: str) -> None:
-    """Take away the shared memory of all hosts of a house, however many it had.
+    """Take away the shared memory of all hosts of a deployment, however many it had.
 
     Args:
         first: id of its first host.

@@ -17,13 +17,13 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HouseOptions:
-    """The options of a house.
+class DeploymentOptions:
+    """The options of a deployment.
 
     Attributes:
         models: what was asked for, or once that is prepared folders (absolute) and hub ids; none:
             the default.
-        adapters: that everybody may use, once the house stands.
+        adapters: that everybody may use, once the deployment stands.
         num_hosts: on this machine, each with a kvstore.
         num_workers: of each host.
         emulate: latency profile of emulated workers; None: real ones.
@@ -72,8 +72,8 @@ class HouseOptions:
 
     @property
     def host_id(self) -> HostId:
-        """Names the KV of this house's first host; the same at every start on this data folder, and
-        no other's.
+        """Names the KV of this deployment's first host; the same at every start on this data
+        folder, and no other's.
         """
         digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
         return HostId(f"{default_host_id()[:48]}-{digest}")
@@ -90,7 +90,7 @@ class HouseOptions:
 
     @property
     def credentials_dir(self) -> Path:
-        """Secrets of this house's own servers."""
+        """Secrets of this deployment's own servers."""
         return self.data_dir / "credentials"
 
     @property

@@ -1,4 +1,6 @@
-"""What a house consists of: the children that its options call for; what keeps it from starting."""
+"""What a deployment consists of: the children that its options call for; what keeps it from
+starting.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ from cli.models.names import served_as
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment, peering
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from cli.supervisor.server_data import ServerData, nats_data, redis_data
 from services.worker.demo_model import DEMO_MODEL_ID
@@ -34,7 +36,7 @@ WORKERS_MAX = 64  # of all hosts together
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One process of the house.
+    """One process of the deployment.
 
     Attributes:
         stop_stage: children stop in the order of their stages, those of one stage together.
@@ -55,12 +57,12 @@ class ChildPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class HousePlan:
-    """Every process of a house, in the order they start.
+class DeploymentPlan:
+    """Every process of a deployment, in the order they start.
 
     Attributes:
         environment: what all services have in common.
-        start_asker: starts the process that asks the others how they are; None: nobody asks.
+        start_asker: starts the process that asks the others for their status; None: none does.
         nats_port: where our own NATS listens, if we have one.
         nats_access, redis_access: beside their addresses.
         http_cert_file: of the frontend; None: it speaks no TLS.
@@ -110,7 +112,7 @@ def check_data_dir(data_dir: Path) -> None:
         )
 
 
-def check_size(options: HouseOptions) -> None:
+def check_size(options: DeploymentOptions) -> None:
     """See that this is no larger than a machine.
 
     Raises:
@@ -136,7 +138,9 @@ def check_port(host: str, port: int) -> None:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
-def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, str]) -> HousePlan:
+def plan_deployment(
+    options: DeploymentOptions, nats_port: int, environment: Mapping[str, str]
+) -> DeploymentPlan:
     """The children that `options` call for, NATS on this port, in this environment."""
     data_dir, logs = options.data_dir, options.data_dir / "logs"
     servers = []
@@ -183,11 +187,11 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)
 
     services = _services(options, common, logs, environment.get("SYMPHONY_METRICS_PORT", "0"))
-    return HousePlan(nats_url, redis_url, servers, services, common, start_asker, nats_port)
+    return DeploymentPlan(nats_url, redis_url, servers, services, common, start_asker, nats_port)
 
 
 def _services(
-    options: HouseOptions, common: Mapping[str, str], logs: Path, metrics_port: str
+    options: DeploymentOptions, common: Mapping[str, str], logs: Path, metrics_port: str
 ) -> list[ChildPlan]:
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     if options.allow_hosts:
@@ -198,10 +202,10 @@ def _services(
     if (deployed := _deployed(options, common)) and "SYMPHONY_DEPLOYED_MODELS" not in common:
         frontend["SYMPHONY_DEPLOYED_MODELS"] = json.dumps(deployed)
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
-        *((name, "kvstore", 4, told) for name, told in _kvstores(options, common)),
+        *((name, "kvstore", 4, own) for name, own in _kvstores(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
-        *((name, "tracker", 1, told) for name, told in _trackers(options)),
-        *((name, "worker", 3, told) for name, told in _workers(options, common, metrics_port)),
+        *((name, "tracker", 1, own) for name, own in _trackers(options)),
+        *((name, "worker", 3, own) for name, own in _workers(options, common, metrics_port)),
         ("frontend", "frontend", 0, frontend),
     ]
     return [
@@ -210,7 +214,7 @@ def _services(
     ]
 
 
-def _deployed(options: HouseOptions, common: Mapping[str, str]) -> list[str]:
+def _deployed(options: DeploymentOptions, common: Mapping[str, str]) -> list[str]:
     """Names of the models that the workers will serve; none where their settings are wrong, which
     their own check reports.
     """
@@ -228,7 +232,7 @@ def _deployed(options: HouseOptions, common: Mapping[str, str]) -> list[str]:
 
 
 def _kvstores(
-    options: HouseOptions, common: Mapping[str, str]
+    options: DeploymentOptions, common: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(name, settings) of every kvstore, one a host."""
     shared = {
@@ -241,7 +245,7 @@ def _kvstores(
 
 
 def _workers(
-    options: HouseOptions, common: Mapping[str, str], metrics_port: str
+    options: DeploymentOptions, common: Mapping[str, str], metrics_port: str
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(name, settings) of every worker, host by host. Instances are numbered on each host; ports
     and GPUs are the machine's, and go on from host to host.
@@ -278,7 +282,7 @@ def _workers(
         )
 
 
-def _adapter_dirs(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]:
+def _adapter_dirs(options: DeploymentOptions, common: Mapping[str, str]) -> dict[str, str]:
     """Settings of kvstores: they may read the adapters that one of them will be given."""
     if not options.adapters:
         return {}
@@ -287,7 +291,7 @@ def _adapter_dirs(options: HouseOptions, common: Mapping[str, str]) -> dict[str,
     try:
         given = json.loads(common.get(name, "[]"))
     except ValueError:
-        return {}  # the kvstore's settings are checked, and this one is told
+        return {}  # refused when the kvstore's settings are checked
     return {name: json.dumps([*given, *offered])} if isinstance(given, list) else {}
 
 
@@ -300,7 +304,7 @@ def _port_of(number: int, metrics_port: str) -> str:
     return metrics_port
 
 
-def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
+def _schedulers(options: DeploymentOptions) -> list[tuple[str, dict[str, str]]]:
     """(name, settings) of every scheduler process: those that work first, then their spares."""
     roles: list[tuple[str, dict[str, str]]] = [("scheduler", {})]
     if options.num_shards > 1:
@@ -319,7 +323,7 @@ def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-def _trackers(options: HouseOptions) -> Iterator[tuple[str, dict[str, str]]]:
+def _trackers(options: DeploymentOptions) -> Iterator[tuple[str, dict[str, str]]]:
     """(name, settings) of the tracker, or of its shards, and then of their spares."""
     roles: list[tuple[str, dict[str, str]]] = [("tracker", {})]
     if options.num_tracker_shards > 1:

@@ -6,8 +6,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cli.config import LauncherConfig
 from cli.inspection.snapshot import redis_trouble
-from cli.start.options import HouseOptions
-from cli.start.plan import ChildPlan, HousePlan
+from cli.start.options import DeploymentOptions
+from cli.start.plan import ChildPlan, DeploymentPlan
 from services.frontend.config import FrontendConfig
 from services.frontend.tenants.auth import load_keyring
 from services.kvstore.config import KvstoreConfig
@@ -32,7 +32,7 @@ CONFIGS: dict[str, type[ServiceConfig]] = {
 }
 
 
-def check_addresses(options: HouseOptions) -> None:
+def check_addresses(options: DeploymentOptions) -> None:
     """Look at the servers' addresses as they are written.
 
     Raises:
@@ -49,7 +49,7 @@ def check_addresses(options: HouseOptions) -> None:
             raise ConfigError(f"{option} {hide_password(url or '')!r}: {error}") from None
 
 
-def check_settings(plan: HousePlan) -> LauncherConfig:
+def check_settings(plan: DeploymentPlan) -> LauncherConfig:
     """Read the settings of every service as it will, and our own; the latter.
 
     Raises:
@@ -61,7 +61,7 @@ def check_settings(plan: HousePlan) -> LauncherConfig:
     return config
 
 
-def tenants_of(plan: HousePlan) -> frozenset[TenantId]:
+def tenants_of(plan: DeploymentPlan) -> frozenset[TenantId]:
     """Who can have credentials: the tenants of the frontend's keys.
 
     Raises:
@@ -70,7 +70,7 @@ def tenants_of(plan: HousePlan) -> frozenset[TenantId]:
     return tenants_by(frontend_config(plan))
 
 
-def frontend_config(plan: HousePlan) -> FrontendConfig:
+def frontend_config(plan: DeploymentPlan) -> FrontendConfig:
     """The settings that the frontend will read."""
     frontend = next(child for child in plan.services if child.service == "frontend")
     return load_config(FrontendConfig, frontend.environment)
@@ -91,7 +91,7 @@ def check_nats(url: str, access: NatsAccess, patience_s: float = NATS_PATIENCE_S
     """See that the NATS that we were given is there; whether it asks who connects.
 
     Raises:
-        ConfigError: nobody answers within `patience_s`, or we are not let in.
+        ConfigError: no server answers within `patience_s`, or we are not let in.
     """
 
     async def ask() -> bool:
@@ -107,7 +107,7 @@ def check_nats(url: str, access: NatsAccess, patience_s: float = NATS_PATIENCE_S
         raise ConfigError(f"--nats-url: {error.message}") from None
 
 
-def open_servers(options: HouseOptions, plan: HousePlan) -> list[str]:
+def open_servers(options: DeploymentOptions, plan: DeploymentPlan) -> list[str]:
     """Of the servers that we were given, what to say of those that let anybody in."""
     warnings = []
     if options.nats_url is not None and not check_nats(options.nats_url, plan.nats_access):

@@ -1,4 +1,4 @@
-"""What the servers of a house are told: their configurations, written before they start."""
+"""Configurations of a deployment's servers, written before they start."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from cli.start.credentials import (
     redis_password_file,
     services_nkey_file,
 )
-from cli.start.options import SOCKET_PATH_BYTES_MAX, HouseOptions
+from cli.start.options import SOCKET_PATH_BYTES_MAX, DeploymentOptions
 from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
 from shared.access import read_secret
 from shared.errors import ConfigError
@@ -29,9 +29,9 @@ TENANT_SUBSCRIPTIONS_MAX = 16_384
 
 
 def prepare_servers(
-    options: HouseOptions, nats_port: int, tenants: Collection[TenantId], redis_bytes_max: int
+    options: DeploymentOptions, nats_port: int, tenants: Collection[TenantId], redis_bytes_max: int
 ) -> None:
-    """Credentials and configurations of those servers that the house starts itself.
+    """Credentials and configurations of those servers that the deployment starts itself.
 
     Raises:
         ConfigError: a folder for them is not this user's alone, or a path is too long.

@@ -12,35 +12,51 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
-from cli.models.names import served_as
-from cli.models.prepare import prepare_default, prepare_models
+from cli.models.names import check_names, served_as
+from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.models.weights import check_weights
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.start.plan import python_path
-from cli.supervisor.house import check_start, run_house
+from cli.supervisor.deployment import check_start, run_deployment
 from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
 from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
 from shared.private import PRIVATE_UMASK
+from shared.zoo import parse_emulation
 
-_OPTIONS = TypeAdapter(HouseOptions)
+_OPTIONS = TypeAdapter(DeploymentOptions)
 
 
-def up(options: HouseOptions) -> None:
-    """Run the house here until Ctrl-C.
+def check_options(options: DeploymentOptions) -> None:
+    """See that models, their names and what is emulated exist.
+
+    Raises:
+        ConfigError: one does not; names its option.
+    """
+    if options.emulate is not None:
+        parse_emulation(options.emulate)
+    elif options.has_true_pages:
+        raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    for source in options.models:
+        check_model(source)
+    check_names(options.served_names, num_models=len(options.models))
+
+
+def up(options: DeploymentOptions) -> None:
+    """Run the deployment here until Ctrl-C.
 
     Raises:
         SymphonyError: it did not come up or did not stay up; nothing is left running.
     """
     os.umask(PRIVATE_UMASK)
     reporter = TerminalReporter(options.data_dir, "Ctrl-C")
-    run_house(_with_models(options, reporter), reporter)
+    run_deployment(_with_models(options, reporter), reporter)
 
 
-def up_detached(options: HouseOptions) -> None:
-    """Start a supervisor of its own session, and return once the house is ready.
+def up_detached(options: DeploymentOptions) -> None:
+    """Start a supervisor of its own session, and return once the deployment is ready.
 
     Raises:
         SymphonyError: it did not come up; nothing is left running.
@@ -73,17 +89,17 @@ def up_detached(options: HouseOptions) -> None:
             os.close(reading)
     supervisor.wait()
     log_path = _log_path(options.data_dir)
-    raise ConfigError(f"the supervisor ended before the house was ready: see {log_path}")
+    raise ConfigError(f"the supervisor ended before the deployment was ready: see {log_path}")
 
 
 def _log_path(data_dir: Path) -> Path:
     return data_dir / "logs" / "supervisor.log"
 
 
-def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
+def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOptions:
     """`options` with models that workers can load, and adapters that are there. In front of the
-    user, since it may take minutes the first time; after a look at what would keep the house from
-    starting anyway. Without a word on models, they are those that adapters are for.
+    user, since it may take minutes the first time; after a look at what would keep the deployment
+    from starting anyway. Without a word on models, they are those that adapters are for.
 
     Raises:
         SymphonyError: a model cannot be had or lacks weights, an adapter is for another one, or
@@ -121,7 +137,7 @@ def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:
 
 
 def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
-    """Pass a report of the supervisor on; True when the house is ready."""
+    """Pass a report of the supervisor on; True when the deployment is ready."""
     match report:
         case {"progress": text}:
             terminal.progress(text)
@@ -143,7 +159,7 @@ def _main() -> int:
     try:
         options = _OPTIONS.validate_json(sys.stdin.buffer.read())
         log_path = _log_path(options.data_dir)
-        run_house(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
+        run_deployment(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
     except SymphonyError as error:
         reporter.failed(error.message)
         return 1

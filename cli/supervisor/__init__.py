@@ -1,1 +1,1 @@
-"""What keeps a house running: its children, started, watched, asked and stopped."""
+"""What keeps a deployment running: its children, started, watched, asked and stopped."""

@@ -1,9 +1,9 @@
-"""``python -m cli.supervisor.asker SERVER ...``: asks every process of a house how it is, for its
-supervisor.
+"""``python -m cli.supervisor.asker SERVER ...``: asks every process of a deployment how it is, for
+its supervisor.
 
 A process of its own, which the supervisor reads: that is single-threaded, because it forks, and
 must not wait for anybody. Each round is one JSON object a line; while the supervisor does not read,
-the pipe fills and nobody is asked.
+the pipe fills and no process is asked.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from cli.config import LauncherConfig
 from cli.reporting import quiet_libraries
-from cli.supervisor.liveness import Heard, Round
+from cli.supervisor.liveness import Answer, Round
 from shared.bus import Bus
 from shared.config import load_config_or_exit
 from shared.errors import PeerUnavailable
@@ -26,7 +26,7 @@ from shared.messages import Empty, ServiceStatus
 from shared.subjects import SERVICE_STATUS
 
 ROUND = TypeAdapter(Round)
-ANSWERS_MAX = 4096  # of one round: on a NATS of many houses all of them answer
+ANSWERS_MAX = 4096  # of one round: on a NATS of many deployments all of them answer
 REPLY_BYTES_MAX = 1024
 
 
@@ -34,20 +34,20 @@ class Asker:
     """Asks, round after round.
 
     Args:
-        servers: names of those that are the house's own: they are asked directly.
-        tell: takes a round when it is over.
+        servers: names of those that are the deployment's own: they are asked directly.
+        report: called with a round when it is over.
     """
 
     def __init__(
-        self, config: LauncherConfig, servers: Sequence[str], tell: Callable[[Round], None]
+        self, config: LauncherConfig, servers: Sequence[str], report: Callable[[Round], None]
     ) -> None:
         self._config = config
         urls = {"nats": config.nats_url, "redis": config.redis_url}
         self._servers = {name: urls[name] for name in servers}
-        self._tell = tell
+        self._report = report
         self._bus: Bus | None = None
         self._ask: Callable[[Empty], Awaitable[None]] | None = None
-        self._heard: set[Heard] = set()
+        self._answers: set[Answer] = set()
         self._is_passed_on = False
 
     async def run(self) -> None:
@@ -55,7 +55,7 @@ class Asker:
         connecting = asyncio.create_task(self._connect())
         try:
             while True:
-                self._tell(await self._round())
+                self._report(await self._round())
         finally:
             connecting.cancel()
             if self._bus is not None:
@@ -80,26 +80,26 @@ class Asker:
             asyncio.sleep(interval_s),
             *(answers_at(self._servers[name], interval_s) for name in names),
         )
-        heard, self._heard = self._heard, set()
+        services, self._answers = self._answers, set()
         is_passed_on, self._is_passed_on = self._is_passed_on, False
         return Round(
             lasted_ns=time.monotonic_ns() - began_ns,
             is_passed_on=is_passed_on,
-            services=sorted(heard, key=lambda answer: answer.pid),
+            services=sorted(services, key=lambda answer: answer.pid),
             servers=[name for name, answer in zip(names, answers, strict=True) if answer],
         )
 
     def _on_status(self, status: ServiceStatus) -> None:
-        if len(self._heard) < ANSWERS_MAX:
-            self._heard.add(Heard(status.service, status.instance, status.pid, status.state))
+        if len(self._answers) < ANSWERS_MAX:
+            self._answers.add(Answer(status.service, status.instance, status.pid, status.state))
 
     def _on_echo(self) -> None:
         self._is_passed_on = True
 
 
 async def answers_at(url: str, timeout_s: float) -> bool:
-    """Whether the NATS or Redis at `url` says anything to somebody who connects: NATS does so
-    unasked. That it refuses us is an answer, or that it hangs up; that nobody is there is none.
+    """Whether the NATS or Redis at `url` answers a client that connects: NATS speaks first. A
+    refusal or a closed connection is an answer.
     """
     parts = urlsplit(url)
     writer = None
@@ -122,14 +122,14 @@ async def answers_at(url: str, timeout_s: float) -> bool:
 
 
 def main() -> None:
-    """Ask until killed, or until nobody reads."""
+    """Ask until killed, or until the pipe is closed."""
     quiet_libraries()
     config = load_config_or_exit(LauncherConfig)
 
-    def tell(told: Round) -> None:
-        os.write(sys.stdout.fileno(), ROUND.dump_json(told) + b"\n")
+    def report(over: Round) -> None:
+        os.write(sys.stdout.fileno(), ROUND.dump_json(over) + b"\n")
 
-    asyncio.run(Asker(config, sys.argv[1:], tell).run())
+    asyncio.run(Asker(config, sys.argv[1:], report).run())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ READ_BYTES = 1 << 16
 
 
 class Asking:
-    """One asker at a time. Told the time.
+    """One asker at a time. The time is an argument.
 
     Args:
         start: starts one; its standard output is a pipe.
@@ -71,7 +71,7 @@ class Asking:
         return rounds
 
     def close(self) -> None:
-        """Nobody is asked any more."""
+        """Stop asking."""
         self._next_at_ns = None
         self._end()
 

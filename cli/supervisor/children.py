@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and the two servers the house stands on.
+"""Child processes that never outlive their parent, and the two servers the deployment stands on.
 
 NATS and Redis come from PATH if they are there, else from the packages that carry them, so that no
 root is needed.
@@ -24,11 +24,11 @@ NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 
 
 def free_port(address: str = "127.0.0.1", *, but: int | None = None) -> int:
-    """A TCP port that is free now, and is not the one that somebody is yet to listen on."""
+    """A TCP port that is free now, and is not `but`, which is still to be listened on."""
     with socket.socket() as sock:
         sock.bind((address, 0))
         port: int = sock.getsockname()[1]
-        # The other is asked for while this one is held, or it could be the same again.
+        # asked for while this one is held, or it could be the same again
         return port if port != but else free_port(address, but=but)
 
 
@@ -198,7 +198,7 @@ def stop_child(child: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """What an exit code tells, in words."""
+    """An exit code in words."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"

@@ -1,4 +1,6 @@
-"""Decides whether a house that is up is all there, and says what is missing and what that costs."""
+"""Decides whether a deployment that is up is all there, and says what is missing and what that
+costs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ WITHOUT = {
     "tracker": "turns come unannounced, unless a spare leads",
     "scheduler": "new turns wait, unless a spare leads",
     "worker": "its turns go to others, or wait",
-    "frontend": "nobody can connect",
+    "frontend": "no client can connect",
     "redis": "conversations are not remembered",
     "nats": "nothing can be served",
 }
@@ -20,7 +22,7 @@ WITHOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How a house is.
+    """How a deployment is.
 
     Attributes:
         state: ``starting``, ``ready``, ``degraded`` or ``stopping``.
@@ -32,7 +34,7 @@ class Condition:
 
 
 def assess(run: RunState, states: Mapping[str, str], snapshot: Snapshot | None) -> Condition:
-    """The condition of the house that `run` tells of.
+    """The condition of the deployment that `run` describes.
 
     Args:
         states: of its processes, by name; those that do not run are missing.

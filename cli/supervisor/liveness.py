@@ -1,13 +1,14 @@
-"""Decides which child is stuck: alive, and not answering. Told what was heard, touches nothing.
+"""Decides which child is stuck: alive, and not answering. No I/O: answers are arguments.
 
 All children are asked at once, one round after another. Who has not answered for `stuck_after_ns`
 of rounds is stuck. Silence is counted in rounds, not by the clock, and only in those that say
 something about the child:
 
-- a round that took much longer than it should counts for nobody: the machine stood still, or who
+- a round that took much longer than it should does not count: the machine stood still, or the
+process that
   asks did;
-- a service is reached through NATS. While that does not pass messages on, services are not heard,
-  and their silence begins anew when it does;
+- a service is reached through NATS. While that does not pass messages on, services cannot
+  answer, and their silence starts again when it does;
 - a child is judged from when it was ready for the first time in its life: to load a model takes
   minutes in which nothing answers.
 """
@@ -20,8 +21,8 @@ SILENT_ROUNDS_MIN = 2  # one answer may be late
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A service's answer, from whatever house."""
+class Answer:
+    """A service's answer, from whatever deployment."""
 
     service: str
     instance: str
@@ -42,7 +43,7 @@ class Round:
 
     lasted_ns: int
     is_passed_on: bool
-    services: list[Heard]
+    services: list[Answer]
     servers: list[str]
 
 
@@ -79,7 +80,7 @@ class Liveness:
         """A child begins a life. A server is asked directly, and not through NATS."""
         self._children[name] = _Child(is_server)
 
-    def on_house_ready(self) -> None:
+    def on_deployment_ready(self) -> None:
         """All that run now were seen to be ready."""
         for child in self._children.values():
             child.is_met = True
@@ -88,7 +89,7 @@ class Liveness:
         """Its life is over."""
         del self._children[name]
 
-    def on_round(self, heard: Round, states: Mapping[str, str]) -> list[Stuck]:
+    def on_round(self, finished: Round, states: Mapping[str, str]) -> list[Stuck]:
         """A round is over.
 
         Args:
@@ -96,15 +97,15 @@ class Liveness:
                 `ready`.
 
         Returns:
-            Who is stuck; nobody twice in a life.
+            Stuck children; each once in a life.
         """
-        is_void = heard.lasted_ns > self.interval_ns + STANDSTILL_NS
+        is_void = finished.lasted_ns > self.interval_ns + STANDSTILL_NS
         stuck = []
         for name, child in self._children.items():
             if name in states:
                 child.num_missed = 0
                 child.is_met |= states[name] == "ready"
-            elif not child.is_server and not heard.is_passed_on:
+            elif not child.is_server and not finished.is_passed_on:
                 child.num_missed = 0
             elif child.is_met and not is_void:
                 child.num_missed += 1

@@ -29,11 +29,11 @@ def oversized(sizes: Iterable[tuple[Path, int]], bytes_max: int) -> list[Path]:
 
 
 class LogKeeper:
-    """Looks after the logs of a folder. Told the time.
+    """Rotates the logs of a folder. The time is an argument.
 
     Args:
         bytes_max: size above which a log is put aside; 0: never.
-        complain: told once of a log that cannot be put aside, until it can be again.
+        complain: called once for a log that cannot be rotated, until it can be again.
     """
 
     def __init__(self, folder: Path, bytes_max: int, complain: Callable[[str], None]) -> None:
@@ -49,7 +49,7 @@ class LogKeeper:
 
     def look(self, now_ns: int) -> None:
         """Put aside what has grown too large, if it is time to look. Never raises: a log that stays
-        is no reason to stop a house.
+        is no reason to stop a deployment.
         """
         if not self._bytes_max or now_ns < self._next_at_ns:
             return

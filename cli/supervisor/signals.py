@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequested(Exception):
-    """Somebody asked to stop."""
+    """A signal asks to stop."""
 
 
 class StopSignals:
@@ -26,7 +26,7 @@ class StopSignals:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether it was asked again, by someone to whom the stop takes too long."""
+        """Whether a second signal asked to stop faster."""
         return self._num_heard > 1
 
     def check(self) -> None:

@@ -1,12 +1,13 @@
-"""Decides when a child that died starts again, and when to give up. Told the time, touches nothing.
+"""Decides when a child that died starts again, and when to give up. The time is an argument; no
+I/O.
 
 A child that lived for `stable_ns` is forgiven its earlier deaths. One that keeps dying young is
 started again after a pause that doubles; after `quick_deaths_max` of those it counts as failing,
-and if the house is nothing without it the house gives up. It goes on without any other: sessions,
-hints and the KV below are worth less than the streams of those who are served.
+and if nothing can be served without it the supervisor gives up. It goes on without any other:
+sessions, hints and the KV below are worth less than the streams of those who are served.
 
-Before the house has been ready once, any death is final: what cannot start is a wrong setting, and
-starting it again would only hide the line that says so.
+Before the deployment has been ready once, any death is final: what cannot start is a wrong setting,
+and starting it again would only hide the line that says so.
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class StartAt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop the whole house: this child does not stay alive."""
+    """Stop the whole deployment: this child does not stay alive."""
 
     name: str
     num_deaths: int
@@ -60,8 +61,8 @@ class Supervision:
     """Lives of the children, by name.
 
     Attributes:
-        restart: whether a child that dies is started again at all, once the house was ready.
-        essential: children without which the house is nothing.
+        restart: whether a child that dies is started again at all, once the deployment was ready.
+        essential: children without which nothing can be served.
     """
 
     limits: RestartLimits = RestartLimits()
@@ -81,7 +82,7 @@ class Supervision:
         self._is_ready = True
 
     def on_exit(self, name: str, now_ns: int) -> list[Effect]:
-        """A child died that nobody asked to stop."""
+        """A child died unasked."""
         life = self._lives[name]
         if not self._is_ready:
             return [GiveUp(name, 1)]

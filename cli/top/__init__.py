@@ -1,1 +1,1 @@
-"""`symphony top`: the house, live, in a terminal."""
+"""`symphony top`: the deployment, live, in a terminal."""

@@ -15,14 +15,14 @@ from cli.chat.address import client_options
 from cli.top import panels
 
 EVENTS = "/v1/house/events"
-SILENT_S = 10.0  # without an event the house is taken to be away
+SILENT_S = 10.0  # without an event the deployment is taken to be away
 RETRY_S = 2.0
 PANELS = ("figures", "workers", "hosts", "lately")
 
 
 class TopApp(App[None]):
     """Args:
-    client: of the house, with its key.
+    client: of the deployment, with its key.
     """
 
     CSS = """
@@ -72,7 +72,7 @@ class TopApp(App[None]):
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     self._show(orjson.loads(line.removeprefix("data: ")))
-        return "the house ended it"
+        return "the deployment ended it"
 
     def _show(self, view: dict[str, Any]) -> None:
         if self._is_paused:
@@ -95,7 +95,7 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 def top(url: str, api_key: str, cert_file: Path | None = None) -> None:
-    """Show the house until its viewer leaves.
+    """Show the deployment until its viewer leaves.
 
     Raises:
         InvalidRequest: `url` is no http(s) address.

@@ -1,4 +1,4 @@
-"""What `/v1/house` tells, as panels for a terminal."""
+"""What `/v1/house` reports, as panels for a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def figures(view: Mapping[str, Any]) -> RenderableType:
     """The numbers that say most."""
     turns, rates, times = view["turns"], view["rates"], view["latency_ms"]
     cached = view["cached_share"]
-    told = (
+    figures = (
         ("running", f"{turns['running']:,}"),
         ("waiting", f"{turns['waiting']:,}"),
         ("expected", f"{turns['expected']:,}"),
@@ -31,7 +31,7 @@ def figures(view: Mapping[str, Any]) -> RenderableType:
         ("workers advised", f"+{view['scaling']['add']:g} -{view['scaling']['remove']:g}"),
     )
     return Columns(
-        [Text.assemble((value, "bold"), f" {name}") for name, value in told], padding=(0, 3)
+        [Text.assemble((value, "bold"), f" {name}") for name, value in figures], padding=(0, 3)
     )
 
 
@@ -69,26 +69,20 @@ def hosts(view: Mapping[str, Any]) -> RenderableType:
     return table
 
 
+def _advisories(counted: Mapping[str, Any]) -> RenderableType:
+    rates, throttled = counted["rates"], counted["throttled"]
+    rows = [("live", f"{counted['live']:,}"), *_rates(counted["outcomes"])]
+    rows += [(f"{one['tenant']}: used", f"{one['hits']:.0%}") for one in rates]
+    rows += [(f"{one['tenant']}: throttled", f"{one['num_refused']:,}") for one in throttled]
+    return _list("advisories", rows)
+
+
 def lately(view: Mapping[str, Any]) -> RenderableType:
     """What was counted: advisories, where history was, placements, batches, adapters."""
-    advisories, adapters = view["advisories"], view["adapters"]
+    adapters = view["adapters"]
     return Columns(
         [
-            _list(
-                "advisories",
-                [
-                    ("live", f"{advisories['live']:,}"),
-                    *_rates(advisories["outcomes"]),
-                    *(
-                        (f"{one['tenant']}: came true", f"{one['hits']:.0%}")
-                        for one in advisories["rates"]
-                    ),
-                    *(
-                        (f"{one['tenant']}: throttled", f"{one['num_refused']:,}")
-                        for one in advisories["throttled"]
-                    ),
-                ],
-            ),
+            _advisories(view["advisories"]),
             _list(
                 "history was found",
                 [
@@ -113,7 +107,7 @@ def lately(view: Mapping[str, Any]) -> RenderableType:
                 [
                     ("known", f"{adapters['known']:,}"),
                     ("running", ", ".join(adapters["running"]) or "none"),
-                    ("on their way", ", ".join(adapters["waiting"]) or "none"),
+                    ("loading", ", ".join(adapters["waiting"]) or "none"),
                 ],
             ),
             _list("processes", [(one["name"], one["state"]) for one in view["services"]]),
@@ -159,8 +153,8 @@ def _list(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _rates(told: Mapping[str, float], prefix: str = "") -> Iterable[tuple[str, str]]:
-    largest_first = sorted(told.items(), key=lambda pair: -pair[1])
+def _rates(rates: Mapping[str, float], prefix: str = "") -> Iterable[tuple[str, str]]:
+    largest_first = sorted(rates.items(), key=lambda pair: -pair[1])
     return ((f"{prefix}{name}", f"{value:,.1f}/s") for name, value in largest_first)
 
 

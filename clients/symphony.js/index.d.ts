@@ -79,7 +79,7 @@ export interface AdviseOptions {
 export interface WatchOptions {
   /** After how long without text the hint is taken back. */
   emptyAfterMs?: number;
-  /** Told whether a turn is announced, as often as that changes. */
+  /** Called with whether a turn is announced, as often as that changes. */
   onAdvised?: (isAdvised: boolean) => void;
 }
 

@@ -1,5 +1,5 @@
 /**
- * Chats with a Symphony server, and tells it that a turn is coming while it is still being typed.
+ * Chats with a Symphony server, and announces a turn while it is still being typed.
  *
  *     const symphony = new Symphony({ baseURL: "http://127.0.0.1:8080/v1", model: "smollm2-135m" });
  *     const session = symphony.session();
@@ -112,8 +112,8 @@ export class Session {
    * when the text has been gone for a while, and when the page is left.
    *
    * @param {HTMLElement} element a textarea, an input, or anything editable.
-   * @param {object} [options] emptyAfterMs: how long that while is; onAdvised: told whether a turn is
-   *   announced, as often as that changes.
+   * @param {object} [options] emptyAfterMs: how long that while is; onAdvised: called with whether
+   *   a turn is announced, as often as that changes.
    * @returns {() => void} ends it.
    */
   watch(element, { emptyAfterMs = EMPTY_AFTER_MS, onAdvised } = {}) {

@@ -19,7 +19,7 @@ from loadtest.cluster.options import ClusterOptions, Without
 from loadtest.cluster.real import play_real
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
-from loadtest.fuzz.house import open_house
+from loadtest.deployment import deployed
 from loadtest.sim.timeline import SECOND
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
@@ -63,7 +63,7 @@ def _compare(
     per_host = str(options.gpus // num_hosts)
     shape = ("--emulate", options.profile, "--workers", per_host, "--hosts", str(num_hosts))
     settings = {"SYMPHONY_SCHEDULER_POLICY": options.policy}
-    with open_house(settings, *shape, model="") as house:
+    with deployed(*shape, settings=settings) as house:
         stats = uvloop.run(play_real(options, scripts, house.port))
     real = stats.result(options.duration_ns, Counter(), options.duration_ns / SECOND)
     ratios = {

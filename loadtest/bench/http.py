@@ -10,22 +10,18 @@ a token costs each process.
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import orjson
 import uvloop
 
-from cli.supervisor.children import free_port, start_child, stop_child
+from cli.supervisor.children import free_port, start_child, stop_child, wait_for_port
 from loadtest.bench import http_streams
+from loadtest.deployment import deployed
 from loadtest.http_load import Answers, closed_loop, open_loop
-from shared.errors import PeerUnavailable
 
 PATH = "/v1/chat/completions"
 ROUNDS = 3
@@ -48,33 +44,26 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 def _measure_both(args: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
-        directory = Path(name)
-        bare_port = free_port()
-        house_port = free_port(but=bare_port)
+    with deployed("--emulate", "zero") as deployment:
+        bare_port = free_port(but=deployment.port)
         command = [sys.executable, "-m", "loadtest.bench.bare_app", str(bare_port)]
-        bare = start_child(command, log_path=directory / "bare.log")
-        _cli("up", "--emulate", "zero", "--port", str(house_port), "--data-dir", name, "--detach")
+        bare = start_child(command, log_path=deployment.logs / "bare.log")
         try:
-            _wait(bare_port)
-            return _measure(args, bare_port, house_port)
+            wait_for_port(bare, bare_port, "the bare route", START_TIMEOUT_S)
+            return _measure(args, bare_port, deployment.port)
         finally:
-            _cli("down", "--data-dir", name)
             stop_child(bare)
 
 
 def _measure_streams(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
-        port, profile = free_port(), http_streams.write_profile(Path(name))
-        where = ("--port", str(port), "--data-dir", name)
+        profile = http_streams.write_profile(Path(name))
         workers = ("--emulate", str(profile), "--workers", str(http_streams.NUM_WORKERS))
-        _cli("up", *workers, *where, "--detach")
-        try:
-            _wait(port)
+        with deployed(*workers) as deployment:
             seconds = STREAM_ROUNDS * args.seconds
-            return uvloop.run(http_streams.measure(port, Path(name), args.streams, seconds))
-        finally:
-            _cli("down", "--data-dir", name)
+            return uvloop.run(
+                http_streams.measure(deployment.port, deployment.data_dir, args.streams, seconds)
+            )
 
 
 def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[str, Any]:
@@ -136,18 +125,3 @@ def _unloaded(bare_port: int, house_port: int, body: bytes) -> dict[str, float]:
 def _best(results: list[Answers]) -> Answers:
     """The median round by throughput."""
     return sorted(results, key=lambda r: r.requests_per_s)[len(results) // 2]
-
-
-def _cli(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "cli.main", *arguments], check=True, stdout=sys.stderr)
-
-
-def _wait(port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.05)
-    raise PeerUnavailable(f"no server on port {port} within {START_TIMEOUT_S:g} s")

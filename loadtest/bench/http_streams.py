@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from cli.runfile import running_house
+from cli.runfile import running_deployment
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import END_OF_CHUNKS
 from loadtest.jobs.processes import cpu_s
@@ -54,7 +54,7 @@ async def measure(port: int, data_dir: Path, num_streams: int, seconds: float) -
                     raise PeerUnavailable("a stream ended before it began")
                 await asyncio.sleep(0.05)
         await asyncio.sleep(SETTLE_S)
-        pids = {service.name: service.pid for service in running_house(data_dir).services}
+        pids = {service.name: service.pid for service in running_deployment(data_dir).services}
         began_s = {name: cpu_s(pid) for name, pid in pids.items()}
         began_at_s, num_before = time.perf_counter(), _num_events(streams)
         await asyncio.sleep(seconds)

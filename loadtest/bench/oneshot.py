@@ -26,7 +26,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from cli.runfile import running_house
+from cli.runfile import running_deployment
 from cli.supervisor.children import free_port
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import Answers, send_all
@@ -88,7 +88,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         threads = {"SYMPHONY_NUM_THREADS": str(args.threads)} if args.threads else {}
         _cli(*up, SYMPHONY_ONESHOT_VARIANTS=args.variants, **threads)
         try:
-            state = running_house(directory)
+            state = running_deployment(directory)
             pids = {service.name: service.pid for service in state.services}
             house = House(port, state.nats_url, state.nats_access, pids)
             return uvloop.run(_measure(args, house, lengths))

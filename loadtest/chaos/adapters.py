@@ -1,5 +1,5 @@
-"""Adapters for streams to run on: what a house is started with, so that some are always on their
-way.
+"""Adapters for streams to run on: what a deployment is started with, so that some are always on
+their way.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ LINEARS = "all"
 class Wanted:
     """Attributes:
     num: of adapters; 0: all streams run on the base.
-    lora_start: how turns begin whose adapter is on its way.
+    lora_start: how turns begin whose adapter is loading.
     link_mb_s: of loads into a worker's pool; 0: as fast as memory is.
     """
 
@@ -48,7 +48,7 @@ NONE = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a house is started with.
+    """What a deployment is started with.
 
     Attributes:
         options: of `up`.

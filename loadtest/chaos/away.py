@@ -1,5 +1,6 @@
-"""NATS really away for some time under streams (`--away nats`): not only killed, which the house
-mends at once, and not stopped, which keeps connections open. The house stands on a NATS of ours.
+"""NATS really away for some time under streams (`--away nats`): not only killed, which the
+deployment mends at once, and not stopped, which keeps connections open. The deployment stands on a
+NATS of ours.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ def run(away_s: float, num_workers: int, num_spares: int, setting: Setting) -> d
     """Take NATS away once and see what that costs.
 
     Raises:
-        PeerUnavailable: the house did not come up, or serves badly before anything is done.
+        PeerUnavailable: the deployment did not come up, or serves badly before anything is done.
     """
     with (
         _own_nats() as nats,
@@ -74,8 +75,8 @@ def _own_nats() -> Iterator[Nats]:
 
 
 async def _run(stage: Stage, nats: Nats, away_s: float, setting: Setting) -> dict[str, Any]:
-    house = stage.house
-    report, before = Report(), house.pids()
+    deployment = stage.deployment
+    report, before = Report(), deployment.pids()
     async with open_scene(stage, setting) as scene:
         begun_at = time.monotonic()
         nats.kill()
@@ -87,9 +88,9 @@ async def _run(stage: Stage, nats: Nats, away_s: float, setting: Setting) -> dic
         toll = await scene.crowd.toll_since(begun_at)
         undisturbed = scene.undisturbed.as_dict()
     say(f"{in_words(toll)}; well {well_s:.1f} s after NATS was back")
-    ended = [name for name, pid in before.items() if house.pids().get(name) != pid]
+    ended = [name for name, pid in before.items() if deployment.pids().get(name) != pid]
     report.count("processes ended", len(ended))
-    report.expect(is_well, "the house did not get well again")
+    report.expect(is_well, "the deployment did not get well again")
     report.expect(not ended, f"processes ended: {', '.join(ended)}")
     report.expect(toll.num_exact > 0, "no stream came to its end")
     report.expect(not toll.num_wrong, f"{toll.num_wrong} streams were not as expected")

@@ -1,4 +1,4 @@
-"""People who stream all the time: each asks anew when an answer has ended, in a session of their
+"""People who stream all the time: each asks again when an answer has ended, in a session of their
 own, and knows what the answer must be.
 """
 
@@ -18,7 +18,6 @@ import orjson
 from loadtest.chaos.judge import Toll, has_strayed, met_by, take_toll
 from loadtest.chaos.sse import Stream, stream_chat
 from loadtest.chaos.ties import TEMPERATURE, TOP_K, may_choose
-from loadtest.fuzz.house import House
 from shared.errors import PeerUnavailable
 
 REPLY_TOKENS = (100, 400)
@@ -107,16 +106,16 @@ def session_of(client: int) -> str:
 
 
 class Crowd:
-    """The clients of one house.
+    """The clients of one deployment.
 
     Attributes:
         expected: tokens of each client's bodies, on a good day.
         ended: streams that are over, in the order in which they ended.
     """
 
-    def __init__(self, house: House, bodies: Sequence[Sequence[bytes]]) -> None:
-        self._port = house.port
-        self._url = house.url
+    def __init__(self, port: int, bodies: Sequence[Sequence[bytes]]) -> None:
+        self._port = port
+        self._url = f"http://127.0.0.1:{port}"
         self._bodies = bodies
         self._open: set[int] = set()  # clients whose stream runs
         self._sent_at = [0.0] * len(bodies)
@@ -202,8 +201,8 @@ class Crowd:
         return [s for s in self.ended if s.comes_back and s.sent_at >= begun_at and not s.trouble]
 
     async def _is_tie(self, http: httpx.AsyncClient, stream: Stream) -> bool:
-        """Whether the first token that is another than expected may be, by rounding: asks the house
-        how likely the tokens were there.
+        """Whether the first token that is another than expected may be, by rounding: asks the
+        deployment how likely the tokens were there.
         """
         expected = self._expected_of(stream)
         num_pairs = min(len(stream.tokens), len(expected))
@@ -224,7 +223,7 @@ class Crowd:
         try:
             answer = (await http.post("/v1/completions", json=question)).raise_for_status()
         except httpx.HTTPError as error:
-            print(f"cannot tell whether a stream was wrong: {error!r}", file=sys.stderr)
+            print(f"unknown whether a stream was wrong: {error!r}", file=sys.stderr)
             return False
         (scores,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
         likely = {int(name.partition(":")[2]): score for name, score in scores.items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from loadtest.fuzz.house import House
+from loadtest.deployment import Deployment
 from services.worker.device.assist.channel import Channel, ChannelShape
 
 MODULE = b"services.worker.device.assist.helper"
@@ -64,24 +64,24 @@ def helpers_of(worker_pid: int) -> list[Helper]:
     return sorted(found, key=lambda helper: helper.pid)
 
 
-def helper_names(house: House) -> list[str]:
+def helper_names(deployment: Deployment) -> list[str]:
     """``helper-0``, which is the oldest of worker 0, and so on, of workers that have one."""
     return [
         name.replace("worker", "helper")
-        for name, pid in house.pids().items()
+        for name, pid in deployment.pids().items()
         if name.startswith("worker-") and helpers_of(pid)
     ]
 
 
-def are_all_ready(house: House) -> bool:
+def are_all_ready(deployment: Deployment) -> bool:
     """Whether every worker has a helper, and no helper is still starting."""
-    for name, pid in house.pids().items():
+    for name, pid in deployment.pids().items():
         if name.startswith("worker-"):
-            log = (house.directory / "logs" / f"{name}.log").read_text(errors="replace")
+            log = (deployment.data_dir / "logs" / f"{name}.log").read_text(errors="replace")
             ready = [line for line in log.splitlines() if READY in line]
             helpers = helpers_of(pid)
-            told = [any(f'"pid":{each.pid},' in line for line in ready) for each in helpers]
-            if not (told and all(told)):
+            is_ready = [any(f'"pid":{each.pid},' in line for line in ready) for each in helpers]
+            if not (is_ready and all(is_ready)):
                 return False
     return True
 
@@ -100,7 +100,7 @@ def strike_in_pass(
     """Send a signal to a helper, or to its worker, while a pass waits for the helper; in the end in
     any case. Blocking.
 
-    The helper is stopped before, so that it leaves undone what it is asked for next: else nobody
+    The helper is stopped before, so that it leaves undone what it is asked for next: else none
     would be fast enough.
 
     Args:

@@ -61,7 +61,7 @@ class Toll:
         num_refused: requests that were not taken.
         gap_s: the longest between two pieces of a stream that came to its end.
         first_piece_s: the longest that a new stream waited for its first.
-        troubles: what broken and refused ones were told, each once, some of them.
+        troubles: errors of broken and refused ones, each once, some of them.
     """
 
     num_exact: int

@@ -1,4 +1,4 @@
-"""Processes of a house killed, or stopped for some time, under streams (`--kill`, `--stop`)."""
+"""Processes of a deployment killed or suspended under streams (`--kill`, `--stop`)."""
 
 import time
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ class Wanted:
 
 
 def run(wanted: Wanted, setting: Setting) -> dict[str, Any]:
-    """Do all that is wanted to one house.
+    """Do all that is wanted to one deployment.
 
     Raises:
-        InvalidRequest: the house has no process of a name.
+        InvalidRequest: the deployment has no process of a name.
         PeerUnavailable: it did not come up, or serves badly before anything is done.
     """
     with open_stage(wanted.num_workers, wanted.num_spares, setting) as stage:
@@ -66,7 +66,7 @@ def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
     """
     for name in (*wanted.kill, *wanted.stop):
         if name != ALL and name not in names:
-            raise InvalidRequest(f"no process {name!r} in the house: {', '.join(names)}")
+            raise InvalidRequest(f"no process {name!r} in the deployment: {', '.join(names)}")
     kinds = [(wanted.kill, 0.0), *((wanted.stop, stop_s) for stop_s in sorted(wanted.stops_s))]
     order = sorted(names, key=lambda name: name == LAST)
     return [
@@ -78,32 +78,32 @@ def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
 
 
 async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]:
-    house, watch = stage.house, stage.watch
+    deployment, watch = stage.deployment, stage.watch
     if stage.has_helpers and not await wait_well(stage, {}):
         raise PeerUnavailable("the workers' helpers did not start")
-    faults = plan(wanted, (*house.pids(), *helper_names(house))) * wanted.rounds
+    faults = plan(wanted, (*deployment.pids(), *helper_names(deployment))) * wanted.rounds
     report, tolls = Report(), []
     async with open_scene(stage, setting) as scene:
         for number, fault in enumerate(faults, start=1):
-            before, counted = house.pids(), watch.counts
+            before, counted = deployment.pids(), watch.counts
             met = await strike(stage, fault)
             begun_at = met.at
             gone = {fault.name: before[fault.name]} if fault.name in before else {}
             if not await wait_well(stage, {} if fault.stop_s else gone):
-                report.expect(False, f"{fault.what}: the house did not get well again")
+                report.expect(False, f"{fault.what}: the deployment did not get well again")
                 break
             well_s = time.monotonic() - begun_at - SETTLE_S
             toll = await scene.crowd.toll_since(begun_at)
             judge(report, fault, toll, stage.load_s)
-            _check_pids(report, fault, before, house.pids())
+            _check_pids(report, fault, before, deployment.pids())
             if fault.breaks_streams:
                 await _check_return(report, scene, begun_at)
             say(f"{number}/{len(faults)} {fault.what}: {in_words(toll)}; well in {well_s:.1f} s")
-            told = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
+            entry = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
             if setting.adapters.num:
                 met.judge(report, fault)
-                told |= {**met.as_dict(), **(watch.counts - counted).as_dict()}
-            tolls.append(told)
+                entry |= {**met.as_dict(), **(watch.counts - counted).as_dict()}
+            tolls.append(entry)
         undisturbed = scene.undisturbed.as_dict()
     found = {**report.as_dict(), "undisturbed": undisturbed, "faults": tolls}
     return found | ({"adapters": watch.counts.as_dict()} if setting.adapters.num else {})
@@ -112,7 +112,7 @@ async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]
 def _check_pids(
     report: Report, fault: Fault, before: dict[str, int], after: dict[str, int]
 ) -> None:
-    """Nobody ended but who was killed. A scheduler that led ends itself when it stood still for
+    """Only what was killed ended. A scheduler that led ends itself when it stood still for
     longer than its lease.
     """
     changed = {name for name in before if after.get(name) != before[name]}
@@ -131,7 +131,7 @@ async def _check_return(report: Report, scene: Scene, begun_at: float) -> None:
     report.expect(not missing, f"{len(missing)} of {len(broken)} clients did not come back")
     without = sum(not stream.cached_tokens for stream in back)
     report.expect(not without, f"{without} clients came back and did not find their KV")
-    async with httpx.AsyncClient(base_url=scene.stage.house.url) as http:
+    async with httpx.AsyncClient(base_url=scene.stage.deployment.url) as http:
         for stream in back:
             answer = await http.get(f"/v1/sessions/{session_of(stream.client)}")
             report.expect(answer.status_code == 200, f"a session is gone: {answer.text}")

@@ -1,4 +1,4 @@
-"""A house with its crowd, and how to know that it is well again."""
+"""A deployment with its crowd, and how to know that it is well again."""
 
 import asyncio
 import sys
@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 from cli.inspection.description import describe
 from cli.inspection.snapshot import look
-from cli.runfile import running_house
 from loadtest.chaos.adapters import NONE, Wanted, offered
 from loadtest.chaos.crowd import MIXED, SHORT, USUAL, Crowd, Lengths, make_bodies
 from loadtest.chaos.helpers import are_all_ready
 from loadtest.chaos.judge import Toll
 from loadtest.chaos.watch import Watch, free_ports
-from loadtest.fuzz.house import House, open_house
+from loadtest.deployment import Deployment, deployed
 from services.worker.demo_model import DEMO_MODEL_ID
 
 HEAL_WITHIN_S = 120.0
@@ -52,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A house that is ready.
+    """A deployment that is ready.
 
     Attributes:
         watch: what its workers count of adapters.
@@ -60,7 +59,7 @@ class Stage:
         load_s: that streams may wait for adapters.
     """
 
-    house: House
+    deployment: Deployment
     watch: Watch = field(default_factory=Watch)
     has_helpers: bool = False
     load_s: float = 0.0
@@ -68,7 +67,7 @@ class Stage:
 
 @contextmanager
 def open_stage(num_workers: int, num_spares: int, setting: Setting, *more: str) -> Iterator[Stage]:
-    """A house of real workers, with spare schedulers, and adapters if there are to be some.
+    """A deployment of real workers, with spare schedulers, and adapters if there are to be some.
 
     Raises:
         PeerUnavailable: it did not come up.
@@ -78,13 +77,14 @@ def open_stage(num_workers: int, num_spares: int, setting: Setting, *more: str) 
     with offered(wanted, setting.num_streams, setting.lengths.turn_tokens) as offer:
         ports = free_ports(num_workers) if wanted.num else range(0)
         metrics = {"SYMPHONY_METRICS_PORT": str(ports[0])} if ports else {}
-        with open_house({**offer.settings, **metrics}, *sizes, *offer.options, *more) as house:
-            yield Stage(house, Watch(ports), wanted.has_helpers, offer.load_s)
+        options, settings = (*sizes, *offer.options, *more), {**offer.settings, **metrics}
+        with deployed(*options, settings=settings) as deployment:
+            yield Stage(deployment, Watch(ports), wanted.has_helpers, offer.load_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A house under streams.
+    """A deployment under streams.
 
     Attributes:
         undisturbed: what streams met before anything happened.
@@ -104,7 +104,7 @@ async def wait_well(stage: Stage, gone: Mapping[str, int]) -> bool:
     """
     give_up_at = time.monotonic() + HEAL_WITHIN_S
     while time.monotonic() < give_up_at:
-        if stage.house.pids().items().isdisjoint(gone.items()) and await asyncio.to_thread(
+        if stage.deployment.pids().items().isdisjoint(gone.items()) and await asyncio.to_thread(
             _is_well, stage
         ):
             await asyncio.sleep(SETTLE_S)
@@ -118,12 +118,12 @@ async def open_scene(stage: Stage, setting: Setting) -> AsyncIterator[Scene]:
     """Learn what every answer must be, let everybody stream, and watch that for some time.
 
     Raises:
-        PeerUnavailable: the house does not serve well although nothing is disturbed, or an adapter
-            changes nothing.
+        PeerUnavailable: the deployment does not serve well although nothing is disturbed, or an
+            adapter changes nothing.
     """
     bodies = make_bodies(setting.models, setting.num_streams, setting.seed, setting.lengths)
-    crowd = Crowd(stage.house, bodies)
-    say(f"{setting.num_streams} clients learn what they must hear")
+    crowd = Crowd(stage.deployment.port, bodies)
+    say(f"{setting.num_streams} clients learn what they must be answered")
     await crowd.tell_apart(setting.models)
     await crowd.learn()
     async with stage.watch.watching(), crowd.streaming():
@@ -135,13 +135,13 @@ async def open_scene(stage: Stage, setting: Setting) -> AsyncIterator[Scene]:
 
 
 def _is_well(stage: Stage) -> bool:
-    run = running_house(stage.house.directory)
+    run = stage.deployment.run
     snapshot = look(run)
     if snapshot is None or snapshot.num_ready_workers() < run.num_workers:
         return False
     if snapshot.models_missing():
         return False
-    if stage.has_helpers and not are_all_ready(stage.house):
+    if stage.has_helpers and not are_all_ready(stage.deployment):
         return False
     return bool(describe(run, snapshot)["state"] == "ready")
 

@@ -52,7 +52,7 @@ async def strike(stage: Stage, fault: Fault) -> Met:
     """Kill a process, or stop it for some time."""
     kind, _, number = fault.name.partition("-")
     worker = int(number) if kind in ("worker", "helper") else None
-    pids = stage.house.pids()
+    pids = stage.deployment.pids()
     sent = signal.SIGSTOP if fault.stop_s else signal.SIGKILL
     if worker is not None and stage.has_helpers:
         helper = helpers_of(pids[f"worker-{worker}"])[0]

@@ -12,12 +12,12 @@ PROGRESS_SEEDS = 500
 def run(first: int, num: int) -> dict[str, Any]:
     """Run `num` seeded worlds from seed `first` on; ``violations`` is empty if all held."""
     started_s = time.monotonic()
-    told = 0
+    shown = 0
 
     def on_progress(tally: Tally) -> None:
-        nonlocal told
-        if tally.num_seeds - told >= PROGRESS_SEEDS:
-            told = tally.num_seeds
+        nonlocal shown
+        if tally.num_seeds - shown >= PROGRESS_SEEDS:
+            shown = tally.num_seeds
             print(f"{tally.num_seeds} of {num} seeds, {len(tally.failures)} failed", flush=True)
 
     tally = run_campaign(first, num, on_progress)

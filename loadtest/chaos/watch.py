@@ -1,4 +1,4 @@
-"""What workers of a house count of adapters, over the deaths of workers."""
+"""What workers of a deployment count of adapters, over the deaths of workers."""
 
 import asyncio
 import socket
@@ -112,7 +112,7 @@ class Watch:
 
 
 def free_ports(num: int) -> range:
-    """Ports that follow each other and that nobody listens at.
+    """Free ports that follow each other.
 
     Raises:
         OSError: there are none.

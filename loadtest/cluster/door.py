@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
-
 from loadtest.sim.timeline import SECOND
 from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
+from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, AgentRef, SamplingParams
 

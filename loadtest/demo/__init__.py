@@ -1,5 +1,6 @@
-"""``symphony demo``: a chat and a team of agents, with hints and without, on a house of its own.
+"""``symphony demo``: a chat and a team of agents, with hints and without, on a deployment of its
+own.
 
 Who speaks when (`script`), what was seen of a turn (`seen`) and what all that comes to (`figures`,
-`verdicts`) are pure. `house`, `chat` and `team` play it; `screen`, `plots` and `page` show it.
+`verdicts`) are pure. `deployment`, `chat` and `team` play it; `screen`, `plots` and `page` show it.
 """

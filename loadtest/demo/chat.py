@@ -15,10 +15,10 @@ TEXTS = Texts(1.0)  # an emulated model counts characters
 
 
 class Person:
-    """One conversation of somebody, on one side.
+    """One person's conversation, on one side.
 
     Args:
-        on_seen: told of each turn.
+        on_seen: called with each turn.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Person:
         with the first letter.
 
         Raises:
-            PeerUnavailable: the house did not answer as it should.
+            PeerUnavailable: the deployment did not answer as it should.
         """
         await asyncio.sleep(message.comes_s)
         began_at = time.monotonic()
@@ -58,7 +58,7 @@ class Person:
         """The conversation is over, and takes no room any more.
 
         Raises:
-            PeerUnavailable: the house did not answer as it should.
+            PeerUnavailable: the deployment did not answer as it should.
         """
         try:
             await asyncio.to_thread(self._api.forget, self._session)
@@ -89,21 +89,21 @@ async def play_chat(
     """Play all of it; how long each round took, by side.
 
     Raises:
-        PeerUnavailable: the house did not answer as it should.
+        PeerUnavailable: the deployment did not answer as it should.
     """
     rounds_s: dict[Side, list[float]] = {"without": [], "with": []}
-    told = {
+    texts = {
         0: [
             Message(who, 0, TEXTS.fill(f"{who}/{rng.random()}", sizes.document_tokens), 0.0, 0.0)
             for who in PEOPLE[: sizes.num_people]
         ]
     }
-    told |= {number: questions(sizes, number, rng) for number in range(1, 1 + sizes.num_questions)}
+    texts |= {number: questions(sizes, number, rng) for number in range(1, 1 + sizes.num_questions)}
     people: dict[tuple[Side, str], Person] = {}
-    for number, side in sides_in_turns(len(told), rng):
+    for number, side in sides_in_turns(len(texts), rng):
         began_at = time.monotonic()
         acts = []
-        for message in told[number]:
+        for message in texts[number]:
             key = (side, message.who)
             if key not in people:
                 people[key] = Person(url, model, message.who, side, on_seen)

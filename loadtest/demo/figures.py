@@ -26,9 +26,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def hints_of(before: Counts, after: Counts) -> dict[str, dict[str, int]]:
-    """What became of hints between two looks at the house's counters; what is 0 is left out.
+    """What became of hints between two looks at the deployment's counters; what is 0 is left out.
 
-    `advisories` are all that the tracker heard, `by_house` those that it gave itself: of an agent
+    `advisories` are all that the tracker got, `by_house` those that it made itself: of an agent
     whose turn it foresaw.
     """
     names = {ADVISORIES: "advisories", ANNOUNCED: "by_house"}

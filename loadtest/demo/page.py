@@ -16,7 +16,7 @@ STYLE = (
 
 
 def page(
-    told: Sequence[str],
+    text: Sequence[str],
     parts: Mapping[Part, Mapping[str, Any]],
     titles: Mapping[Part, str],
     pictures: Mapping[Part, bytes],
@@ -24,13 +24,13 @@ def page(
     """All of it.
 
     Args:
-        told: sentences that stand first.
+        text: sentences that stand first.
         parts: figures, with their `verdicts`, by part; titles: of these.
         pictures: PNG, by part; some may have none.
     """
     body = [
         "<h1>Symphony, with hints and without</h1>",
-        *(f"<p>{escape(each)}</p>" for each in told),
+        *(f"<p>{escape(each)}</p>" for each in text),
     ]
     for part, figures in parts.items():
         body.append(f"<h2>{escape(titles[part])}</h2>")

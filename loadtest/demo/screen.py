@@ -73,7 +73,7 @@ def table_of(figures: Mapping[str, Any], title: str) -> Table:
 
 
 def cells_of(figures: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Each figure's name, and how it is told of each side.
+    """Each figure's name, and its text for each side.
 
     >>> bare = {"ttft_ms_median": 316.2, "ttft_ms_p95": 1348.0, "whole_s": 12.34, "near_percent": 0.4,
     ...         "recomputed_tokens": 1200, "turns": 18}
@@ -91,13 +91,15 @@ def _number(value: float, unit: str) -> str:
 
 
 def hints_line(hints: Mapping[str, Mapping[str, int]]) -> str:
-    """What became of hints, as the house counts.
+    """What became of hints, as the deployment counts.
 
     >>> hints_line({"advisories": {"submitted": 18, "used": 18}, "by_house": {}})
-    'hints, as the house counts them: 18 submitted, 18 used'
+    'hints, as the deployment counts them: 18 submitted, 18 used'
     """
     sent = ", ".join(f"{num} {name}" for name, num in hints.get("advisories", {}).items())
-    line = f"hints, as the house counts them: {sent or 'none'}"
+    line = f"hints, as the deployment counts them: {sent or 'none'}"
     if own := hints.get("by_house"):
-        line += f"; foreseen by the house itself: {', '.join(f'{n} {k}' for k, n in own.items())}"
+        line += (
+            f"; foreseen by the deployment itself: {', '.join(f'{n} {k}' for k, n in own.items())}"
+        )
     return line

@@ -1,8 +1,8 @@
-"""What the demonstration plays: the house's sizes, who says what, and in which order the two sides
-have their turns.
+"""What the demonstration plays: the deployment's sizes, who says what, and in which order the two
+sides have their turns.
 
-Both sides are played by the same house, one after the other, and neither is always first. What they
-say is the same word for word. They share no KV: each conversation has a salt of its own.
+Both sides are played by the same deployment, one after the other, and neither is always first. What
+they say is the same word for word. They share no KV: each conversation has a salt of its own.
 """
 
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ class Sizes:
         faster: divides the time that typing takes.
         num_teams: at work at once.
         num_rounds: in which each agent has another turn.
-        system_tokens, brief_tokens: what each agent is told to be, and what it works on.
+        system_tokens, brief_tokens: each agent's role, and what it works on.
         tool_s: that tests take.
         num_pairs: of runs of the teams, one on each side.
     """
@@ -121,7 +121,7 @@ def sides_in_turns(num_rounds: int, rng: Random) -> list[tuple[int, Side]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What somebody sends.
+    """A message.
 
     Attributes:
         who: of `PEOPLE`.
@@ -166,7 +166,7 @@ class Step:
 
     Attributes:
         is_first: it has done nothing before, and is given its brief.
-        following: who goes on; None: nobody does.
+        following: who goes on; None: none does.
         tool: that it runs; empty: none.
     """
 

@@ -8,7 +8,7 @@ from loadtest.demo.script import Part, Side
 from loadtest.locust.measures import places_of
 
 NEAR = "pool"  # next to the GPU
-COMPUTED = "anew"
+COMPUTED = "new"
 SMALL_SHARE = 0.05
 
 
@@ -46,7 +46,7 @@ class Seen:
 
     @property
     def is_first(self) -> bool:
-        """Its conversation begins with it: there is nothing that could be brought up."""
+        """Its conversation begins with it: there is nothing that could be prefetched."""
         return self.num_history == 0
 
     @property
@@ -95,8 +95,8 @@ def where(seen: Seen) -> str:
     if seen.is_first:
         return "new"
     shares = {**seen.cached, COMPUTED: seen.num_recomputed}
-    told = sorted(shares.items(), key=lambda each: -each[1])
-    return "+".join(place for place, num in told[:2] if num > SMALL_SHARE * seen.num_history)
+    largest = sorted(shares.items(), key=lambda each: -each[1])
+    return "+".join(place for place, num in largest[:2] if num > SMALL_SHARE * seen.num_history)
 
 
 def of_side(seen: Iterable[Seen], part: Part, side: Side) -> list[Seen]:

@@ -33,7 +33,7 @@ class Team(software_team.Team):
 
     Args:
         run: which, from 0 on; number: of the team in it.
-        on_seen: told of each turn.
+        on_seen: called with each turn.
         more: as the example's team takes it.
     """
 
@@ -49,12 +49,12 @@ class Team(software_team.Team):
         self._num_context: dict[str, int] = {}
 
     def note(self, name: str, is_first: bool, first_ms: float, usage: Any) -> None:
-        told = usage.model_dump() if usage is not None else {}
+        counted = usage.model_dump() if usage is not None else {}
         number = self._num_turns.get(name, 0)
         self._num_turns[name] = number + 1
         which = Which("team", self._run, f"{name} {self._number + 1}", number)
-        seen = seen_of(which, self._side, first_ms, told, self._num_context.get(name, 0))
-        self._num_context[name] = seen.num_prompt + int(told.get("completion_tokens") or 0)
+        seen = seen_of(which, self._side, first_ms, counted, self._num_context.get(name, 0))
+        self._num_context[name] = seen.num_prompt + int(counted.get("completion_tokens") or 0)
         self._on_seen(seen)
 
     @property
@@ -86,7 +86,7 @@ async def play_team(
     """Play all of it; how long each team took, by side.
 
     Raises:
-        PeerUnavailable: the house did not answer as it should.
+        PeerUnavailable: the deployment did not answer as it should.
     """
     teams_s: dict[Side, list[float]] = {"without": [], "with": []}
     settings = Settings.read(url)
@@ -111,7 +111,7 @@ async def play_team(
                     )
                 except OpenAIError as error:
                     raise PeerUnavailable(f"{side} hints: {error}") from None
-                # Those of the next run find the house as these did.
+                # Those of the next run find the deployment as these did.
                 await asyncio.gather(
                     *(asyncio.to_thread(_forget, client, team.sessions) for team in teams)
                 )

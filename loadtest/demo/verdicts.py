@@ -1,4 +1,4 @@
-"""What the numbers say, in a sentence each. They are told as they are, also where hints lose."""
+"""What the numbers say, in a sentence each. They are stated as they are, also where hints lose."""
 
 from collections.abc import Mapping
 from math import comb
@@ -33,15 +33,15 @@ def difference(figures: Mapping[str, Any]) -> str:
     if not figures["pairs"] or not figures["median_ratio"]:
         return "Too few turns were seen to say anything."
     slow, fast = bare["ttft_ms_median"], hinted["ttft_ms_median"]
-    ratio, told = figures["median_ratio"], f"({fast:.0f} ms, {slow:.0f} without)"
+    ratio, both = figures["median_ratio"], f"({fast:.0f} ms, {slow:.0f} without)"
     num, of = figures["sooner_with"], figures["pairs"]
     is_told = chance(num, of) <= CHANCE_MAX
     if ratio >= SHOWS and is_told and 2 * num > of:
-        begin = f"With hints the median first token came {ratio:.1f} times sooner {told}"
+        begin = f"With hints the median first token came {ratio:.1f} times sooner {both}"
         return f"{begin}, and sooner in {num} of {of} pairs: {_why(bare, hinted)}."
     if ratio <= 1 / SHOWS and is_told and 2 * num < of:
         begin = f"Hints lost in this run: the median first token came {1 / ratio:.1f} times later"
-        return f"{begin} {told}; {_why(bare, hinted)}."
+        return f"{begin} {both}; {_why(bare, hinted)}."
     begin = "Hints made no difference to the first token that so few turns could show"
     median = f"in the median {fast:.0f} ms, {slow:.0f} without"
     return f"{begin}: {median}, sooner in {num} of {of} pairs. With them {_why(bare, hinted)}."
@@ -64,16 +64,16 @@ def no_gain(figures: Mapping[Part, Mapping[str, Any]]) -> str:
         figures: by part.
     """
     rule = "Hints gain nothing where all history is next to the GPU anyway"
-    told = [
+    worse = [
         f"in the {part}, {each['without']['near_turns']} of {each['without']['turns']} turns"
         " without a hint found theirs there, and had their first token after"
         f" {each['without']['near_ttft_ms_median']:.0f} ms"
         for part, each in figures.items()
         if each["without"]["near_turns"]
     ]
-    if not told:
+    if not worse:
         return f"{rule}; in this run no turn without a hint found its history there."
-    return f"{rule}: {'; '.join(told)}."
+    return f"{rule}: {'; '.join(worse)}."
 
 
 def _why(bare: Mapping[str, Any], hinted: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""``symphony bench fuzz``: a house with the demo model, and strangers who mean no good.
+"""``symphony bench fuzz``: a deployment with the demo model, and strangers who mean no good.
 
-One mode a run. A guarantee that does not hold is told, and makes the exit status 1.
+One mode a run. A guarantee that does not hold is reported, and makes the exit status 1.
 """
 
 import argparse
@@ -13,30 +13,31 @@ from typing import Any, Protocol
 
 import uvloop
 
-from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers, tenants
-from loadtest.fuzz.house import House
+from loadtest.deployment import Deployment
+from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers
 from loadtest.fuzz.report import Report
+from loadtest.fuzz.tenancy import mode as tenants
 
 
 class Mode(Protocol):
     """A module of this package."""
 
-    def house(self, args: argparse.Namespace, /) -> AbstractContextManager[House]: ...
+    def deployment(self, args: argparse.Namespace, /) -> AbstractContextManager[Deployment]: ...
 
     def run(
-        self, house: House, seed: int, args: argparse.Namespace, /
+        self, deployment: Deployment, seed: int, args: argparse.Namespace, /
     ) -> Coroutine[Any, Any, Report]: ...
 
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Start a house, let the mode loose on it, and return what it found.
+    """Start a deployment, let the mode loose on it, and return what it found.
 
     Raises:
-        PeerUnavailable: the house did not come up.
+        PeerUnavailable: the deployment did not come up.
         InvalidRequest: an option has a value that makes no sense.
     """
     parser = argparse.ArgumentParser(prog="symphony bench fuzz", description=__doc__)
-    parser.add_argument("--seed", type=int, help="none: one is drawn, and told")
+    parser.add_argument("--seed", type=int, help="default: one is drawn, and printed")
     modes = parser.add_mutually_exclusive_group(required=True)
     modes.add_argument("--poison", action="store_true", help=poison.__doc__)
     modes.add_argument("--http", type=int, nargs="?", const=5000, help=malformed.__doc__)
@@ -72,5 +73,5 @@ def _run_mode(args: argparse.Namespace, seed: int) -> Report:
         mode = disk
     elif args.tenants:
         mode = tenants
-    with mode.house(args) as house:
-        return uvloop.run(mode.run(house, seed, args))
+    with mode.deployment(args) as deployment:
+        return uvloop.run(mode.run(deployment, seed, args))

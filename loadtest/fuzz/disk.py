@@ -17,9 +17,8 @@ from typing import Any
 import orjson
 
 from cli.inspection.snapshot import look
-from cli.runfile import running_house
+from loadtest.deployment import Deployment, deployed, wait_until
 from loadtest.fuzz.damage import damage, damage_slab
-from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
 from shared.blocks import BLOCK_TOKENS
@@ -33,7 +32,6 @@ REPLY_TOKENS = 24
 KV_BYTES = 8 * 1024**2  # 21 blocks
 FILLER_TOKENS = 1300  # leaves no room in the worker's pool for them
 WAIT_S = 60.0
-POLL_S = 0.05
 DATA_NAME = "data.mdb"
 KVSTORE = "kvstore"
 
@@ -43,29 +41,31 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
     parser.add_argument("--first-trial", type=int, default=0, help="its number (default 0)")
 
 
-def house(args: argparse.Namespace) -> AbstractContextManager[House]:
-    """The house of this mode: its kvstore is started by us, with the files that we want."""
-    return open_house({"SYMPHONY_KV_BYTES": str(KV_BYTES)}, "--no-restart")
+def deployment(args: argparse.Namespace) -> AbstractContextManager[Deployment]:
+    """The deployment of this mode: its kvstore is started by us, with the files that we want."""
+    return deployed("--no-restart", settings={"SYMPHONY_KV_BYTES": str(KV_BYTES)})
 
 
-async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
+async def run(deployment: Deployment, seed: int, args: argparse.Namespace) -> Report:
     """Write conversations, then go on with them on one damaged copy of the database after another.
     The first trial is without damage, to see that the history comes from disk at all.
     """
-    answer = await ask(house.port, request_bytes("GET", "/v1/models", house.port))
+    answer = await ask(deployment.port, request_bytes("GET", "/v1/models", deployment.port))
     model = orjson.loads(answer.body)["data"][0]["id"]
     report = Report(counts={"turns_with_wrong_tokens": 0})
     rng = random.Random(seed)
-    talks = [Conversation(house.port, model, rng) for _ in range(CONVERSATIONS)]
+    talks = [Conversation(deployment.port, model, rng) for _ in range(CONVERSATIONS)]
     for talk in talks:
         await talk.begin()
-    await asyncio.to_thread(_wait_for, house, lambda store: store.disk_blocks >= _num_blocks(talks))
-    with _kvstore_of(house) as kvstore:
+    await asyncio.to_thread(
+        _wait_for, deployment, lambda store: store.disk_blocks >= _num_blocks(talks)
+    )
+    with _kvstore_of(deployment) as kvstore:
         kvstore.stop()
         base = {path.name: path.read_bytes() for path in _files(kvstore.folder)}
         report.count("database_bytes", sum(map(len, base.values())))
-        others = house.pids()
-        trials = _Trials(house, kvstore, model, report)
+        others = deployment.pids()
+        trials = _Trials(deployment, kvstore, model, report)
         await trials.empty_pool(rng)
         found = await trials.run("no damage", base, talks, rng)
         report.expect(found > 0, "a whole database gave no history: nothing is shown")
@@ -80,7 +80,9 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
             )
             report.count("trials")
             report.count("trials_with_history_from_disk", found > 0)
-        report.expect(house.pids() == others, f"processes ended: {others} became {house.pids()}")
+        report.expect(
+            deployment.pids() == others, f"processes ended: {others} became {deployment.pids()}"
+        )
     return report
 
 
@@ -148,8 +150,10 @@ async def complete(port: int, path: str, body: dict[str, Any]) -> Any:
 class _Trials:
     """One start after another."""
 
-    def __init__(self, house: House, kvstore: "_Kvstore", model: str, report: Report) -> None:
-        self._house = house
+    def __init__(
+        self, deployment: Deployment, kvstore: "_Kvstore", model: str, report: Report
+    ) -> None:
+        self._deployment = deployment
         self._kvstore = kvstore
         self._model = model
         self._report = report
@@ -163,7 +167,9 @@ class _Trials:
         begun_at = time.monotonic()
         self._kvstore.start()
         try:
-            await asyncio.to_thread(_wait_for, self._house, lambda store: store.arena_pages > 0)
+            await asyncio.to_thread(
+                _wait_for, self._deployment, lambda store: store.arena_pages > 0
+            )
             self._report.count("starts")
         except PeerUnavailable as error:
             self._report.expect(False, f"{what}: no start: {error.message}")
@@ -189,24 +195,24 @@ class _Trials:
         """Have the worker forget the conversations, by a prompt that needs the room."""
         prompt = [rng.randrange(256) for _ in range(FILLER_TOKENS)]
         body = {"model": self._model, "prompt": prompt, "max_tokens": 1}
-        await complete(self._house.port, "/v1/completions", body)
+        await complete(self._deployment.port, "/v1/completions", body)
 
 
 class _Kvstore:
-    """The house's kvstore as a process of ours.
+    """The deployment's kvstore as a process of ours.
 
     Attributes:
         folder: of its database.
     """
 
-    def __init__(self, house: House) -> None:
-        self._pid = house.pids()[KVSTORE]
+    def __init__(self, deployment: Deployment) -> None:
+        self._pid = deployment.pids()[KVSTORE]
         proc = Path(f"/proc/{self._pid}")
         self._command = (proc / "cmdline").read_text().split("\0")[:-1]
         variables = (proc / "environ").read_text().split("\0")[:-1]
         self._environment = dict(variable.split("=", 1) for variable in variables)
-        self._log_path = house.directory / "logs" / "kvstore.log"
-        self.folder = house.directory / "kv"
+        self._log_path = deployment.data_dir / "logs" / "kvstore.log"
+        self.folder = deployment.data_dir / "kv"
         self._process: subprocess.Popen[bytes] | None = None
 
     def stop(self) -> None:
@@ -216,7 +222,7 @@ class _Kvstore:
             self._process.wait()
         elif Path(f"/proc/{self._pid}").exists():
             os.kill(self._pid, signal.SIGTERM)
-            _poll(lambda: not Path(f"/proc/{self._pid}").exists(), "the kvstore has not ended")
+            wait_until(lambda: not Path(f"/proc/{self._pid}").exists(), "the kvstore ended", WAIT_S)
 
     def place(self, files: dict[str, bytes]) -> None:
         """Make these its database."""
@@ -226,7 +232,7 @@ class _Kvstore:
             (self.folder / name).write_bytes(content)
 
     def start(self) -> None:
-        """Start it as the house did."""
+        """Start it as the deployment did."""
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
@@ -239,9 +245,9 @@ class _Kvstore:
 
 
 @contextmanager
-def _kvstore_of(house: House) -> Iterator[_Kvstore]:
-    """The house's kvstore, in our hands until the end of the block."""
-    kvstore = _Kvstore(house)
+def _kvstore_of(deployment: Deployment) -> Iterator[_Kvstore]:
+    """The deployment's kvstore, in our hands until the end of the block."""
+    kvstore = _Kvstore(deployment)
     try:
         yield kvstore
     finally:
@@ -258,7 +264,7 @@ def _num_blocks(talks: list[Conversation]) -> int:
     return sum(talk.num_prompt // BLOCK_TOKENS for talk in talks)
 
 
-def _wait_for(house: House, is_so: Callable[[KvStats], bool]) -> None:
+def _wait_for(deployment: Deployment, is_so: Callable[[KvStats], bool]) -> None:
     """Until the kvstore says so.
 
     Raises:
@@ -266,15 +272,7 @@ def _wait_for(house: House, is_so: Callable[[KvStats], bool]) -> None:
     """
 
     def asked() -> bool:
-        snapshot = look(running_house(house.directory))
+        snapshot = look(deployment.run)
         return snapshot is not None and any(map(is_so, snapshot.stores))
 
-    _poll(asked, "the kvstore is not as it should be")
-
-
-def _poll(condition: Callable[[], bool], otherwise: str) -> None:
-    give_up_at = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise PeerUnavailable(f"{otherwise} within {WAIT_S:.0f} s")
-        time.sleep(POLL_S)
+    wait_until(asked, "the kvstore reports what it should", WAIT_S)

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
+from loadtest.deployment import MODEL, Deployment, deployed
 from loadtest.fuzz.grammar import Schema, value_of
-from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.mutation import (
     Draft,
     long_fields,
@@ -31,7 +31,7 @@ from services.frontend.api.fields import FIELDS
 ANSWER_MAX_S = 60.0
 HEAD_S = 2.0  # patience of the frontend, which some requests exhaust
 NUM_AT_ONCE = 16
-LOOK_EVERY = 50  # requests, at the house's processes
+LOOK_EVERY = 50  # requests, at the deployment's processes
 FAILURES_KEPT = 20
 SHOWN_BYTES = 600
 PROFILE_S = "1"  # one-shot models need not be measured well
@@ -63,8 +63,8 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
 
 
 @contextmanager
-def house(args: argparse.Namespace) -> Iterator[House]:
-    """The house of this mode, with a model of every task.
+def deployment(args: argparse.Namespace) -> Iterator[Deployment]:
+    """The deployment of this mode, with a model of every task.
 
     Raises:
         PeerUnavailable: it did not come up.
@@ -81,8 +81,8 @@ def house(args: argparse.Namespace) -> Iterator[House]:
             str(make_classifier(folder / "classifier", 3)),
             str(make_classifier(folder / "reranker", 1)),
         ]
-        options = [word for model in models for word in ("--model", model)]
-        with open_house(settings, *options) as opened:
+        options = [word for model in (MODEL, *models) for word in ("--model", model)]
+        with deployed(*options, settings=settings) as opened:
             yield opened
 
 
@@ -101,23 +101,23 @@ class Endpoint:
     fields: tuple[str, ...] = ()
 
 
-async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
+async def run(deployment: Deployment, seed: int, args: argparse.Namespace) -> Report:
     """Send them all, so many at once; only 2xx, 4xx and 503 may come back."""
-    api = orjson.loads((await _get(house, "/openapi.json")).body)
-    models = orjson.loads((await _get(house, "/v1/models")).body)["data"]
+    api = orjson.loads((await _get(deployment, "/openapi.json")).body)
+    models = orjson.loads((await _get(deployment, "/v1/models")).body)["data"]
     endpoints = endpoints_of(api, {model["task"]: model["id"] for model in models})
     report = Report(counts={"deaths": 0}, notes={"failures": []})
     numbers = iter(range(args.first, args.first + args.http))
-    campaign = _Campaign(house, seed, report, endpoints)
+    campaign = _Campaign(deployment, seed, report, endpoints)
     await asyncio.gather(*(campaign.send(numbers) for _ in range(NUM_AT_ONCE)))
     campaign.look()
-    healthy = await _get(house, "/health")
+    healthy = await _get(deployment, "/health")
     report.expect(healthy.status == 200, f"/health afterwards: {healthy.status}")
     return report
 
 
-async def _get(house: House, path: str) -> Answer:
-    return await ask(house.port, request_bytes("GET", path, house.port))
+async def _get(deployment: Deployment, path: str) -> Answer:
+    return await ask(deployment.port, request_bytes("GET", path, deployment.port))
 
 
 def endpoints_of(api: Schema, models: dict[str, str]) -> list[Endpoint]:
@@ -141,7 +141,7 @@ def endpoints_of(api: Schema, models: dict[str, str]) -> list[Endpoint]:
 
 
 def _has_no_end(operation: Schema) -> bool:
-    """Whether it answers nothing but events, for as long as somebody listens."""
+    """Whether it answers nothing but events, for as long as a client listens."""
     answered = operation.get("responses", {}).get("200", {}).get("content", {})
     return list(answered) == ["text/event-stream"]
 
@@ -203,16 +203,18 @@ def _damaged(body: bytes, rng: random.Random) -> bytes:
 class _Campaign:
     """Sends requests by their numbers, and judges what comes back."""
 
-    def __init__(self, house: House, seed: int, report: Report, endpoints: list[Endpoint]) -> None:
-        self._house = house
+    def __init__(
+        self, deployment: Deployment, seed: int, report: Report, endpoints: list[Endpoint]
+    ) -> None:
+        self._deployment = deployment
         self._seed = seed
         self._report = report
         self._endpoints = endpoints
-        self._pids = house.pids()
+        self._pids = deployment.pids()
 
     async def send(self, numbers: Iterator[int]) -> None:
         """Take numbers as long as there are some."""
-        port = self._house.port
+        port = self._deployment.port
         for number in numbers:
             draft = draft_of(number, self._seed, port, self._endpoints)
             answer, trouble = NOTHING, ""
@@ -233,7 +235,7 @@ class _Campaign:
 
     def look(self) -> None:
         """See whether a process has ended."""
-        pids = self._house.pids()
+        pids = self._deployment.pids()
         if pids != self._pids:
             self._report.count("deaths")
             self._report.expect(False, f"processes ended: {self._pids} became {pids}")

@@ -5,7 +5,7 @@ One connection a request. Nothing is checked on the way out.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 LINE_BYTES_MAX = 64 * 1024**2
@@ -54,7 +54,7 @@ async def sent(
         ends: say that nothing more will be sent.
 
     Raises:
-        OSError: nobody accepts connections.
+        OSError: the connection is refused.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES_MAX)
     sending = asyncio.create_task(_send(writer, data, ends=ends))
@@ -86,15 +86,22 @@ async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) ->
     status, body = 0, bytearray()
     headers: dict[bytes, bytes] = {}
     try:
-        status, headers = await _read_head(reader)
+        status, headers = await read_head(reader)
         if has_body and status not in NO_BODY:
-            await _read_body(reader, headers, body)
+            async for piece in read_pieces(reader, headers):
+                body += piece
     except (asyncio.IncompleteReadError, ConnectionError, ValueError, IndexError):
         return Answer(status, headers, bytes(body), is_whole=False)
     return Answer(status, headers, bytes(body))
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
+    """Status and headers of the next answer.
+
+    Raises:
+        EOFError, OSError: the connection ended.
+        ValueError, IndexError: it is no answer.
+    """
     status = 100
     headers: dict[bytes, bytes] = {}
     while 100 <= status < 200:
@@ -106,26 +113,33 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, byt
     return status, headers
 
 
-async def _read_body(
-    reader: asyncio.StreamReader, headers: Mapping[bytes, bytes], body: bytearray
-) -> None:
+async def read_pieces(
+    reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]
+) -> AsyncIterator[bytes]:
+    """The body of an answer as it comes, chunk by chunk.
+
+    Raises:
+        EOFError, OSError: the connection ended before the body.
+        ValueError: it is no body.
+    """
     if b"chunked" in headers.get(b"transfer-encoding", b""):
         while num_bytes := int(await reader.readuntil(b"\n"), 16):
-            body += (await reader.readexactly(num_bytes + 2))[:-2]
+            yield (await reader.readexactly(num_bytes + 2))[:-2]
         await reader.readuntil(b"\n")
     elif b"content-length" in headers:
-        body += await reader.readexactly(int(headers[b"content-length"]))
+        yield await reader.readexactly(int(headers[b"content-length"]))
     else:
-        body += await reader.read(-1)
+        yield await reader.read(-1)
 
 
-async def events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The events of a streamed answer, and ``[DONE]``; ends when the connection does.
-
-    Events are whole lines of their own, so the sizes of chunks between them are just other lines.
-    """
-    while line := await reader.readline():
-        if line.startswith(EVENT):
-            yield line[len(EVENT) :].strip()
-        elif line.strip() == b"0":
-            return
+async def events(
+    reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]
+) -> AsyncIterator[bytes]:
+    """The events of a streamed answer, and ``[DONE]``; ends when the connection does."""
+    rest = b""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        async for piece in read_pieces(reader, headers):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(EVENT):
+                    yield line[len(EVENT) :].strip()

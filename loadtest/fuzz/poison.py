@@ -13,7 +13,7 @@ from multiprocessing import get_context
 import orjson
 from nats.aio.client import Client
 
-from loadtest.fuzz.house import House, open_house
+from loadtest.deployment import Deployment, deployed
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.poisons import KINDS, Poison, make
 from loadtest.fuzz.report import Report, is_error
@@ -35,9 +35,9 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
     parser.add_argument("--ping-max-s", type=float, default=0.25, help="of a /ping")
 
 
-def house(args: argparse.Namespace) -> AbstractContextManager[House]:
-    """The house of this mode."""
-    return open_house({"SYMPHONY_TURNS_RUNNING_MAX": str(args.streams + ROOM)})
+def deployment(args: argparse.Namespace) -> AbstractContextManager[Deployment]:
+    """The deployment of this mode."""
+    return deployed(settings={"SYMPHONY_TURNS_RUNNING_MAX": str(args.streams + ROOM)})
 
 
 @dataclass(slots=True)
@@ -55,16 +55,16 @@ class _Kind:
     gap_s: float = 0.0
 
 
-async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
+async def run(deployment: Deployment, seed: int, args: argparse.Namespace) -> Report:
     """Stream without poison, then with it; compare."""
     names = args.kinds.split(",") if args.kinds else list(KINDS)
     if unknown := set(names) - KINDS.keys():
         raise InvalidRequest(f"--kinds: {', '.join(sorted(unknown))}: take of {', '.join(KINDS)}")
-    answer = await ask(house.port, request_bytes("GET", "/v1/models", house.port))
+    answer = await ask(deployment.port, request_bytes("GET", "/v1/models", deployment.port))
     model = orjson.loads(answer.body)["data"][0]["id"]
     report = Report(counts={"deaths": 0})
-    campaign = _Campaign(house, report, seed, model, names)
-    streams = Streams(house.port, model, args.streams, args.stream_tokens, campaign.on_gap)
+    campaign = _Campaign(deployment, report, seed, model, names)
+    streams = Streams(deployment.port, model, args.streams, args.stream_tokens, campaign.on_gap)
     for _ in range(2):  # the second finds its history and says what is usual
         before = await streams.run(lambda: True)
         _tell(report, before, "undisturbed")
@@ -102,13 +102,13 @@ class _Campaign:
     """Sends poison one after the other, and notes what comes of it."""
 
     def __init__(
-        self, house: House, report: Report, seed: int, model: str, names: list[str]
+        self, deployment: Deployment, report: Report, seed: int, model: str, names: list[str]
     ) -> None:
-        self._house = house
+        self._deployment = deployment
         self._report = report
         self._seed = seed
         self._model = model
-        self._pids = house.pids()
+        self._pids = deployment.pids()
         self._sent: deque[tuple[float, float, str]] = deque(maxlen=64)  # from, until, kind
         self._now: tuple[float, str] | None = None
         self.kinds = {name: _Kind() for name in names}
@@ -134,7 +134,7 @@ class _Campaign:
         loop = asyncio.get_running_loop()
         order = random.Random(self._seed)
         with ProcessPoolExecutor(1, get_context("spawn")) as maker:  # making them takes a while
-            async with self._house.nats() as bus:
+            async with self._deployment.nats() as bus:
                 for number in range(num_rounds):
                     for name in order.sample(list(self.kinds), len(self.kinds)):
                         seed = f"{self._seed}:{number}:{name}"
@@ -168,7 +168,7 @@ class _Campaign:
         self._report.expect(
             status in (0, 200) or is_error(body), f"{name}: no error as OpenAI writes it: {shown}"
         )
-        pids = self._house.pids()
+        pids = self._deployment.pids()
         if pids != self._pids:
             ended = [child for child, pid in self._pids.items() if pids.get(child) != pid]
             self._report.count("deaths", len(ended))
@@ -176,7 +176,7 @@ class _Campaign:
             self._pids = pids
 
     async def _by_http(self, poison: Poison) -> tuple[int, bytes]:
-        port = self._house.port
+        port = self._deployment.port
         answer = await ask(port, request_bytes("POST", poison.path, port, poison.body))
         return answer.status, answer.body
 

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, AsyncExitStack
 import httpx
 import orjson
 
-from loadtest.fuzz.house import House, open_house
+from loadtest.deployment import Deployment, deployed
 from loadtest.fuzz.report import Report
 
 FREE_WITHIN_S = 35.0
 GIVE_UP_S = 120.0
-PING_MAX_S = 1.0  # of a house that shares two cores with everybody who asks it
+PING_MAX_S = 1.0  # of a deployment that shares two cores with everybody who asks it
 READERS_PER_ADDRESS = 500  # below the frontend's limit
 RECEIVE_BYTES = 4096
 PROMPT_CHARS = (200, 400)
@@ -31,25 +31,27 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
     parser.add_argument("--requests-max", type=int, default=64, help="slots; at most 128")
 
 
-def house(args: argparse.Namespace) -> AbstractContextManager[House]:
-    """The house of this mode."""
-    return open_house({"SYMPHONY_REQUESTS_MAX": str(min(args.requests_max, CHOICES_MAX))})
+def deployment(args: argparse.Namespace) -> AbstractContextManager[Deployment]:
+    """The deployment of this mode."""
+    return deployed(settings={"SYMPHONY_REQUESTS_MAX": str(min(args.requests_max, CHOICES_MAX))})
 
 
-async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
+async def run(deployment: Deployment, seed: int, args: argparse.Namespace) -> Report:
     """Take all slots with readers that never read; count who else is served, and until when."""
     report, num_slots = Report(), min(args.requests_max, CHOICES_MAX)
-    rng, pids = random.Random(seed), house.pids()
+    rng, pids = random.Random(seed), deployment.pids()
     limits = httpx.Limits(max_connections=8)
     async with (
         AsyncExitStack() as stack,
-        httpx.AsyncClient(base_url=house.url, timeout=GIVE_UP_S, limits=limits) as http,
+        httpx.AsyncClient(base_url=deployment.url, timeout=GIVE_UP_S, limits=limits) as http,
     ):
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
         expected = await _stream(http, model)
         early = asyncio.create_task(_stream(http, model))  # it has a slot before the others come
         await asyncio.sleep(LISTEN_S)
-        readers = [await _reader(stack, house, model, rng, index) for index in range(2 * num_slots)]
+        readers = [
+            await _reader(stack, deployment, model, rng, index) for index in range(2 * num_slots)
+        ]
         report.count("readers", len(readers))
         begun_at = time.monotonic()
         watch = _Watch(readers)
@@ -71,12 +73,12 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
     report.expect(
         report.counts.get("others_429", 0) > 0, "the readers never held all slots: nothing is shown"
     )
-    report.expect(house.pids() == pids, f"processes ended: {pids} became {house.pids()}")
+    report.expect(deployment.pids() == pids, f"processes ended: {pids} became {deployment.pids()}")
     return report
 
 
 async def _reader(
-    stack: AsyncExitStack, house: House, model: str, rng: random.Random, index: int
+    stack: AsyncExitStack, deployment: Deployment, model: str, rng: random.Random, index: int
 ) -> socket.socket:
     """Ask for half a megabyte at once and much more later, and never read."""
     raw = stack.enter_context(socket.socket())
@@ -84,7 +86,7 @@ async def _reader(
     raw.bind((f"127.0.0.{2 + index // READERS_PER_ADDRESS}", 0))
     raw.setblocking(False)
     loop = asyncio.get_running_loop()
-    await loop.sock_connect(raw, ("127.0.0.1", house.port))
+    await loop.sock_connect(raw, ("127.0.0.1", deployment.port))
     body = {
         "model": model,
         "prompt": "".join(rng.choices("abcdefgh ", k=rng.randint(*PROMPT_CHARS))),
@@ -97,7 +99,7 @@ async def _reader(
     }
     content = orjson.dumps(body)
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{deployment.port}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     await loop.sock_sendall(raw, head.encode() + content)

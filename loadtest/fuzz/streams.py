@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from loadtest.fuzz.plain_http import events, request_bytes, sent
+from loadtest.fuzz.plain_http import events, read_head, request_bytes, sent
 
 SILENCE_MAX_S = 120.0
 PING_EVERY_S = 0.05
@@ -109,7 +109,8 @@ class Streams:
                 asyncio.timeout(SILENCE_MAX_S) as patience,
                 sent(self._port, self._requests[index]) as reader,
             ):
-                async for event in events(reader):
+                _, headers = await read_head(reader)
+                async for event in events(reader, headers):
                     if event == b"[DONE]":
                         return tokens, ""
                     chunk = orjson.loads(event)
@@ -128,7 +129,7 @@ class Streams:
                     tokens += new
         except TimeoutError:
             return tokens, f"nothing for {SILENCE_MAX_S:.0f} s"
-        except OSError as error:
+        except (OSError, EOFError) as error:
             return tokens, repr(error)
         return tokens, f"it broke off after {len(tokens)} tokens"
 

@@ -1,4 +1,4 @@
-"""Users for Locust: people and agents who ask a running house for turns.
+"""Users for Locust: people and agents who ask a running deployment for turns.
 
 What they do is in cores that know nothing of Locust; `locustfile` joins them to it.
 """

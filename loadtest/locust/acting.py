@@ -1,4 +1,4 @@
-"""Lets one person live, and one script happen, against a house: the shell around `life` and
+"""Lets one person live, and one script happen, against a deployment: the shell around `life` and
 `follow`. Blocks; where gevent has patched the standard library, threads and sleep are its own.
 """
 
@@ -50,7 +50,7 @@ def lead_a_life(stage: Stage, name: str) -> None:
         elif isinstance(act, Send):
             text = act.said.text
             if not speaker.num_context(act.session):
-                text = f"({act.session}) {text}"  # nobody else's text begins so
+                text = f"({act.session}) {text}"  # no other session's text begins so
             answer = speaker.say(act.session, model, text, act.said.num_answer)
 
 
@@ -69,7 +69,7 @@ class Happening:
         self._speaker = stage.speaker(hints=self._hints, is_announced=self._is_announced)
         self._model = stage.model_for(script.tenant)
         self._ended: queue.Queue[int] = queue.Queue()
-        self._volume: dict[str, int] = {}  # how often a session had to begin anew
+        self._volume: dict[str, int] = {}  # how often a session had to start again
 
     def run(self) -> None:
         """Until it is over, or the run is."""

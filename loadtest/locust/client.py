@@ -1,4 +1,4 @@
-"""The house's API as Locust's users call it: blocking, on `requests`, one connection a client."""
+"""The HTTP API as Locust's users call it: blocking, on `requests`, one connection a client."""
 
 import time
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ import requests
 from loadtest.locust.stream import Reply, message_of
 
 CONNECT_S = 10.0
-SILENCE_MAX_S = 600.0  # a stream that says nothing for so long is given up
+SILENCE_MAX_S = 600.0  # the longest wait for the next bytes of a stream
 OK, ACCEPTED, NOT_FOUND, TOO_MANY = 200, 202, 404, 429
-THROTTLED = "throttled"  # what becomes of a hint that the house did not want
+THROTTLED = "throttled"  # what becomes of a hint over the limit
 
 
 class ApiError(Exception):
@@ -32,7 +32,7 @@ class Streamed:
 class Client:
     """Args:
     url: of the frontend, without `/v1`.
-    cert: the certificate of a house's own TLS.
+    cert: the certificate of a deployment's own TLS.
     """
 
     def __init__(self, url: str, api_key: str = "", cert: str = "") -> None:

@@ -2,8 +2,8 @@
 
 A planner asks an architect; of each file an engineer writes a draft and runs the tests, a tool that
 takes its time, after which the engineer goes on; a reviewer reads every file and may send them all
-back; then the planner sums up. What one says the next is told, so prompts grow. Nobody announces
-anything: each request says which agent works on what, and the house learns who follows whom.
+back; then the planner sums up. What one says the next gets, so prompts grow. Clients announce
+nothing: each request says which agent works on what, and the deployment learns who follows whom.
 """
 
 from collections.abc import Sequence

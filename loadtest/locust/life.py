@@ -1,4 +1,4 @@
-"""What one person at a chat does, act by act, as a generator that is told the answers.
+"""What one person at a chat does, act by act, as a generator that is sent the answers.
 
 Who reads 238 words a minute and types 52 has long pauses between turns, in which the KV of a
 conversation can go to lower tiers and be brought back by the hint of a first keystroke. The rest is
@@ -28,13 +28,13 @@ class Habits:
         reading_wpm, typing_wpm: words a minute, the median over people (`human_speeds.csv`).
         spread: of the logarithm of a person's own speed.
         thinking_s: between reading and typing, mean.
-        pauses: of turns after which somebody does something else for `pause_s`, the median.
+        pauses: of turns after which a person does something else for `pause_s`, the median.
         deletes: of beginnings that are deleted again; takes_back: of those, whose page says so.
         abandons: of messages that are begun and never sent; the person goes.
         pastes: of messages; hints_paste: of those, whose page hints as the text goes in.
         switches: of turns after which another conversation is taken up.
         returns: of conversations taken up, how many are an old one, if there is any.
-        num_old_max: conversations to which somebody may come back.
+        num_old_max: conversations to which a person may come back.
         context_tokens_max: a conversation that is so long is not gone on with.
     """
 
@@ -93,7 +93,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A turn of this session is coming, `expected_in_s` from now; None: nobody knows when."""
+    """A turn of this session is coming, `expected_in_s` from now; None: unknown when."""
 
     session: str
     expected_in_s: float | None
@@ -158,7 +158,7 @@ def live(
     Args:
         name: begins the names of the person's sessions.
         dialogues: what they will talk about, one conversation after the other.
-        hints: their page tells of turns to come.
+        hints: their page announces turns.
     """
     person = _Person(
         habits.reading_wpm * rng.lognormvariate(0.0, habits.spread),
@@ -188,7 +188,7 @@ def _talk(
         if is_hinted is None:
             return True
         answer = yield Send(session.name, session.left.popleft(), is_hinted)
-        assert answer is not None, "a turn's sender tells its answer"
+        assert answer is not None, "a turn's sender passes its answer"
         if not answer.is_whole or answer.num_context >= habits.context_tokens_max:
             session.left.clear()
         yield Wait(answer.num_tokens / TOKENS_A_WORD / person.reading * 60)

@@ -149,7 +149,7 @@ def add_options(parser: ArgumentParser) -> None:
     group.add_argument("--prompt-tokens", type=int, default=1024, help="of prefill")
     group.add_argument("--out", default="", help="folder for the report; default: none is written")
     group.add_argument("--watch", action="store_true", help="show what was seen so far")
-    group.add_argument("--cert", default="", help="certificate of the house's own TLS")
+    group.add_argument("--cert", default="", help="certificate of the deployment's own TLS")
     group.add_argument("--no-tables", action="store_true", help=SUPPRESS)
     group.add_argument("--run-id", default=f"{time.time_ns() // 10**6:x}", help=SUPPRESS)
 
@@ -196,7 +196,7 @@ def on_init(environment: Environment, **_: Any) -> None:
 
 
 def on_test_start(environment: Environment, **_: Any) -> None:
-    """Everything begins anew."""
+    """Everything starts again."""
     RUN.turns, RUN.num_sent, RUN.num_reported = [], 0, -1
     RUN.begin_s, RUN.end_s = time.monotonic(), 0.0
     runner, parsed = environment.runner, environment.parsed_options
@@ -204,14 +204,14 @@ def on_test_start(environment: Environment, **_: Any) -> None:
         return
     part, num_parts = 0, 1
     if isinstance(runner, WorkerRunner):
-        told = (getattr(parsed, name, 0) or 0 for name in ("expect_workers", "processes"))
+        counts = (getattr(parsed, name, 0) or 0 for name in ("expect_workers", "processes"))
         part = max(runner.worker_index, 0)
-        num_parts = max(part + 1, *told)  # so many share the scripts of a trace
+        num_parts = max(part + 1, *counts)  # so many share the scripts of a trace
     try:
         if RUN.stage is None or RUN.stage.is_over:
             chosen = options_of(environment)
             run_id = (
-                f"{chosen.run_id}.{RUN.num_begun}"  # nobody goes on with the last run's sessions
+                f"{chosen.run_id}.{RUN.num_begun}"  # no user goes on with the last run's sessions
             )
             RUN.stage = Stage(replace(chosen, run_id=run_id), _fire(environment))
     except (ApiError, SymphonyError) as error:  # Locust would only log it
@@ -242,7 +242,7 @@ def on_end(environment: Environment, **_: Any) -> None:
         return
     seconds = (RUN.end_s or time.monotonic()) - RUN.begin_s
     folder = Path(chosen.out)
-    write_report(folder, RUN.turns, chosen.told(), seconds)
+    write_report(folder, RUN.turns, chosen.as_dict(), seconds)
     tables = StatsCSV(environment, PERCENTILES_TO_REPORT)
     for name, write in (
         ("locust_stats.csv", tables.requests_csv),
@@ -266,8 +266,8 @@ def on_worker_report(data: dict[str, Any], **_: Any) -> None:
 
 
 def _fire(environment: Environment) -> Any:
-    """Tells Locust of a turn: milliseconds in its page are percent under `cached`, and under `hint`
-    how long before its turn the hint came."""
+    """Report a turn to Locust: milliseconds in its page are percent under `cached`, and under
+    `hint` how long before its turn the hint came."""
 
     def fire(kind: str, name: str, value: float, error: str = "", length: int = 0) -> None:
         environment.events.request.fire(

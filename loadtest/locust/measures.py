@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any
 
-# A session's first turn has no history that could be brought up; `missed` are those that a user who
+# A session's first turn has no history that could be prefetched; `missed` are those that a user who
 # hints sent without one, as most of what is pasted.
 KINDS = ("first", "hinted", "missed", "unhinted")
 PLACES = ("pool", "host", "disk", "peer", "objects", "untold", "computed")
@@ -57,13 +57,13 @@ def places_of(usage: dict[str, Any]) -> dict[str, int]:
     {'disk': 5, 'untold': 4}
     """  # noqa: E501
     details = usage.get("prompt_tokens_details") or {}
-    told = {
+    counted = {
         str(place): int(num)
         for place, num in (details.get("cached_tokens_details") or {}).items()
         if num
     }
-    rest = int(details.get("cached_tokens") or 0) - sum(told.values())
-    return told | ({"untold": rest} if rest > 0 else {})
+    rest = int(details.get("cached_tokens") or 0) - sum(counted.values())
+    return counted | ({"untold": rest} if rest > 0 else {})
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

@@ -1,4 +1,4 @@
-"""What a run is told to be."""
+"""Options of a run."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,7 +9,7 @@ OPEN = "open"  # is no users of Locust: see `loadtest.open_loop`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Of a run; `locustfile` tells what each means."""
+    """Of a run; `locustfile` describes each."""
 
     url: str
     profile: str = "chat"
@@ -28,7 +28,7 @@ class Options:
     prompt_tokens: int = 1024
     watch: bool = False
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For the report: everything but secrets and places."""
         hidden = {"api_key", "cert", "out", "watch", "run_id", "url"}
         irrelevant = {

@@ -1,7 +1,7 @@
 """Every trace as scripts: beside the workloads by name, those that are only replayed.
 
-Of traces that tell of single requests, arrivals are theirs, thinned out so that as many come as so
-many people send. Of traces that tell how many requests came when, arrivals are drawn by that.
+Of traces of single requests, arrivals are theirs, thinned out so that as many come as so
+many people send. Of traces that count requests by time, arrivals are drawn by that.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ WEEK = "burstgpt/burstgpt1_week1_minute_tokens.csv.gz"
 DAYS = "burstgpt/burstgpt1_daily.csv"
 HOURS = "burstgpt/burstgpt1_hour_of_day.csv"
 FUNCTION_TOKENS = (256, 0.02, 1024)  # prompt; seconds an output token stands for; most of those
-UNKNOWN_PROMPT, UNKNOWN_OUTPUT = 200, 100  # tokens of calls of which the trace does not tell
+UNKNOWN_PROMPT, UNKNOWN_OUTPUT = 200, 100  # tokens of calls of which the trace does not say
 
 
 def replay(name: str, num_users: int, duration_ns: int, seed: int) -> list[Script]:

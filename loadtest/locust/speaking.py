@@ -11,7 +11,8 @@ from loadtest.locust.measures import Turn, places_of
 
 CAME = ("used", "late")
 COMING = ("expected", "placed")
-ANNOUNCED = "announced"  # by the house; what became of it is hidden by the announcement of the next
+# By the deployment; its outcome is hidden by the announcement of the next.
+ANNOUNCED = "announced"
 
 
 class Api(Protocol):
@@ -33,9 +34,9 @@ class _Conversation:
 
 class Speaker:
     """Args:
-    on_turn: told of each turn that ended, well or not.
+    on_turn: called with each turn that ended, well or not.
     hints: this client announces turns.
-    is_announced: its requests say which agent works on what, so that the house announces turns
+    is_announced: its requests say which agent works on what, so that the deployment announces turns
         by itself.
     """
 
@@ -56,7 +57,7 @@ class Speaker:
         self._conversations: dict[str, _Conversation] = {}
 
     def num_context(self, session: str) -> int:
-        """Tokens said and heard in it so far."""
+        """Tokens of its messages so far."""
         return self._of(session).num_context
 
     def forget(self, session: str) -> None:
@@ -104,16 +105,10 @@ class Speaker:
             new.append({"role": "system", "content": system})
         new.append({"role": "user", "content": text})
         body = {
-            "model": model,
-            "session_id": session,
-            "messages": [*conversation.messages, *new],
-            "max_tokens": num_answer,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_cached_tokens_details": True,
-            **more,
-        }
+            "model": model, "session_id": session, "messages": [*conversation.messages, *new],
+            "max_tokens": num_answer, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}, "return_cached_tokens_details": True, **more,
+        }  # fmt: skip
         sent_at = time.monotonic()
         is_coming = False
         try:
@@ -125,29 +120,28 @@ class Speaker:
         except ApiError as error:
             self._fail(sent_at, self._kind(is_first, hinted_at, hint), str(error))
             return Answer(0, conversation.num_context, is_whole=False)
-        reply, usage = streamed.reply, streamed.reply.usage
-        answer = {"role": "assistant", "content": reply.text}
-        conversation.messages += [*new, answer]
-        num_prompt = int(usage.get("prompt_tokens") or 0)
-        num_output = int(usage.get("completion_tokens") or 0)
-        conversation.num_context = num_prompt + num_output
+        lead_ms = 0.0 if hinted_at is None else _ms(sent_at - hinted_at)
+        turn = self._seen(streamed, self._kind(is_first, hinted_at, outcome), outcome, lead_ms)
+        conversation.messages += [*new, {"role": "assistant", "content": streamed.reply.text}]
+        conversation.num_context = turn.num_prompt + turn.num_output
+        self._on_turn(turn)
+        return Answer(turn.num_output, conversation.num_context)
+
+    def _seen(self, streamed: Streamed, kind: str, outcome: str, lead_ms: float) -> Turn:
+        reply, usage, sent_at = streamed.reply, streamed.reply.usage, streamed.sent_at
         first_at = streamed.ended_at if reply.first_at is None else reply.first_at
-        tpot_s = reply.tpot_s
-        self._on_turn(
-            Turn(
-                at_s=round(sent_at - self._began_at, 3),
-                kind=self._kind(is_first, hinted_at, outcome),
-                ttft_ms=_ms(first_at - streamed.sent_at),
-                tpot_ms=None if tpot_s is None else _ms(tpot_s),
-                total_ms=_ms(streamed.ended_at - streamed.sent_at),
-                num_prompt=num_prompt,
-                num_output=num_output,
-                cached=places_of(usage),
-                outcome=outcome,
-                lead_ms=0.0 if hinted_at is None else _ms(sent_at - hinted_at),
-            )
+        return Turn(
+            at_s=round(sent_at - self._began_at, 3),
+            kind=kind,
+            ttft_ms=_ms(first_at - sent_at),
+            tpot_ms=None if reply.tpot_s is None else _ms(reply.tpot_s),
+            total_ms=_ms(streamed.ended_at - sent_at),
+            num_prompt=int(usage.get("prompt_tokens") or 0),
+            num_output=int(usage.get("completion_tokens") or 0),
+            cached=places_of(usage),
+            outcome=outcome,
+            lead_ms=lead_ms,
         )
-        return Answer(num_output, conversation.num_context)
 
     def _outcome(self, session: str, hinted_at: float | None, hint: str, is_coming: bool) -> str:
         if hint == THROTTLED:

@@ -36,10 +36,10 @@ MESSAGE_SHARE = 0.2  # of it, at most, in one message or answer
 
 class Stage:
     """Args:
-    fire: told of each turn.
+    fire: called with each turn.
 
     Raises:
-        ApiError: nobody answers at the address.
+        ApiError: no server answers at the address.
         InvalidRequest: an option cannot be.
     """
 
@@ -93,7 +93,7 @@ class Stage:
         return Random(f"{self.options.seed}/{name}")
 
     def hints(self, name: str) -> bool:
-        """Whether somebody of this name hints."""
+        """Whether the user of this name hints."""
         return self.rng(f"hints/{name}").random() < self.options.hints
 
     def on_turn(self, turn: Turn) -> None:
@@ -103,7 +103,7 @@ class Stage:
             self._fire(turn)
 
     def dialogues(self, rng: Random) -> Iterator[Dialogue]:
-        """What somebody will talk about."""
+        """What a user will talk about."""
         found = drawn(self._dialogues, rng)
         if self.options.profile == "prefill":
             found = heavy(found, self.texts, self.options.prompt_tokens, 16, rng)

@@ -1,4 +1,4 @@
-"""A streamed chat's answer as its bytes come; whoever reads them says when that was."""
+"""A streamed chat's answer as its bytes come; the reader passes the time."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Reply:
     text: the answer so far.
     first_at, last_at: when the first and the last of it came, s; None: not yet.
     usage: as the server counts; empty before the end.
-    trouble: the error that the stream told.
+    trouble: the error in the stream.
     is_done: it came to its end.
     """
 

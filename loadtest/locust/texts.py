@@ -79,7 +79,7 @@ def num_words(text: str) -> int:
 
 
 def chats() -> list[Dialogue]:
-    """What people talk about unless they are told otherwise."""
+    """What people talk about by default."""
     there = [name for name in CHATS if path_of(DIALOGUES[name]).is_file()]
     return [each for name in there for each in dialogues(name)] or made_up()
 

@@ -21,7 +21,7 @@ def screen(turns: Sequence[Turn], num_users: int, seconds: float) -> RenderableT
         cached = f"{seen['cached_percent']:.0f} %"
         table.add_row(kind, str(seen["turns"]), f"{ttft['p50']:.0f}", f"{ttft['p99']:.0f}", cached)
     tpot, hints = found["tpot_ms"], found["hints"]
-    told = ", ".join(f"{name} {num}" for name, num in hints.items()) or "none yet"
+    outcomes = ", ".join(f"{name} {num}" for name, num in hints.items()) or "none yet"
     head = (
         f"{seconds:.0f} s, {num_users} users, {found['turns']} turns, "
         f"{found['failures']} failed, {found['turns_per_s']:.1f} turns/s"
@@ -30,7 +30,7 @@ def screen(turns: Sequence[Turn], num_users: int, seconds: float) -> RenderableT
         Text(head, "bold red" if found["failures"] else "bold"),
         table,
         Text(f"TPOT p50 {tpot['p50']:.0f} ms, p99 {tpot['p99']:.0f} ms"),
-        Text(f"hints: {told}"),
+        Text(f"hints: {outcomes}"),
     ]
     lines += [Text(f"{num} failed: {text}", "red") for text, num in found["troubles"].items()]
     return Group(*lines)

@@ -17,8 +17,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +34,7 @@ from loadtest.models import make_llama_125m
 from shared.errors import PeerUnavailable
 
 VOCAB = 32000
-RANKS_MAX = (8, 16, 32, 64, 128, 256)  # that vllm can be told as its limit
+RANKS_MAX = (8, 16, 32, 64, 128, 256)  # that vllm takes as its limit
 START_TIMEOUT_S = 300.0
 DECODED = 192  # so many that the first of a batch still runs when the last has begun
 
@@ -202,9 +200,9 @@ def _wait(port: int, log_path: Path, server: "subprocess.Popen[bytes]") -> None:
         if server.poll() is not None:
             raise PeerUnavailable(f"vllm did not start: {log_path.read_text()[-9000:]}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
+            httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
+            return
+        except httpx.HTTPError:
             time.sleep(0.5)
     raise PeerUnavailable(f"vllm was not ready within {START_TIMEOUT_S:g} s")
 

@@ -1,4 +1,4 @@
-"""What is asked of a house: so many people, with so long a history, answered so fast."""
+"""What is asked of a deployment: so many people, with so long a history, answered so fast."""
 
 from dataclasses import dataclass
 from math import exp
@@ -8,7 +8,7 @@ from loadtest.workloads.people import TOKENS_A_WORD
 READING_WPM, TYPING_WPM = 238.0, 52.0  # of the studies that the workloads take
 TYPED_WORDS, TYPED_SPREAD = 11.0, 0.63  # median and spread of the workloads' written dialogues
 REPLY_SPREAD = 0.5  # of the logarithm of a reply's length
-SPEED_SPREAD = 0.35  # of the logarithm of somebody's speed, as in the workloads
+SPEED_SPREAD = 0.35  # of the logarithm of a person's speed, as in the workloads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Demand:
     users: people who chat at once.
     context: tokens of history that the median turn has.
     reply: tokens of the median answer.
-    hinted: share of turns that are announced when somebody begins to type.
+    hinted: share of turns that are announced at the first letter.
     tokens_max: that a prompt and its answer may have together; no less than `tokens_least`.
     """
 

@@ -1,7 +1,7 @@
 """Published figures of GPUs, and what a model's passes take on one by them.
 
 A profile that is made so follows the same sums as those in `shared/profiles.py`, which
-`tests/unit/loadtest/planning/test_gpus.py` holds it against. Nobody has measured any of them.
+`tests/unit/loadtest/planning/test_gpus.py` holds it against. None of them was measured.
 """
 
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ class Plan:
     gpus: that are enough; None: not even the most that were tried.
     tried: by number of GPUs, ascending.
     short: the largest number that was tried and not enough; None: there is none.
-    gpus_without_hints: that are enough if nobody announces anything; None: not found.
+    gpus_without_hints: that are enough if nothing is announced; None: not found.
     without_hints: trials without hints, ascending; none if the question has none.
     """
 
@@ -73,7 +73,7 @@ def make_plan(question: Question, run: Run, say: Say = lambda _: None) -> Plan:
 
     Args:
         run: what each trial shows, in order.
-        say: hears what is tried.
+        say: called with what is tried.
 
     Raises:
         InvalidRequest: no number of these GPUs can be enough, or none that is allowed.

@@ -1,5 +1,5 @@
-"""Which part of a house is simulated: a run's time goes by its users and their history, so of many
-a part stands for all.
+"""Which part of a deployment is simulated: a run's time goes by its users and their history, so of
+many a part stands for all.
 """
 
 from dataclasses import dataclass

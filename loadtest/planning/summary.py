@@ -55,7 +55,7 @@ def num_hosts(gpus: int, machines: Machines) -> int:
 
 def history_shares(result: ClusterResult) -> dict[str, float]:
     """Where turns found the history that they came with; together 1, or nothing if there was none.
-    What an advisory brought up is on the GPU."""
+    What an advisory prefetched is on the GPU."""
     found = {name: result.cached_tokens.get(place, 0) for place, name in PLACES.items()}
     found["recomputed"] = result.recomputed_tokens
     total = sum(found.values())
@@ -114,7 +114,7 @@ def _sessions(question: Question, gpus: int) -> dict[str, float]:
 
 
 def _settings(machines: Machines) -> dict[str, int]:
-    """What was simulated, as a house is told it."""
+    """What was simulated, as settings of a deployment."""
     return {
         "SYMPHONY_ARENA_BYTES": int(machines.dram_gb * GIB * DRAM_SHARE),
         "SYMPHONY_DISK_BYTES_MAX": int(machines.disk_gb * 1e9),

@@ -28,8 +28,8 @@ class Trial:
     """What is tried.
 
     Attributes:
-        gpus: of the whole house, of which `users_max` people are simulated, or more if those of two
-            GPUs are more.
+        gpus: of the whole deployment, of which `users_max` people are simulated, or more if those
+            of two GPUs are more.
         seconds: that count.
         has_all_layers: they move one by one, and not in eight groups.
     """
@@ -104,7 +104,7 @@ def simulate(trial: Trial) -> Seen:
 
 
 def bring_in_seconds(profile: LatencyProfile, demand: Demand, part: Part) -> float:
-    """Over which histories are brought in, so that nobody waits there for long."""
+    """Over which histories are brought in, so that none waits there for long."""
     token_ms = profile.prefill_ms_per_token + profile.base_ms / PREFILL_TOKENS_MAX
     computed_s = part.users * demand.context * token_ms / 1e3 / part.gpus
     passes_s = part.users * profile.base_ms / 1e3 / part.gpus

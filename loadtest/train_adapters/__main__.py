@@ -77,11 +77,11 @@ def _train(name: str, source: Path, folder: Path, steps: int, seed: int) -> dict
 
     begun, cpu_begun = time.monotonic(), time.process_time()
 
-    def tell(step: int, loss: float) -> None:
+    def show(step: int, loss: float) -> None:
         _tell(f"{name}: step {step} of {steps}, loss {loss:.3f}, {time.monotonic() - begun:.0f} s")
 
     talks = trained(VOICES[name], seed, steps * BATCH)
-    save(Trainer(source).train(talks, seed, tell), folder, source.name)
+    save(Trainer(source).train(talks, seed, show), folder, source.name)
     return {
         "train_seconds": round(time.monotonic() - begun),
         "train_cpu_seconds": round(time.process_time() - cpu_begun),

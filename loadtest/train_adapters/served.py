@@ -1,4 +1,4 @@
-"""Greedy replies of the house's own engine, on a base and on adapters of it."""
+"""Greedy replies of our own engine, on a base and on adapters of it."""
 
 import shutil
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 BATCH = 8
 LEARNING_RATE = 1e-3
 WARM_STEPS = 10
-TOLD_EVERY = 20
+REPORT_EVERY = 20
 NOT_SCORED = -100
 
 
@@ -74,11 +74,11 @@ class Trainer:
             tokens = prompt + said
         return Sample(tokens, labels)
 
-    def train(self, talks: Sequence[Talk], seed: int, tell: Callable[[int, float], None]) -> Any:
+    def train(self, talks: Sequence[Talk], seed: int, report: Callable[[int, float], None]) -> Any:
         """A PEFT model that was shown the talks once, `BATCH` of them a step.
 
         Args:
-            tell: hears now and then the step and the loss since.
+            report: called now and then with the step and the loss since.
         """
         torch.manual_seed(seed)
         base = AutoModelForCausalLM.from_pretrained(self._source, dtype=torch.bfloat16)
@@ -104,8 +104,8 @@ class Trainer:
             schedule.step()
             optimizer.zero_grad()
             since += loss.item()
-            if step % TOLD_EVERY == 0:
-                tell(step, since / TOLD_EVERY)
+            if step % REPORT_EVERY == 0:
+                report(step, since / REPORT_EVERY)
                 since = 0.0
         return model
 

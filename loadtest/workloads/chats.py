@@ -8,7 +8,7 @@ as BurstGPT's sessions with several. That comes to 2.4 K tokens a session, where
 ShareGPT's longest, of more than 400 turns, have no counterpart: the longest here has 24.
 
 Who reads 238 words a minute reads a token in 190 ms, and an answer comes at 20 ms a token: so at
-most one in ten of those who read is being answered (Little's law). The paper tells of GPUs that are
+most one in ten of those who read is being answered (Little's law). The paper has GPUs that are
 300 requests apart among 1,024 users; so its users cannot have read for so long. `sharegpt-busy` is
 for its numbers of users, and for short runs: a session's next turn comes soon.
 """
@@ -58,13 +58,13 @@ class Dialogues:
 @cache
 def load() -> Dialogues:
     """All of the files."""
-    told = [tuple(turn.said for turn in turns) for turns in load_dialogues()]
-    told += [
+    written = [tuple(turn.said for turn in turns) for turns in load_dialogues()]
+    written += [
         tuple(max(len(turn["user"].split()), 1) for turn in row["history"])
         for row in records_of(WRITTEN)
     ]
     return Dialogues(
-        written=tuple(told),
+        written=tuple(written),
         num_turns=tuple(len(each) for each in load_sessions() if len(each) > 1),
         answers=tuple(int(row["output_tokens"]) for row in rows_of(LENGTHS)),
     )
@@ -72,8 +72,8 @@ def load() -> Dialogues:
 
 def sharegpt_like(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """Everybody reads an answer, types, and sends, one dialogue after the other: as many turns as
-    would fill the duration if answers took no time. They tell of a message when they begin to type.
-    All are somewhere in a dialogue, whose text their first turn brings with it.
+    would fill the duration if answers took no time. They announce a message when they begin to
+    type. All are somewhere in a dialogue, whose text their first turn brings with it.
     """
     return _people(num_users, duration_ns, seed, reads=True)
 

@@ -5,7 +5,7 @@ A round begins when all calls of the one before have ended. Each call is announc
 for the same file in the round before begins, with what the *other* of the two logged runs says of
 how long that takes: learned on one, measured on the other.
 
-The log's prompts carry the whole code base anew each round, and share no more than the system
+The log's prompts carry the whole code base again each round, and share no more than the system
 prompt with those before. Here each agent keeps its conversation, as the paper has it (section 2.2:
 "access to the state associated with previously generated code"): to its session a round adds what
 its prompt in the log has beside the system prompt. With fewer or more files than the log's eight,

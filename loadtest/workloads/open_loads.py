@@ -1,4 +1,4 @@
-"""`azure` and `servegen`: requests without sessions that nobody announces, to stand beside those
+"""`azure` and `servegen`: unannounced requests without sessions, to stand beside those
 that are.
 
 Users are a measure of load here: as many requests come as so many people of `sharegpt-like` send.
@@ -20,7 +20,7 @@ RATES = "servegen/client_rates.csv.gz"
 LENGTHS = "servegen/client_length_quantiles.csv.gz"
 MODEL = "m-large"  # of ServeGen's the one with the most clients
 WINDOW_S = 600
-USER_S = 140.0  # between two turns of somebody who reads and types; the mean of `sharegpt-like`
+USER_S = 140.0  # between two turns of a person who reads and types; the mean of `sharegpt-like`
 QUANTILES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 COLUMNS = ("p5", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")
 PROMPT_MAX, OUTPUT_MAX = 32_000, 8_000  # tokens: what the smaller of the models takes
@@ -38,19 +38,19 @@ def _azure() -> tuple[tuple[int, int, int], ...]:
         for row in rows_of(AZURE)
     ]
     begin_s = rows[0][0]
-    return tuple((round((at_s - begin_s) * 1e9), said, heard) for at_s, said, heard in rows)
+    return tuple((round((at_s - begin_s) * 1e9), num_in, num_out) for at_s, num_in, num_out in rows)
 
 
 def azure(num_users: int, duration_ns: int, seed: int) -> list[Script]:
-    """The trace from its beginning on, thinned out; nobody can ask for more than it has (some 770
+    """The trace from its beginning on, thinned out; no more can be asked for than it has (some 770
     users)."""
     rows = _azure()
     rate = len(rows) / (rows[-1][0] / 1e9)
     share = min(num_users / USER_S / rate, 1.0)
     rng = Random(f"{seed}/azure")
     return [
-        _single(f"request{number}", at_ns, said, heard)
-        for number, (at_ns, said, heard) in enumerate(rows)
+        _single(f"request{number}", at_ns, num_in, num_out)
+        for number, (at_ns, num_in, num_out) in enumerate(rows)
         if at_ns < duration_ns and rng.random() < share
     ]
 
@@ -75,7 +75,7 @@ class Client:
 
     def gap_s(self, rng: Random, factor: float) -> float:
         """Until its next request, in the mean `1 / (rate_rps * factor)`: the published shape, with
-        the scale that its rate tells."""
+        the scale that follows from its rate."""
         mean_s = 1 / (self.rate_rps * factor)
         if self.pattern == "Weibull":
             return rng.weibullvariate(1.0, self.shape) * mean_s / _weibull_mean(self.shape)
@@ -110,16 +110,16 @@ def _lengths() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
     found: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
     for row in rows_of(LENGTHS):
         if row["model"] == MODEL and row["client"] not in found and row["in_p5"] and row["out_p5"]:
-            said, heard = (
+            num_in, num_out = (
                 tuple(float(row[f"{way}_{column}"]) for column in COLUMNS) for way in ("in", "out")
             )
-            found[row["client"]] = said, heard
+            found[row["client"]] = num_in, num_out
     return found
 
 
 def servegen(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """Tenants of one window of the trace, with their shares of the load and their bursts. Of those
-    without published lengths each has somebody else's."""
+    without published lengths each has another's."""
     rng = Random(f"{seed}/servegen")
     clients = _clients(rng.choice(sorted(_windows())))
     factor = num_users / USER_S / sum(client.rate_rps for client in clients)
@@ -127,12 +127,12 @@ def servegen(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     scripts = []
     for client in clients:
         own = Random(f"{seed}/servegen/{client.name}")
-        said, heard = lengths.get(client.name) or lengths[own.choice(sorted(lengths))]
+        num_in, num_out = lengths.get(client.name) or lengths[own.choice(sorted(lengths))]
         turns = tuple(
             ScriptedTurn(
                 session=f"{client.name}/{number}",
-                parts=(Part(f"{client.name}/{number}", min(_draw(said, own), PROMPT_MAX)),),
-                num_output=min(_draw(heard, own), OUTPUT_MAX),
+                parts=(Part(f"{client.name}/{number}", min(_draw(num_in, own), PROMPT_MAX)),),
+                num_output=min(_draw(num_out, own), OUTPUT_MAX),
                 wait_ns=at_ns,
             )
             for number, at_ns in enumerate(_arrivals(client, own, factor, duration_ns))

@@ -1,4 +1,4 @@
-"""How long people read and type, and so how long before a message they would tell of it.
+"""How long people read and type, and so how long before a message they would announce it.
 
 Speeds are those of published studies (238 words a minute read, 52 typed), each person's own around
 them. Source: SYMPHONY, section 4, trace generation.
@@ -34,7 +34,7 @@ class Person:
 
 
 def draw_person(rng: Random) -> Person:
-    """Somebody."""
+    """One person."""
     speeds = _speeds()
     return Person(
         speeds.reading * rng.lognormvariate(0.0, SPREAD),
@@ -66,7 +66,7 @@ def words_of(num_tokens: int) -> int:
 
 
 def mean_lead_s(scripts: Iterable[Script]) -> float:
-    """How long before their turns people tell of them, in the mean (the paper: 11.3 s); 0 if nobody
+    """How long before their turns people announce them, in the mean (the paper: 11.3 s); 0 if none
     does."""
     leads = [
         min(turn.hint.lead_ns, turn.wait_ns)

@@ -1,4 +1,4 @@
-"""What somebody is going to do, whoever serves it: the form that all workloads have.
+"""What a user is going to do, whatever serves it: the form that all workloads have.
 
 A script is one person's or one workflow's: turns of sessions, each with what it waits for. How long
 turns take is not in it, so an answer that comes later makes everything behind it later.
@@ -18,7 +18,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """When somebody tells that a turn will come.
+    """When a turn is announced.
 
     Attributes:
         lead_ns: so long before the turn; of a turn that waits less, when its wait begins.
@@ -34,7 +34,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTurn:
-    """One turn. Its prompt is all that its session has said and heard so far, and `parts`.
+    """One turn. Its prompt is all messages of its session so far, and `parts`.
 
     Attributes:
         session: within the script.
@@ -60,7 +60,7 @@ class ScriptedTurn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """Attributes:
-    name: of nobody else.
+    name: unique.
     begins_ns: from the beginning of the workload.
     """
 

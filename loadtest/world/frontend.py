@@ -5,6 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from loadtest.sim.timeline import MS, SECOND, Action
+from loadtest.world.house import House
+from loadtest.world.jobs import FrontendJobs
+from loadtest.world.ledger import Ledger
+from loadtest.world.process import Process
+from loadtest.world.redis import Record, Redis
+from loadtest.world.wires import Reply
 from services.frontend.core.turns.turns import (
     AnswerPull,
     AskScheduler,
@@ -18,14 +25,6 @@ from services.frontend.core.turns.turns import (
     TurnLimits,
     Turns,
 )
-
-from loadtest.sim.timeline import MS, SECOND, Action
-from loadtest.world.house import House
-from loadtest.world.jobs import FrontendJobs
-from loadtest.world.ledger import Ledger
-from loadtest.world.process import Process
-from loadtest.world.redis import Record, Redis
-from loadtest.world.wires import Reply
 from shared.blocks import BlockKey, chain_keys, child_key, pack_keys, root_key
 from shared.errors import HintsThrottled
 from shared.hint_accounts import HintAccounts, HintLimits

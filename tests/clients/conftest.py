@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.fake_house import FakeHouse, fake_house
+from tests.clients.fake_frontend import FakeFrontend, fake_frontend
 
 
 @pytest.fixture
-def house() -> Iterator[FakeHouse]:
-    with fake_house() as running:
+def frontend() -> Iterator[FakeFrontend]:
+    with fake_frontend() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tester's own house is not asked."""
+    """The tester's own frontend is not asked."""
     for name in ("SYMPHONY_BASE_URL", "SYMPHONY_API_KEY", "NATS_URL", "NATS_NKEY"):
         monkeypatch.delenv(name, raising=False)

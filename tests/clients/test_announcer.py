@@ -1,4 +1,4 @@
-"""Whoever announces is never held up and sees no error, whatever the house does."""
+"""Whoever announces is never held up and sees no error, whatever the frontend does."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ import pytest
 from cli.supervisor.children import free_port
 from symphony_client import Advisory, Announcer, AsyncHttpTransport, Settings
 from symphony_client.core.calls import Call
-from tests.clients.fake_house import Asked, FakeHouse, Reply, fake_house, refusal, state_of
+from tests.clients.fake_frontend import Asked, FakeFrontend, Reply, fake_frontend, refusal, state_of
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -27,8 +27,8 @@ def announcer_of(
 
 
 @pytest.fixture
-def announcer(house: FakeHouse) -> Iterator[Announcer]:
-    with announcer_of(house.url) as made:
+def announcer(frontend: FakeFrontend) -> Iterator[Announcer]:
+    with announcer_of(frontend.url) as made:
         yield made
 
 
@@ -43,7 +43,9 @@ def wait_for_failures(announcer: Announcer, num: int) -> None:
         time.sleep(0.005)
 
 
-def test_hints_of_threads_and_of_event_loops_arrive(house: FakeHouse, announcer: Announcer) -> None:
+def test_hints_of_threads_and_of_event_loops_arrive(
+    frontend: FakeFrontend, announcer: Announcer
+) -> None:
     async def one(number: int) -> None:
         announcer.announce(hint(f"a{number}"))
 
@@ -60,32 +62,32 @@ def test_hints_of_threads_and_of_event_loops_arrive(house: FakeHouse, announcer:
     for thread in threads:
         thread.join()
     assert announcer.flush(PATIENCE_S)
-    assert {body["session_id"] for body in house.hints()} == {
+    assert {body["session_id"] for body in frontend.hints()} == {
         f"{kind}{number}" for kind in "at" for number in range(20)
     }
     assert announcer.counts.sent == 40
 
 
 def test_what_was_said_later_of_a_session_arrives_later(
-    house: FakeHouse, announcer: Announcer
+    frontend: FakeFrontend, announcer: Announcer
 ) -> None:
     for _ in range(20):
         announcer.announce(hint())
         announcer.take_back("s")
     assert announcer.flush(PATIENCE_S)
-    assert house.told()[-1] == "no s"
+    assert frontend.told()[-1] == "no s"
     counts = announcer.counts
     assert counts.taken == 40 == counts.sent + counts.merged
 
 
-def test_a_turn_that_comes_at_once_is_not_announced(house: FakeHouse) -> None:
-    with announcer_of(house.url, linger_s=60.0) as announcer:
+def test_a_turn_that_comes_at_once_is_not_announced(frontend: FakeFrontend) -> None:
+    with announcer_of(frontend.url, linger_s=60.0) as announcer:
         announcer.announce(hint("came"))
         announcer.announce(hint("comes"))
         announcer.withdraw("came")
         announcer.withdraw("unknown")
         assert announcer.flush(PATIENCE_S)  # nothing lingers any more
-        assert house.told() == ["hint comes"]
+        assert frontend.told() == ["hint comes"]
         assert announcer.counts.withdrawn == 1
 
 
@@ -101,21 +103,21 @@ def test_nobody_there_is_noticed_and_left_alone(caplog: pytest.LogCaptureFixture
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
-def test_a_house_that_comes_back_is_announced_to_again() -> None:
+def test_a_deployment_that_comes_back_is_announced_to_again() -> None:
     port = free_port()
     with announcer_of(f"http://127.0.0.1:{port}") as announcer:
         announcer.announce(hint())
         wait_for_failures(announcer, 1)
-        with fake_house(port) as house:
+        with fake_frontend(port) as frontend:
             announcer.announce(hint("back"))
             assert announcer.flush(PATIENCE_S)
-            assert house.told() == ["hint back"]
+            assert frontend.told() == ["hint back"]
         assert not announcer.is_away
 
 
-def test_a_house_that_never_answers_costs_a_timeout(house: FakeHouse) -> None:
-    house.free.clear()
-    with announcer_of(house.url, timeout_s=SHORT_S) as announcer:
+def test_a_deployment_that_never_answers_costs_a_timeout(frontend: FakeFrontend) -> None:
+    frontend.free.clear()
+    with announcer_of(frontend.url, timeout_s=SHORT_S) as announcer:
         announcer.announce(hint())
         assert announcer.counts.taken == 1  # nobody waited for the answer
         wait_for_failures(announcer, 1)
@@ -123,26 +125,26 @@ def test_a_house_that_never_answers_costs_a_timeout(house: FakeHouse) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_kept(house: FakeHouse, announcer: Announcer, status: int) -> None:
+def test_retry_after_is_kept(frontend: FakeFrontend, announcer: Announcer, status: int) -> None:
     def refuse(_: object) -> Reply:
         return refusal(status, "hints_throttled")
 
-    house.answer, house.headers = refuse, {"Retry-After": "60"}
+    frontend.answer, frontend.headers = refuse, {"Retry-After": "60"}
     announcer.announce(hint())
     wait_for_failures(announcer, 1)
-    house.answer = None
+    frontend.answer = None
     announcer.announce(hint("later"))
     assert not announcer.flush(0.7)  # longer than the first pause of its own
-    assert house.told() == ["hint s"]
+    assert frontend.told() == ["hint s"]
 
 
 def test_a_hint_that_is_wrong_does_not_hold_up_others(
-    house: FakeHouse, announcer: Announcer, caplog: pytest.LogCaptureFixture
+    frontend: FakeFrontend, announcer: Announcer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer(asked: Asked) -> Reply:
         return refusal(400, "wrong") if asked.session_id == "s" else (202, state_of("b"))
 
-    house.answer = answer
+    frontend.answer = answer
     announcer.announce(hint(""))  # refused here
     announcer.announce(hint())  # refused there
     announcer.announce(hint("b"))
@@ -152,25 +154,25 @@ def test_a_hint_that_is_wrong_does_not_hold_up_others(
 
 
 def test_to_take_back_what_is_not_there_is_no_failure(
-    house: FakeHouse, announcer: Announcer
+    frontend: FakeFrontend, announcer: Announcer
 ) -> None:
-    house.answer = lambda _: refusal(404, "advisory_not_found")
+    frontend.answer = lambda _: refusal(404, "advisory_not_found")
     announcer.take_back("s")
     assert announcer.flush(PATIENCE_S)
     assert (announcer.counts.sent, announcer.counts.refused) == (1, 0)
 
 
-def test_of_too_many_the_oldest_is_dropped(house: FakeHouse) -> None:
-    with announcer_of(house.url, waiting_max=3, linger_s=60.0) as announcer:
+def test_of_too_many_the_oldest_is_dropped(frontend: FakeFrontend) -> None:
+    with announcer_of(frontend.url, waiting_max=3, linger_s=60.0) as announcer:
         for number in range(5):
             announcer.announce(hint(f"s{number}"))
         assert announcer.flush(PATIENCE_S)
-        assert sorted(house.told()) == ["hint s2", "hint s3", "hint s4"]
+        assert sorted(frontend.told()) == ["hint s2", "hint s3", "hint s4"]
         assert announcer.counts.dropped == 2
 
 
-def test_closing_sends_what_waits_and_may_be_done_again(house: FakeHouse) -> None:
-    announcer = announcer_of(house.url, linger_s=60.0)
+def test_closing_sends_what_waits_and_may_be_done_again(frontend: FakeFrontend) -> None:
+    announcer = announcer_of(frontend.url, linger_s=60.0)
     announcer.announce(hint())
     closers = [threading.Thread(target=announcer.close) for _ in range(4)]
     for closer in closers:
@@ -178,7 +180,7 @@ def test_closing_sends_what_waits_and_may_be_done_again(house: FakeHouse) -> Non
     for closer in closers:
         closer.join()
     announcer.close()
-    assert house.told() == ["hint s"]
+    assert frontend.told() == ["hint s"]
     announcer.announce(hint())
     announcer.take_back("s")
     announcer.withdraw("s")
@@ -186,9 +188,9 @@ def test_closing_sends_what_waits_and_may_be_done_again(house: FakeHouse) -> Non
     assert announcer.flush(0)
 
 
-def test_closing_has_an_end_whatever_the_house_does(house: FakeHouse) -> None:
-    house.free.clear()
-    announcer = announcer_of(house.url, timeout_s=SHORT_S)
+def test_closing_has_an_end_whatever_the_deployment_does(frontend: FakeFrontend) -> None:
+    frontend.free.clear()
+    announcer = announcer_of(frontend.url, timeout_s=SHORT_S)
     for number in range(100):
         announcer.announce(hint(f"s{number}"))
     began_s = time.monotonic()
@@ -249,9 +251,9 @@ def test_nothing_is_logged_with_the_lock_held(caplog: pytest.LogCaptureFixture) 
         assert counts
 
 
-def test_flushing_what_ended_with_something_left_does_not_wait(house: FakeHouse) -> None:
-    house.free.clear()
-    announcer = announcer_of(house.url, timeout_s=SHORT_S)
+def test_flushing_what_ended_with_something_left_does_not_wait(frontend: FakeFrontend) -> None:
+    frontend.free.clear()
+    announcer = announcer_of(frontend.url, timeout_s=SHORT_S)
     announcer.announce(hint())
     announcer.close(0.0)
     began_s = time.monotonic()

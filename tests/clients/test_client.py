@@ -25,19 +25,19 @@ from symphony_client import (
     Unsupported,
 )
 from symphony_client.core import calls
-from tests.clients.fake_house import FakeHouse, Reply, refusal, state_of
+from tests.clients.fake_frontend import FakeFrontend, Reply, refusal, state_of
 
 SESSION = {"id": "s", "object": "session", "model": "m", "num_tokens": 512, "num_blocks": 8,
            "num_turns": 2, "last_used": 1790000000, "expires": 1790086400.0}  # fmt: skip
 
 
-def test_a_hint_says_what_it_is_told_and_nothing_else(house: FakeHouse) -> None:
-    with SymphonyClient(f"{house.url}/v1/", "secret") as client:
+def test_a_hint_says_what_it_is_told_and_nothing_else(frontend: FakeFrontend) -> None:
+    with SymphonyClient(f"{frontend.url}/v1/", "secret") as client:
         state = client.advise("a", model="m", expected_arrival=2.5, agent="x", workflow_id="w")
         client.advise("b", ordered=True, priority=0, ttl_ms=5)
     assert state == AdvisoryState(**state_of("a"))
     assert state.is_live and state.worker_id == "w"
-    first, second = house.asked
+    first, second = frontend.asked
     assert (first.method, first.path) == ("POST", "/v1/advisories")
     assert first.headers["authorization"] == "Bearer secret"
     assert first.headers["content-type"] == "application/json"
@@ -46,7 +46,7 @@ def test_a_hint_says_what_it_is_told_and_nothing_else(house: FakeHouse) -> None:
     assert second.body == {"session_id": "b", "ordered": True, "priority": 0, "ttl_ms": 5}
 
 
-def test_asyncio_asks_the_same(house: FakeHouse) -> None:
+def test_asyncio_asks_the_same(frontend: FakeFrontend) -> None:
     answers: dict[str, Reply] = {
         "GET /v1/sessions/s": (200, SESSION),
         "DELETE /v1/sessions/s": (200, {"id": "s", "deleted": True, "num_blocks": 8}),
@@ -56,10 +56,10 @@ def test_asyncio_asks_the_same(house: FakeHouse) -> None:
         found = answers.get(f"{asked.method} {asked.path}")
         return found or (200, state_of("s", "used", of_a_later_house=1))
 
-    house.answer = answer
+    frontend.answer = answer
 
     async def scenario() -> list[Any]:
-        async with AsyncSymphonyClient(house.url) as client:
+        async with AsyncSymphonyClient(frontend.url) as client:
             return [
                 await client.advise("s", expected_arrival=1),
                 await client.advisory("s"),
@@ -68,7 +68,7 @@ def test_asyncio_asks_the_same(house: FakeHouse) -> None:
                 await client.forget("s"),
             ]
 
-    with SymphonyClient(house.url) as client:
+    with SymphonyClient(frontend.url) as client:
         found: list[Any] = [
             client.advise("s", expected_arrival=1),
             client.advisory("s"),
@@ -76,10 +76,10 @@ def test_asyncio_asks_the_same(house: FakeHouse) -> None:
             client.session("s"),
             client.forget("s"),
         ]
-    num = len(house.asked)
+    num = len(frontend.asked)
     assert asyncio.run(scenario()) == found
-    assert [(one.method, one.path, one.body) for one in house.asked[:num]] == [
-        (one.method, one.path, one.body) for one in house.asked[num:]
+    assert [(one.method, one.path, one.body) for one in frontend.asked[:num]] == [
+        (one.method, one.path, one.body) for one in frontend.asked[num:]
     ]
     assert not found[0].is_live
     assert found[3] == Session(
@@ -97,11 +97,11 @@ def test_asyncio_asks_the_same(house: FakeHouse) -> None:
     ],
 )  # fmt: skip
 def test_refusals_say_whose_fault_it_is(
-    house: FakeHouse, status: int, kind: type[SymphonyError]
+    frontend: FakeFrontend, status: int, kind: type[SymphonyError]
 ) -> None:
-    house.answer = lambda _: refusal(status, "the_code", "in words")
-    house.headers = {"Retry-After": "7"}
-    with SymphonyClient(house.url) as client, pytest.raises(SymphonyError) as caught:
+    frontend.answer = lambda _: refusal(status, "the_code", "in words")
+    frontend.headers = {"Retry-After": "7"}
+    with SymphonyClient(frontend.url) as client, pytest.raises(SymphonyError) as caught:
         client.advisory("s")
     error = caught.value
     assert type(error) is kind
@@ -114,21 +114,21 @@ def test_nobody_there() -> None:
         client.advise("s")
 
 
-def test_a_house_that_never_answers_is_not_waited_for(house: FakeHouse) -> None:
-    house.free.clear()
+def test_a_deployment_that_never_answers_is_not_waited_for(frontend: FakeFrontend) -> None:
+    frontend.free.clear()
 
     async def scenario() -> None:
-        async with AsyncSymphonyClient(house.url, timeout_s=0.05) as client:
+        async with AsyncSymphonyClient(frontend.url, timeout_s=0.05) as client:
             await client.advise("s")
 
-    with SymphonyClient(house.url, timeout_s=0.05) as client, pytest.raises(Unreachable):
+    with SymphonyClient(frontend.url, timeout_s=0.05) as client, pytest.raises(Unreachable):
         client.advise("s")
     with pytest.raises(Unreachable):
         asyncio.run(scenario())
 
 
-def test_a_closed_client_says_so(house: FakeHouse) -> None:
-    client = SymphonyClient(house.url)
+def test_a_closed_client_says_so(frontend: FakeFrontend) -> None:
+    client = SymphonyClient(frontend.url)
     client.close()
     client.close()
     with pytest.raises(Unreachable):
@@ -156,20 +156,20 @@ def test_what_is_no_answer_is_told_as_that(content: bytes) -> None:
     ],
 )  # fmt: skip
 def test_any_name_of_a_session_fits_into_a_path(
-    house: FakeHouse, session_id: str, path: str
+    frontend: FakeFrontend, session_id: str, path: str
 ) -> None:
-    with SymphonyClient(house.url) as client:
+    with SymphonyClient(frontend.url) as client:
         client.advisory(session_id)
-    assert house.asked[0].path == f"/v1/advisories/{path}"
+    assert frontend.asked[0].path == f"/v1/advisories/{path}"
 
 
 @pytest.mark.parametrize("session_id", ["", "x" * 257])
-def test_no_name_of_a_session_is_not_sent(house: FakeHouse, session_id: str) -> None:
-    with SymphonyClient(house.url) as client:
+def test_no_name_of_a_session_is_not_sent(frontend: FakeFrontend, session_id: str) -> None:
+    with SymphonyClient(frontend.url) as client:
         for ask in (client.advise, client.advisory, client.invalidate, client.session):
             with pytest.raises(InvalidRequest, match="session_id"):
                 ask(session_id)
-    assert not house.asked
+    assert not frontend.asked
 
 
 def test_refusals_over_nats() -> None:

@@ -1,5 +1,5 @@
 """The announcer's decisions, without its thread: what waits, what is worth saying, how long to
-leave a house alone.
+leave a frontend alone.
 """
 
 from hypothesis import given
@@ -153,7 +153,7 @@ def test_what_fails_together_counts_once() -> None:
 
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 0.999))
-def test_a_house_is_left_alone_for_as_long_as_it_asks(asked_s: float, chance: float) -> None:
+def test_a_deployment_is_left_alone_for_as_long_as_it_asks(asked_s: float, chance: float) -> None:
     backoff = Backoff(lambda: chance)
     pause_s = backoff.on_failure(100.0, asked_s)
     assert min(asked_s, ASKED_MAX_S) - 1e-6 <= pause_s

@@ -9,19 +9,19 @@ import pytest
 
 from symphony_client import Agent, Announcer, AsyncHttpTransport, InvalidRequest, Settings, Workflow
 from symphony_client.foresight import TOO_SOON_S, Foresight
-from tests.clients.fake_house import FakeHouse
+from tests.clients.fake_frontend import FakeFrontend
 
 PATIENCE_S = 60.0
 
 
 class Scene:
-    """A workflow under a clock that a test moves, and the house that hears of it."""
+    """A workflow under a clock that a test moves, and the frontend that hears of it."""
 
-    def __init__(self, house: FakeHouse) -> None:
-        self.house = house
+    def __init__(self, frontend: FakeFrontend) -> None:
+        self.frontend = frontend
         self.now_s = 1000.0
         self.announcer = Announcer(
-            AsyncHttpTransport(Settings(house.url, timeout_s=PATIENCE_S)),
+            AsyncHttpTransport(Settings(frontend.url, timeout_s=PATIENCE_S)),
             linger_s=1.0, timeout_s=PATIENCE_S, clock=lambda: self.now_s,
         )  # fmt: skip
         self.foresight = Foresight(self.announcer, lambda: self.now_s)
@@ -31,18 +31,20 @@ class Scene:
         return Workflow(workflow_id, self.foresight, application="shop", model="m", **more)
 
     def heard(self) -> list[tuple[str, float | None]]:
-        """What the house was told since it was last asked, and for when; several went at once, so
-        their order says nothing.
+        """What the frontend was told since it was last asked, and for when; several went at once,
+        so their order says nothing.
         """
         assert self.announcer.flush(PATIENCE_S)
-        told = sorted((one.brief(), one.body.get("expected_arrival")) for one in self.house.asked)
-        self.house.asked.clear()
+        told = sorted(
+            (one.brief(), one.body.get("expected_arrival")) for one in self.frontend.asked
+        )
+        self.frontend.asked.clear()
         return told
 
 
 @pytest.fixture
-def scene(house: FakeHouse) -> Iterator[Scene]:
-    made = Scene(house)
+def scene(frontend: FakeFrontend) -> Iterator[Scene]:
+    made = Scene(frontend)
     with made.announcer:
         yield made
 
@@ -63,7 +65,7 @@ def test_each_request_names_agent_workflow_and_session(scene: Scene) -> None:
             scene.workflow.agent(name)
 
 
-def test_names_are_such_as_a_house_takes(scene: Scene) -> None:
+def test_names_are_such_as_a_deployment_takes(scene: Scene) -> None:
     workflow = scene.another("w\n1")
     role = "{topic} Senior\n writer\n"  # as in a YAML file
     assert workflow.agent(role).identity == {
@@ -88,7 +90,7 @@ def test_a_hint_says_whose_turn_it_is(scene: Scene) -> None:
     with scene.workflow.agent("engineer", model="other") as agent:
         agent.hands_off_to("qa", 2.5)
         assert scene.announcer.flush(PATIENCE_S)
-        own, of_qa = scene.house.hints("order-17/engineer"), scene.house.hints("order-17/qa")
+        own, of_qa = scene.frontend.hints("order-17/engineer"), scene.frontend.hints("order-17/qa")
     assert own[0].pop("expected_arrival") == 0.0
     assert own == [
         {
@@ -213,6 +215,6 @@ def test_workflows_of_many_threads_do_not_mix(scene: Scene) -> None:
         thread.join()
     assert scene.announcer.flush(PATIENCE_S)
     last = {f"w{n}/{name}": "" for n in range(8) for name in "ab"}
-    last |= {one.session_id: one.method for one in scene.house.asked}
+    last |= {one.session_id: one.method for one in scene.frontend.asked}
     assert "POST" not in last.values()  # nothing is awaited any more
     assert scene.announcer.counts.refused == 0

@@ -14,12 +14,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from cli.adapters.hub import parse_hub
-from cli.bench import BENCHES
 from cli.config import LauncherConfig
 from cli.main import NAME, app
 from cli.start.plan import ROOT
 from cli.start.preflight import CONFIGS
 from loadtest.bench.figures import choose, figure_set
+from loadtest.commands.bench import BENCHES
 from shared.config import ServiceConfig, load_config
 from tests.docs.shell import Command
 

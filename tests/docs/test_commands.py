@@ -1,7 +1,7 @@
 """Every command in README and docs is one that works: parsed by the program that it names, or held
 against what it asks, or it stands in `OTHERS` with the reason why it cannot run here.
 
-What is run of them: `tests/e2e/test_docs.py`.
+What is run of them: `tests/e2e/commands/test_docs.py`.
 """
 
 import ast

@@ -16,8 +16,8 @@ from cli.docs.build import QUIET
 from cli.docs.links import place_in_site
 from cli.main import app
 from cli.start.plan import ROOT
+from loadtest.deployment import environment
 from tests.docs.blocks import pages
-from tests.e2e.house import environment
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs-material (the extra docs)"

@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 
 PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2
 REPLY_TOKENS = 300
@@ -95,16 +95,16 @@ class Reply:
         self._stream.close()
 
 
-def busy_workers(house: House) -> list[str]:
+def busy_workers(cluster: Cluster) -> list[str]:
     """The children that have turns."""
-    workers = house.look()["workers"]
+    workers = cluster.look()["workers"]
     return [f"worker-{w['worker_id'].rpartition('-w')[2]}" for w in workers if w["num_turns"]]
 
 
-def is_idle(house: House) -> bool:
+def is_idle(cluster: Cluster) -> bool:
     """Whether no worker has a turn, or a page that is in use."""
-    look = house.look()
-    return not busy_workers(house) and look["tiers"]["gpu"]["pages_dirty"] == 0
+    look = cluster.look()
+    return not busy_workers(cluster) and look["tiers"]["gpu"]["pages_dirty"] == 0
 
 
 def say(

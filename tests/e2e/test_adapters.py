@@ -13,9 +13,10 @@ import pytest
 
 from loadtest.adapters import Module, Recipe, write_adapter
 from loadtest.chaos.sse import Stream, stream_chat
+from loadtest.deployment import symphony
 from services.worker.demo_adapters import KNOWN, make_demo_adapter
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House, symphony
+from tests.cluster import Cluster, adapter_options
 from tests.e2e.replies import STEADY, Reply, steady
 
 BASE = STEADY
@@ -33,41 +34,43 @@ def made(folder: Path, seed: int) -> Path:
     return folder
 
 
-def said(house: House, model: str) -> str:
+def said(cluster: Cluster, model: str) -> str:
     """What a chat with a model answers, or the error's code."""
     body = {"model": model, "messages": [{"role": "user", "content": "who?"}], "max_tokens": 14}
-    answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=30).json()
+    answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=30).json()
     if "error" in answer:
         return str(answer["error"]["code"])
     return str(answer["choices"][0]["message"]["content"])
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A house whose model says which adapter it runs on, a token a step."""
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose model says which adapter it runs on, a token a step."""
     folder = tmp_path_factory.mktemp("adapters")
     env = {"SYMPHONY_TURNS_RUNNING_MAX": str(NUM_STREAMS + LATER)}
     adapters = {"fox": made(folder / "fox", 1)}
     profile = steady(folder, STEP_MS)
-    with House(folder / "data", emulate=profile, adapters=adapters, env=env) as house:
-        yield house
+    with Cluster(
+        folder / "data", "--emulate", profile, *adapter_options(adapters), settings=env
+    ) as cluster:
+        yield cluster
 
 
-def test_adapters_are_brought_asked_and_removed(emulated: House, tmp_path: Path) -> None:
-    house, owl = emulated, made(tmp_path / "owl", 2)
+def test_adapters_are_brought_asked_and_removed(emulated: Cluster, tmp_path: Path) -> None:
+    cluster, owl = emulated, made(tmp_path / "owl", 2)
 
     def run(*words: str) -> str:
-        done = symphony("adapters", *words, "--data-dir", str(house.data_dir))
+        done = symphony("adapters", *words, "--data-dir", str(cluster.data_dir))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     shown = json.loads(run("show", "fox", "--json"))
     assert shown["tenant"] is None and shown["root"].endswith("/fox")
-    assert said(house, "fox").startswith(f"I am {shown['adapter_hash'][:8]}")
-    assert not said(house, BASE).startswith("I am")
+    assert said(cluster, "fox").startswith(f"I am {shown['adapter_hash'][:8]}")
+    assert not said(cluster, BASE).startswith("I am")
 
     assert f"owl is there, on {BASE}" in run("add", "owl", str(owl))
-    again = symphony("adapters", "add", "owl", str(owl), "--data-dir", str(house.data_dir))
+    again = symphony("adapters", "add", "owl", str(owl), "--data-dir", str(cluster.data_dir))
     assert again.returncode == 1 and "already been loaded" in again.stderr
     run("add", "owl", str(owl), "--replace", "--base", BASE)
     listed = json.loads(run("list", "--json"))["adapters"]
@@ -75,34 +78,34 @@ def test_adapters_are_brought_asked_and_removed(emulated: House, tmp_path: Path)
         ("fox", None), ("owl", "default")
     ]  # fmt: skip
     assert "everybody" in run("list") and "ranks" in run("show", "owl")
-    first = said(house, "owl")
-    assert first.startswith("I am") and first != said(house, "fox")
+    first = said(cluster, "owl")
+    assert first.startswith("I am") and first != said(cluster, "fox")
 
-    old = house.kill("kvstore")
-    house.wait_restarted("kvstore", old)
-    assert said(house, "owl") == first
-    house.redis().flushall()
-    assert said(house, "owl") == first, "who knows a name does not forget it"
+    old = cluster.kill("kvstore")
+    cluster.wait_restarted("kvstore", old)
+    assert said(cluster, "owl") == first
+    cluster.redis().flushall()
+    assert said(cluster, "owl") == first, "who knows a name does not forget it"
     run("remove", "fox", "--shared")
-    assert said(house, "fox") == "model_not_found"
+    assert said(cluster, "fox") == "model_not_found"
 
-    house.stop()
-    house.start()
-    assert said(house, "owl") == first, "names outlive the house"
-    assert said(house, "fox").startswith("I am"), "this one is offered at each start"
+    cluster.stop()
+    cluster.start()
+    assert said(cluster, "owl") == first, "names outlive the cluster"
+    assert said(cluster, "fox").startswith("I am"), "this one is offered at each start"
 
 
-def upload(house: House, name: str, folder: Path, **fields: str) -> None:
+def upload(cluster: Cluster, name: str, folder: Path, **fields: str) -> None:
     """Send an adapter's files along."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     parts = [(file, (file, data)) for file, data in files.items()]
-    url = f"{house.url}/v1/adapters/{name}"
+    url = f"{cluster.url}/v1/adapters/{name}"
     answer = httpx.put(url, files=parts, data=fields, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
-def hash_of(house: House, name: str) -> str:
-    shown = httpx.get(f"{house.url}/v1/adapters/{name}").raise_for_status().json()
+def hash_of(cluster: Cluster, name: str) -> str:
+    shown = httpx.get(f"{cluster.url}/v1/adapters/{name}").raise_for_status().json()
     return str(shown["adapter_hash"])
 
 
@@ -111,12 +114,12 @@ def sentence(adapter_hash: str) -> str:
     return f"I am {adapter_hash[:8]}. "
 
 
-def unload(house: House, name: str) -> None:
-    answer = httpx.post(f"{house.url}/v1/unload_lora_adapter", json={"lora_name": name})
+def unload(cluster: Cluster, name: str) -> None:
+    answer = httpx.post(f"{cluster.url}/v1/unload_lora_adapter", json={"lora_name": name})
     assert answer.status_code == 200, answer.text
 
 
-async def begin(house: House, streams: list[Stream]) -> "list[asyncio.Task[None]]":
+async def begin(cluster: Cluster, streams: list[Stream]) -> "list[asyncio.Task[None]]":
     """Streams on an adapter; returns when all have begun to speak."""
     content = orjson.dumps(
         {
@@ -128,27 +131,27 @@ async def begin(house: House, streams: list[Stream]) -> "list[asyncio.Task[None]
             "stream": True,
         }
     )
-    tasks = [asyncio.create_task(stream_chat(house.port, content, each)) for each in streams]
+    tasks = [asyncio.create_task(stream_chat(cluster.port, content, each)) for each in streams]
     while not all(each.pieces_at for each in streams):
         assert not any(each.trouble for each in streams), streams
         await asyncio.sleep(0.01)
     return tasks
 
 
-def test_streams_end_on_the_weights_they_began_with(emulated: House, tmp_path: Path) -> None:
+def test_streams_end_on_the_weights_they_began_with(emulated: Cluster, tmp_path: Path) -> None:
     """64 of them, while their adapter is replaced, and then unloaded."""
-    house = emulated
+    cluster = emulated
     first, later = ([Stream(0, 0, 0.0) for _ in range(num)] for num in (NUM_STREAMS, LATER))
-    upload(house, "wolf", made(tmp_path / "one", 11))
-    other, hashes = made(tmp_path / "two", 12), [hash_of(house, "wolf")]
+    upload(cluster, "wolf", made(tmp_path / "one", 11))
+    other, hashes = made(tmp_path / "two", 12), [hash_of(cluster, "wolf")]
 
     async def scenario() -> None:
-        tasks = await begin(house, first)
-        await asyncio.to_thread(upload, house, "wolf", other, load_inplace="true")
-        hashes.append(await asyncio.to_thread(hash_of, house, "wolf"))
-        tasks += await begin(house, later)
-        await asyncio.to_thread(unload, house, "wolf")
-        assert await asyncio.to_thread(said, house, "wolf") == "model_not_found"
+        tasks = await begin(cluster, first)
+        await asyncio.to_thread(upload, cluster, "wolf", other, load_inplace="true")
+        hashes.append(await asyncio.to_thread(hash_of, cluster, "wolf"))
+        tasks += await begin(cluster, later)
+        await asyncio.to_thread(unload, cluster, "wolf")
+        assert await asyncio.to_thread(said, cluster, "wolf") == "model_not_found"
         assert not any(task.done() for task in tasks), "too early to show anything"
         await asyncio.gather(*tasks)
 
@@ -169,19 +172,19 @@ def test_three_voices_and_the_base_answer_side_by_side(tmp_path: Path) -> None:
     """From OpenAI's own client, in one batch; one is replaced while it speaks, and a fourth that
     nobody has seen answers its first request.
     """
-    with House(tmp_path / "data") as house, house.client() as client:
-        base = house.data_dir / "models" / DEMO_MODEL_ID
+    with Cluster(tmp_path / "data") as cluster, cluster.client() as client:
+        base = cluster.data_dir / "models" / DEMO_MODEL_ID
         folders = {name: make_demo_adapter(name, base, tmp_path / name) for name in KNOWN}
         for name, folder in folders.items():
-            upload(house, name, folder)
+            upload(cluster, name, folder)
         assert {*KNOWN, DEMO_MODEL_ID} == {model.id for model in client.models.list()}
 
         models = (*KNOWN, DEMO_MODEL_ID)
         replies = {model: Reply(client, SAID_TOKENS, model=model) for model in models}
         for reply in replies.values():
             reply.read(5)
-        upload(house, "digits", folders["capitals"], load_inplace="true")
-        upload(house, "new", folders["vowels"])
+        upload(cluster, "digits", folders["capitals"], load_inplace="true")
+        upload(cluster, "new", folders["vowels"])
         said = {model: letters(reply.read_to_end()) for model, reply in replies.items()}
         for name, known in KNOWN.items():
             assert set(said[name]) <= set(known), f"{name} ends on the weights it began with"
@@ -191,8 +194,8 @@ def test_three_voices_and_the_base_answer_side_by_side(tmp_path: Path) -> None:
             assert letters(Reply(client, SAID_TOKENS, model=name).read_to_end()) == said[voice]
 
 
-def test_what_is_no_adapter_keeps_the_house_from_starting(tmp_path: Path) -> None:
-    house = ("up", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "data"))
+def test_what_is_no_adapter_keeps_the_deployment_from_starting(tmp_path: Path) -> None:
+    cluster = ("up", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "data"))
     (tmp_path / "empty").mkdir()
     for offer, words in (
         ("fox", "give NAME=DIR"),
@@ -201,6 +204,6 @@ def test_what_is_no_adapter_keeps_the_house_from_starting(tmp_path: Path) -> Non
         (f"fox={tmp_path}/none", "no such folder"),
         (f"fox={tmp_path}/empty", "adapter_config.json"),
     ):
-        done = symphony(*house, "--adapter", offer)
+        done = symphony(*cluster, "--adapter", offer)
         assert done.returncode == 1 and words in done.stderr, done.stderr
         assert done.stderr.strip().splitlines()[-1].startswith("symphony: --adapter")

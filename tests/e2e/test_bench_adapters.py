@@ -1,4 +1,4 @@
-"""`bench adapters` in small: a house with more adapters than its pool has room for."""
+"""`bench adapters` in small: a cluster with more adapters than its pool has room for."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import symphony
+from loadtest.deployment import symphony
 
 
 @pytest.mark.slow

@@ -18,23 +18,24 @@ from openai.types.chat import ChatCompletionMessageParam
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
+from loadtest.deployment import processes_of, wait_until
 from services.worker.demo_model import DEMO_MODEL_ID, NUM_LAYERS
 from shared.blocks import BLOCK_TOKENS
 from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
-from tests.e2e.house import House, processes_of, wait_until
+from tests.cluster import Cluster
 
 REPLY_TOKENS = 80
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("conversation") / "data") as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("conversation") / "data") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> Iterator[OpenAI]:
-    with house.client() as made:
+def client(cluster: Cluster) -> Iterator[OpenAI]:
+    with cluster.client() as made:
         yield made
 
 
@@ -80,96 +81,99 @@ class Conversation:
         return cached // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def wait_stored(house: House, num_blocks: int) -> None:
+def wait_stored(cluster: Cluster, num_blocks: int) -> None:
     """Until the disk holds as many blocks: write-behind has caught up with the last turn."""
     wait_until(
-        lambda: house.look()["tiers"]["disk"]["blocks"] >= num_blocks, f"{num_blocks} blocks stored"
+        lambda: cluster.look()["tiers"]["disk"]["blocks"] >= num_blocks,
+        f"{num_blocks} blocks stored",
     )
 
 
-def kill(house: House, *names: str) -> None:
+def kill(cluster: Cluster, *names: str) -> None:
     """SIGKILL these children together; returns when all are back, and a new kvstore knows the
     worker: it has pages to write into."""
-    pids = {name: house.kill(name) for name in names}
+    pids = {name: cluster.kill(name) for name in names}
     for name, pid in pids.items():
-        house.wait_restarted(name, pid)
+        cluster.wait_restarted(name, pid)
     if "kvstore" in names:
         wait_until(
-            lambda: house.look()["tiers"]["arena"]["pages_used"] > 0, "the worker is known again"
+            lambda: cluster.look()["tiers"]["arena"]["pages_used"] > 0, "the worker is known again"
         )
 
 
-def advisory(house: House, session_id: str) -> dict[str, Any]:
+def advisory(cluster: Cluster, session_id: str) -> dict[str, Any]:
     """The state of a session's advisory."""
-    reply = httpx.get(f"{house.url}/v1/advisories/{session_id}")
+    reply = httpx.get(f"{cluster.url}/v1/advisories/{session_id}")
     assert reply.status_code == 200
     state: dict[str, Any] = reply.json()
     return state
 
 
-def test_history_is_never_computed_twice_whatever_was_killed(house: House, client: OpenAI) -> None:
+def test_history_is_never_computed_twice_whatever_was_killed(
+    cluster: Cluster, client: OpenAI
+) -> None:
     fox = Conversation(client, "fox")
     assert fox.say("Tell me a long story about a fox, a crow and a piece of cheese.") == 0
     for text in ("And then?", "Who was cleverer in the end?"):
         covered = fox.covered
         assert fox.say(text) == covered > 0
 
-    wait_stored(house, fox.num_blocks)
-    kill(house, "worker-0")
+    wait_stored(cluster, fox.num_blocks)
+    kill(cluster, "worker-0")
     covered = fox.covered
     assert fox.say("Was the worker told?") == covered  # from the arena
 
-    wait_stored(house, fox.num_blocks)
-    kill(house, "kvstore")
+    wait_stored(cluster, fox.num_blocks)
+    kill(cluster, "kvstore")
     covered = fox.covered
     assert fox.say("Not even by the clerk?") == covered  # from the worker's own pool
 
-    wait_stored(house, fox.num_blocks)  # what was new in it, too
-    kill(house, "worker-0", "kvstore")
+    wait_stored(cluster, fox.num_blocks)  # what was new in it, too
+    kill(cluster, "worker-0", "kvstore")
     covered = fox.covered
     assert fox.say("And the keeper of the papers?") == covered  # from disk
 
-    wait_stored(house, fox.num_blocks)
-    house.stop()
-    house.start()
-    assert house.look()["tiers"]["disk"]["blocks"] >= fox.num_blocks
+    wait_stored(cluster, fox.num_blocks)
+    cluster.stop()
+    cluster.start()
+    assert cluster.look()["tiers"]["disk"]["blocks"] >= fox.num_blocks
     covered = fox.covered
     assert fox.say("And on the next morning?") == covered  # from disk, by the record in Redis
 
-    session = httpx.get(f"{house.url}/v1/sessions/fox").json()
+    session = httpx.get(f"{cluster.url}/v1/sessions/fox").json()
     assert (session["num_turns"], session["model"]) == (7, DEMO_MODEL_ID)
 
 
-def test_advised_session_is_up_before_its_turn(house: House, client: OpenAI) -> None:
+def test_advised_session_is_up_before_its_turn(cluster: Cluster, client: OpenAI) -> None:
     crow = Conversation(client, "crow")
-    num_before = house.look()["tiers"]["disk"]["blocks"]
+    num_before = cluster.look()["tiers"]["disk"]["blocks"]
     crow.say("Now tell the same from the crow's side, slowly, and leave nothing out." * 2)
-    wait_stored(house, num_before + crow.num_blocks)
-    kill(house, "worker-0")
-    assert house.look()["tiers"]["gpu"]["pages_clean"] == 0
+    wait_stored(cluster, num_before + crow.num_blocks)
+    kill(cluster, "worker-0")
+    assert cluster.look()["tiers"]["gpu"]["pages_clean"] == 0
 
     paper_body = {
         "session_id": "crow", "model_id": DEMO_MODEL_ID, "expected_arrival": 2.5, "ordered": True,
         "priority": 1,
     }  # fmt: skip
-    reply = httpx.post(f"{house.url}/v1/advisories", json=paper_body)
+    reply = httpx.post(f"{cluster.url}/v1/advisories", json=paper_body)
     assert reply.status_code == 202
-    wait_until(lambda: advisory(house, "crow")["state"] == "placed", "a place is kept")
-    (worker,) = house.look()["workers"]
-    assert advisory(house, "crow")["worker_id"] == worker["worker_id"]
+    wait_until(lambda: advisory(cluster, "crow")["state"] == "placed", "a place is kept")
+    (worker,) = cluster.look()["workers"]
+    assert advisory(cluster, "crow")["worker_id"] == worker["worker_id"]
     num_pages = crow.num_blocks * NUM_LAYERS
     wait_until(
-        lambda: house.look()["tiers"]["gpu"]["pages_clean"] >= num_pages, "its KV is in the pool"
+        lambda: cluster.look()["tiers"]["gpu"]["pages_clean"] >= num_pages, "its KV is in the pool"
     )
     covered = crow.covered
     assert crow.say("Go on.") == covered
-    wait_until(lambda: advisory(house, "crow")["state"] == "used", "the advisory was of use")
+    wait_until(lambda: advisory(cluster, "crow")["state"] == "used", "the advisory was of use")
 
 
 @asynccontextmanager
-async def bus(house: House) -> AsyncIterator[Client]:
+async def bus(cluster: Cluster) -> AsyncIterator[Client]:
     """A plain NATS client, as an agent framework has one."""
-    connection = await nats.connect(house.run.nats_url, nkeys_seed=house.nkey())
+    connection = await nats.connect(cluster.run.nats_url, nkeys_seed=cluster.nkey())
     try:
         yield connection
     finally:
@@ -183,7 +187,7 @@ async def ask(connection: Client, subject: str, body: dict[str, Any]) -> dict[st
     return answer
 
 
-def test_advisory_by_nats(house: House, client: OpenAI) -> None:
+def test_advisory_by_nats(cluster: Cluster, client: OpenAI) -> None:
     cheese = Conversation(client, "cheese")
     cheese.say("And the cheese? What did the cheese think about all that, in the end?")
     body = {
@@ -192,7 +196,7 @@ def test_advisory_by_nats(house: House, client: OpenAI) -> None:
     }  # fmt: skip
 
     async def scenario() -> None:
-        async with bus(house) as connection:
+        async with bus(cluster) as connection:
             subject = ADVISORY_SUBMIT.pattern
             await connection.publish(subject, json.dumps(body).encode())  # nobody is told the state
             state = await ask(connection, subject, body)
@@ -205,33 +209,33 @@ def test_advisory_by_nats(house: House, client: OpenAI) -> None:
     asyncio.run(scenario())
 
 
-def test_only_who_reads_the_data_folder_gets_to_the_servers(house: House) -> None:
+def test_only_who_reads_the_data_folder_gets_to_the_servers(cluster: Cluster) -> None:
     async def knock() -> None:
         client = Client()
         with pytest.raises(NatsError, match="Authorization Violation"):
-            await client.connect(house.run.nats_url, allow_reconnect=False, error_cb=ignore)
+            await client.connect(cluster.run.nats_url, allow_reconnect=False, error_cb=ignore)
         await client.close()
 
     async def ignore(_: Exception) -> None:
         pass
 
     asyncio.run(knock())
-    with Redis.from_url(house.run.redis_url) as redis, pytest.raises(AuthenticationError):
+    with Redis.from_url(cluster.run.redis_url) as redis, pytest.raises(AuthenticationError):
         redis.ping()
-    with house.redis() as redis:
+    with cluster.redis() as redis:
         assert redis.ping()
         assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
-    secret = house.run.redis_access.options("")["password"]
-    for path in house.data_dir.rglob("*"):
+    secret = cluster.run.redis_access.options("")["password"]
+    for path in cluster.data_dir.rglob("*"):
         is_ours = path.name != "up.log" and "models" not in path.parts  # anybody's, or a test's
         assert not (is_ours and path.stat().st_mode & 0o077), f"{path} is open to others"
         if path.is_file() and path.suffix in (".log", ".json"):
             assert secret not in path.read_text(errors="replace")
-    for words in processes_of(house.data_dir).values():
+    for words in processes_of(cluster.data_dir).values():
         assert secret not in words
 
 
-def test_chat_by_nats(house: House) -> None:
+def test_chat_by_nats(cluster: Cluster) -> None:
     body = {
         "model": DEMO_MODEL_ID, "messages": [{"role": "user", "content": "Hello"}],
         "stream": True, "max_tokens": 20, "temperature": 0, "ignore_eos": True,
@@ -240,7 +244,7 @@ def test_chat_by_nats(house: House) -> None:
 
     async def scenario() -> list[bytes]:
         received: list[bytes] = []
-        async with bus(house) as connection:
+        async with bus(cluster) as connection:
             inbox = connection.new_inbox()
             replies = await connection.subscribe(inbox)
             await connection.publish(INFERENCE_SUBMIT, json.dumps(body).encode(), reply=inbox)
@@ -257,10 +261,10 @@ def test_chat_by_nats(house: House) -> None:
     assert parsed[-1]["usage"]["completion_tokens"] == 20
 
 
-def test_a_request_is_found_in_the_log_of_every_service(house: House) -> None:
+def test_a_request_is_found_in_the_log_of_every_service(cluster: Cluster) -> None:
     text = "What did the fox say to the crow about the cheese, and what did the crow answer then?"
     answer = httpx.post(
-        f"{house.url}/v1/chat/completions",
+        f"{cluster.url}/v1/chat/completions",
         headers={"X-Request-Id": "find-me-7"},
         json={
             "model": DEMO_MODEL_ID, "messages": [{"role": "user", "content": text}],
@@ -272,7 +276,7 @@ def test_a_request_is_found_in_the_log_of_every_service(house: House) -> None:
     cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def lines(service: str) -> list[dict[str, Any]]:
-        log = (house.data_dir / "logs" / f"{service}.log").read_text().splitlines()
+        log = (cluster.data_dir / "logs" / f"{service}.log").read_text().splitlines()
         found = [json.loads(line) for line in log if '"find-me-7"' in line]
         return [line for line in found if line["request_id"] == "find-me-7"]
 
@@ -381,7 +385,7 @@ def test_a_conversation_goes_on_by_its_last_responses_id(client: OpenAI) -> None
     assert gone.status_code == 404
 
 
-def test_where_history_was_is_told(house: House, client: OpenAI) -> None:
+def test_where_history_was_is_told(cluster: Cluster, client: OpenAI) -> None:
     ask: dict[str, Any] = {
         "model": DEMO_MODEL_ID, "prompt": "one two three " * 30, "max_tokens": 4,
         "extra_body": {"session_id": "told", "return_cached_tokens_details": True},
@@ -399,11 +403,11 @@ def test_where_history_was_is_told(house: House, client: OpenAI) -> None:
     assert places == {"pool": num} and num > 0
 
 
-def test_the_whole_house_is_told_at_one_port(house: House) -> None:
-    text = httpx.get(f"{house.url}/metrics").text
+def test_the_whole_deployment_is_told_at_one_port(cluster: Cluster) -> None:
+    text = httpx.get(f"{cluster.url}/metrics").text
     for service in ("frontend", "scheduler", "tracker", "kvstore", "worker"):
         assert f'service="{service}"' in text, service
-    view = httpx.get(f"{house.url}/v1/house").json()
+    view = httpx.get(f"{cluster.url}/v1/house").json()
     assert {one["state"] for one in view["services"]} == {"ready"} and len(view["services"]) == 5
     (worker,) = view["workers"]
     (host,) = view["hosts"]

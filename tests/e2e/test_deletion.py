@@ -14,7 +14,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e.house import House, wait_until
+from loadtest.deployment import wait_until
+from tests.cluster import Cluster
 
 SECRET = "the cheese is hidden under the third stone from the left"
 MODEL = "a100-llama3-8b"
@@ -26,15 +27,15 @@ Message = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = tmp_path_factory.mktemp("deletion") / "data"
-    with House(place, num_workers=2, emulate=MODEL, env=TRUE_PAGES) as running:
+    with Cluster(place, "--workers", "2", "--emulate", MODEL, settings=TRUE_PAGES) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> Iterator[OpenAI]:
-    with house.client() as made:
+def client(cluster: Cluster) -> Iterator[OpenAI]:
+    with cluster.client() as made:
         yield made
 
 
@@ -60,40 +61,40 @@ def ask(client: OpenAI, session_id: str, messages: list[Message]) -> tuple[int, 
     return cached, {"role": "assistant", "content": reply.choices[0].message.content}
 
 
-def delete(house: House, session_id: str) -> int:
+def delete(cluster: Cluster, session_id: str) -> int:
     """Number of blocks that went."""
-    answer = httpx.delete(f"{house.url}/v1/sessions/{session_id}", timeout=30)
+    answer = httpx.delete(f"{cluster.url}/v1/sessions/{session_id}", timeout=30)
     assert answer.status_code == 200, answer.text
     num_blocks: int = answer.json()["num_blocks"]
     return num_blocks
 
 
-def assert_forgotten(house: House, client: OpenAI, *prompts: list[Message]) -> None:
+def assert_forgotten(cluster: Cluster, client: OpenAI, *prompts: list[Message]) -> None:
     """No worker has any of it, nor would one that has just started."""
-    _assert_uncached(house, client, *prompts)
-    pids = {name: house.kill(name) for name in ("worker-0", "worker-1")}
+    _assert_uncached(cluster, client, *prompts)
+    pids = {name: cluster.kill(name) for name in ("worker-0", "worker-1")}
     for name, pid in pids.items():
-        house.wait_restarted(name, pid)
-    house.wait_healthy()
-    _assert_uncached(house, client, *prompts)
+        cluster.wait_restarted(name, pid)
+    cluster.wait_healthy()
+    _assert_uncached(cluster, client, *prompts)
 
 
-def _assert_uncached(house: House, client: OpenAI, *prompts: list[Message]) -> None:
+def _assert_uncached(cluster: Cluster, client: OpenAI, *prompts: list[Message]) -> None:
     for prompt in prompts:
         assert ask(client, "probe", prompt)[0] == 0
-        delete(house, "probe")
+        delete(cluster, "probe")
 
 
-def num_on_disk(house: House) -> int:
+def num_on_disk(cluster: Cluster) -> int:
     """Blocks, of all sessions."""
-    num_blocks: int = house.look()["tiers"]["disk"]["blocks"]
+    num_blocks: int = cluster.look()["tiers"]["disk"]["blocks"]
     return num_blocks
 
 
-def redis_files(house: House) -> bytes:
+def redis_files(cluster: Cluster) -> bytes:
     """What Redis has in its files."""
     found = b""
-    for path in sorted((house.data_dir / "redis").rglob("*")):
+    for path in sorted((cluster.data_dir / "redis").rglob("*")):
         try:
             found += path.read_bytes() if path.is_file() else b""
         except FileNotFoundError:  # rewritten meanwhile
@@ -101,7 +102,7 @@ def redis_files(house: House) -> bytes:
     return found
 
 
-def test_nothing_is_left_of_a_deleted_session(house: House, client: OpenAI) -> None:
+def test_nothing_is_left_of_a_deleted_session(cluster: Cluster, client: OpenAI) -> None:
     begin = [user(f"Keep this to yourself: {SECRET}. " * 4)]
     cached, reply = ask(client, "fox", begin)
     assert cached == 0
@@ -109,22 +110,22 @@ def test_nothing_is_left_of_a_deleted_session(house: House, client: OpenAI) -> N
     assert ask(client, "fox", abandoned)[0] > 0
     edited = [*begin, reply, user("Tell me of the raven instead of the crow. " * 6)]
     assert ask(client, "fox", edited)[0] > 0  # its record says nothing of `abandoned`
-    wait_until(lambda: num_on_disk(house) > 8, "blocks are on disk")
+    wait_until(lambda: num_on_disk(cluster) > 8, "blocks are on disk")
 
-    with house.redis() as redis:
+    with cluster.redis() as redis:
         redis.config_set("aof-use-rdb-preamble", "no")  # a rewritten file is plain text
         (key,) = redis.keys("symphony:session:*")
         record = redis.get(key)
     found = re.search(rb'"tokens":"([^"]+)"', record)
     assert found is not None
     tokens = found[1]
-    wait_until(lambda: tokens in redis_files(house), "Redis has written the record down")
-    assert SECRET.encode() not in redis_files(house), "of its text it never had anything"
+    wait_until(lambda: tokens in redis_files(cluster), "Redis has written the record down")
+    assert SECRET.encode() not in redis_files(cluster), "of its text it never had anything"
 
-    assert delete(house, "fox") > 8
-    wait_until(lambda: tokens not in redis_files(house), "Redis has rewritten its file")
-    assert_forgotten(house, client, abandoned, edited)
-    assert httpx.get(f"{house.url}/v1/sessions/fox").status_code == 404
+    assert delete(cluster, "fox") > 8
+    wait_until(lambda: tokens not in redis_files(cluster), "Redis has rewritten its file")
+    assert_forgotten(cluster, client, abandoned, edited)
+    assert httpx.get(f"{cluster.url}/v1/sessions/fox").status_code == 404
 
 
 class Stream(threading.Thread):
@@ -155,7 +156,7 @@ class Stream(threading.Thread):
                 self.finish = choice.finish_reason or self.finish
 
 
-def test_a_session_is_forgotten_while_its_turn_runs(house: House, client: OpenAI) -> None:
+def test_a_session_is_forgotten_while_its_turn_runs(cluster: Cluster, client: OpenAI) -> None:
     forgotten = [user("Tell me all that the owl saw last night, hour by hour. " * 4)]
     kept = [user("Tell me all that the badger heard, and leave nothing out. " * 4)]
     owl, badger = Stream(client, "owl", forgotten), Stream(client, "badger", kept)
@@ -163,13 +164,13 @@ def test_a_session_is_forgotten_while_its_turn_runs(house: House, client: OpenAI
     badger.start()
     assert owl.has_begun.wait(30) and badger.has_begun.wait(30)
     assert not owl.finish
-    answer = httpx.delete(f"{house.url}/v1/sessions/owl", timeout=30)
+    answer = httpx.delete(f"{cluster.url}/v1/sessions/owl", timeout=30)
     assert not owl.finish, "it ended too soon to tell anything"
     assert answer.status_code == 200, answer.text
     for stream in (owl, badger):
         stream.join(60)
         assert (stream.finish, stream.num_tokens) == ("length", LONG_TOKENS)
-    assert httpx.get(f"{house.url}/v1/sessions/owl").status_code == 404
+    assert httpx.get(f"{cluster.url}/v1/sessions/owl").status_code == 404
     assert ask(client, "badger", kept)[0] > 0
-    assert_forgotten(house, client, forgotten)
-    assert httpx.get(f"{house.url}/v1/sessions/badger").status_code == 200
+    assert_forgotten(cluster, client, forgotten)
+    assert httpx.get(f"{cluster.url}/v1/sessions/badger").status_code == 200

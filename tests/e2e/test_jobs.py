@@ -16,7 +16,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.house import House, wait_until
+from loadtest.deployment import wait_until
+from tests.cluster import Cluster
 
 MODEL = "encoder"
 PROFILE = f"linear:{MODEL}:4:20:20000"  # ms a job, a batch, the target
@@ -24,23 +25,23 @@ NUM_CLIENTS = 24
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("jobs") / "data"
-    with House(folder, num_workers=2, num_spares=1, emulate=PROFILE) as running:
+    with Cluster(folder, "--workers", "2", "--spares", "1", "--emulate", PROFILE) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> Iterator[OpenAI]:
-    with house.client() as made:
+def client(cluster: Cluster) -> Iterator[OpenAI]:
+    with cluster.client() as made:
         yield made
 
 
 class Load:
     """Clients that embed one text after the other until told to stop."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._stop = threading.Event()
         self._progress = threading.Condition()
         self.answers: list[tuple[str, int, bytes]] = []
@@ -65,7 +66,7 @@ class Load:
             assert self._progress.wait_for(lambda: len(self.answers) >= wanted, 60.0)
 
     def _run(self, number: int) -> None:
-        with httpx.Client(base_url=self._house.url, timeout=30.0) as http:
+        with httpx.Client(base_url=self._cluster.url, timeout=30.0) as http:
             num_sent = 0
             while not self._stop.is_set():
                 text = f"text {number} {num_sent % 3}"
@@ -82,10 +83,10 @@ def _payload(reply: httpx.Response) -> bytes:
     return json.dumps(reply.json()["data"]).encode()
 
 
-def leader(house: House) -> str:
+def leader(cluster: Cluster) -> str:
     """The scheduler process that leads: the one that began last."""
     began: dict[str, str] = {}
-    for path in (house.data_dir / "logs").glob("scheduler*.log"):
+    for path in (cluster.data_dir / "logs").glob("scheduler*.log"):
         for line in path.read_text().splitlines():
             entry = json.loads(line)
             if entry["message"] == "lease leading":
@@ -117,10 +118,10 @@ def test_a_target_that_no_batch_can_meet_is_refused_with_the_reason(client: Open
         client.embeddings.create(model=MODEL, input="x", extra_headers={"X-SLO-Ms": "10"})
 
 
-def test_more_than_can_be_served_in_time_is_told_at_once_to_come_again(house: House) -> None:
+def test_more_than_can_be_served_in_time_is_told_at_once_to_come_again(cluster: Cluster) -> None:
     texts = [f"text {number}" for number in range(2000)]
     reply = httpx.post(
-        f"{house.url}/v1/embeddings",
+        f"{cluster.url}/v1/embeddings",
         json={"model": MODEL, "input": texts},
         headers={"X-SLO-Ms": "2500"},
         timeout=30.0,
@@ -131,24 +132,24 @@ def test_more_than_can_be_served_in_time_is_told_at_once_to_come_again(house: Ho
     assert reply.json()["error"]["code"] == "deadline_unreachable"
 
 
-def test_the_leader_is_killed_under_load_and_no_job_is_lost(house: House) -> None:
-    with Load(house) as load:
+def test_the_leader_is_killed_under_load_and_no_job_is_lost(cluster: Cluster) -> None:
+    with Load(cluster) as load:
         load.wait_more(NUM_CLIENTS)
-        old = leader(house)
-        old_pid = house.kill(old)
+        old = leader(cluster)
+        old_pid = cluster.kill(old)
         load.wait_more(NUM_CLIENTS)
-        wait_until(lambda: leader(house) != old, "a spare leads")
-    house.wait_restarted(old, old_pid)  # as a spare
+        wait_until(lambda: leader(cluster) != old, "a spare leads")
+    cluster.wait_restarted(old, old_pid)  # as a spare
 
     check_answers(load)
 
 
 @pytest.mark.parametrize("name", ["worker-0", "worker-1"])
-def test_a_worker_is_killed_with_a_batch_and_no_job_is_lost(house: House, name: str) -> None:
-    with Load(house) as load:
+def test_a_worker_is_killed_with_a_batch_and_no_job_is_lost(cluster: Cluster, name: str) -> None:
+    with Load(cluster) as load:
         load.wait_more(NUM_CLIENTS)
-        old_pid = house.kill(name)
+        old_pid = cluster.kill(name)
         load.wait_more(2 * NUM_CLIENTS)
-    house.wait_restarted(name, old_pid)
+    cluster.wait_restarted(name, old_pid)
 
     check_answers(load)

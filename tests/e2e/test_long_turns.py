@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from cli.inspection.snapshot import look
-from tests.e2e.house import House, wait_until
+from loadtest.deployment import wait_until
+from tests.cluster import Cluster
 from tests.e2e.replies import Reply, busy_workers, say
 
 NUM_KILLS = 10
@@ -29,51 +30,51 @@ WAIT = {"SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S": "60"}
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     data_dir = tmp_path_factory.mktemp("long-turns") / "data"
-    with House(data_dir, num_workers=3, emulate=MODEL, env=WAIT) as running:
+    with Cluster(data_dir, "--workers", "3", "--emulate", MODEL, settings=WAIT) as running:
         yield running
 
 
-def health(house: House) -> int:
-    return httpx.get(f"{house.url}/health").status_code
+def health(cluster: Cluster) -> int:
+    return httpx.get(f"{cluster.url}/health").status_code
 
 
-def num_waiting(house: House) -> int:
-    seen = look(house.run)
+def num_waiting(cluster: Cluster) -> int:
+    seen = look(cluster.run)
     return seen.scheduler.num_turns_waiting if seen is not None and seen.scheduler else 0
 
 
-def test_a_turn_that_comes_while_no_worker_is_there_waits_for_one(house: House) -> None:
-    house.process.send_signal(signal.SIGSTOP)  # it restarts nobody meanwhile
+def test_a_turn_that_comes_while_no_worker_is_there_waits_for_one(cluster: Cluster) -> None:
+    cluster.process.send_signal(signal.SIGSTOP)  # it restarts nobody meanwhile
     try:
         for name in WORKERS:
-            house.kill(name)
-        wait_until(lambda: health(house) == 503, "the frontend knows that they are gone")
-        with house.client() as client, ThreadPoolExecutor(1) as thread:
+            cluster.kill(name)
+        wait_until(lambda: health(cluster) == 503, "the frontend knows that they are gone")
+        with cluster.client() as client, ThreadPoolExecutor(1) as thread:
             assert client.models.list().data == []
             reply = thread.submit(say, client, model=MODEL)
-            wait_until(lambda: reply.done() or num_waiting(house) == 1, "the turn waits")
-            house.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: reply.done() or num_waiting(cluster) == 1, "the turn waits")
+            cluster.process.send_signal(signal.SIGCONT)
             assert reply.result().choices[0].finish_reason == "length"
     finally:
-        house.process.send_signal(signal.SIGCONT)
+        cluster.process.send_signal(signal.SIGCONT)
 
 
-def busy_worker(house: House, killed: set[int]) -> str | None:
+def busy_worker(cluster: Cluster, killed: set[int]) -> str | None:
     """A child that has turns and is not one of those killed, of which news may be old."""
-    pids = house.pids()
-    return next((name for name in busy_workers(house) if pids.get(name, 0) not in killed), None)
+    pids = cluster.pids()
+    return next((name for name in busy_workers(cluster) if pids.get(name, 0) not in killed), None)
 
 
-def kill_at_work(house: House, reply: Reply, killed: set[int]) -> None:
+def kill_at_work(cluster: Cluster, reply: Reply, killed: set[int]) -> None:
     """SIGKILL the worker of a reply that somebody reads, once it has made some tokens."""
-    wait_until(lambda: busy_worker(house, killed | {0}) is not None, "a worker is at it")
+    wait_until(lambda: busy_worker(cluster, killed | {0}) is not None, "a worker is at it")
     num_before = len(reply.tokens)
     wait_until(lambda: len(reply.tokens) >= num_before + 5, "it makes tokens")
-    name = busy_worker(house, killed | {0})
+    name = busy_worker(cluster, killed | {0})
     assert name is not None
-    killed.add(house.kill(name))
+    killed.add(cluster.kill(name))
 
 
 def read_on(reply: Reply, enough: Event) -> None:
@@ -82,14 +83,14 @@ def read_on(reply: Reply, enough: Event) -> None:
         reply.read(len(reply.tokens) + 1)
 
 
-def test_a_turn_outlives_more_workers_than_one_without_progress(house: House) -> None:
-    with house.client() as client, ThreadPoolExecutor(1) as thread:
+def test_a_turn_outlives_more_workers_than_one_without_progress(cluster: Cluster) -> None:
+    with cluster.client() as client, ThreadPoolExecutor(1) as thread:
         undisturbed = Reply(client, NUM_COMPARED, model=MODEL).read_to_end()
         reply, enough, killed = Reply(client, LONG, model=MODEL), Event(), set[int]()
         reading = thread.submit(read_on, reply, enough)
         try:
             for _ in range(NUM_KILLS):
-                kill_at_work(house, reply, killed)
+                kill_at_work(cluster, reply, killed)
             num_before = len(reply.tokens)
             wait_until(lambda: len(reply.tokens) >= num_before + 20, "it goes on")
         finally:
@@ -99,15 +100,15 @@ def test_a_turn_outlives_more_workers_than_one_without_progress(house: House) ->
         assert reply.tokens[:NUM_COMPARED] == undisturbed
 
 
-def test_one_worker_dies_at_each_start(house: House) -> None:
-    house.wait_all_ready()
-    others = {name: pid for name, pid in house.pids().items() if name != "worker-2"}
+def test_one_worker_dies_at_each_start(cluster: Cluster) -> None:
+    cluster.wait_all_ready()
+    others = {name: pid for name, pid in cluster.pids().items() if name != "worker-2"}
     killed: set[int] = set()
     look: dict[str, Any] = {}
 
     def is_failing() -> bool:
-        look.update(house.look())
-        pid = house.pids().get("worker-2")
+        look.update(cluster.look())
+        pid = cluster.pids().get("worker-2")
         if pid is not None and pid not in killed:
             killed.add(pid)
             with suppress(ProcessLookupError):
@@ -115,7 +116,7 @@ def test_one_worker_dies_at_each_start(house: House) -> None:
         failing = {"name": "worker-2", "pid": None, "state": "failing"}
         return failing in look["services"]
 
-    with house.client() as client:
+    with cluster.client() as client:
         undisturbed = Reply(client, model=MODEL).read_to_end()
         reply = Reply(client, model=MODEL)
         reply.read(5)
@@ -124,6 +125,6 @@ def test_one_worker_dies_at_each_start(house: House) -> None:
         assert look["reasons"] == ["worker-2 is failing: its turns go to others, or wait"]
         assert reply.read_to_end() == undisturbed
         assert Reply(client, model=MODEL).read_to_end() == undisturbed
-    assert {name: pid for name, pid in house.pids().items() if name != "worker-2"} == others
-    house.wait_all_ready()  # it is tried again, and lives
-    assert house.pids()["worker-2"] not in killed
+    assert {name: pid for name, pid in cluster.pids().items() if name != "worker-2"} == others
+    cluster.wait_all_ready()  # it is tried again, and lives
+    assert cluster.pids()["worker-2"] not in killed

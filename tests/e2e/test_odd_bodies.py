@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.e2e.replies import Reply
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("odd-bodies") / "data") as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("odd-bodies") / "data") as running:
         yield running
 
 
@@ -34,10 +34,10 @@ POISONS: tuple[dict[str, Any], ...] = (
 
 
 def test_no_body_kills_a_process_or_costs_another_stream_anything(
-    house: House,
+    cluster: Cluster,
 ) -> None:
-    before = house.pids()
-    with house.client() as client:
+    before = cluster.pids()
+    with cluster.client() as client:
         undisturbed = Reply(client).read_to_end()
         reply = Reply(client)
         reply.read(5)
@@ -46,25 +46,25 @@ def test_no_body_kills_a_process_or_costs_another_stream_anything(
                 "model": DEMO_MODEL_ID, "messages": [{"role": "user", "content": "hi"}],
                 "max_tokens": 4, **poison,
             }  # fmt: skip
-            answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=60)
+            answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=60)
             assert answer.status_code in (200, 400), (poison, answer.text)
         assert reply.read_to_end() == undisturbed
     slow = {"X-SLO-TTFT-Ms": "1e308"}
     body = {"model": DEMO_MODEL_ID, "prompt": "hi", "max_tokens": 2}
-    answer = httpx.post(f"{house.url}/v1/completions", json=body, headers=slow, timeout=60)
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, headers=slow, timeout=60)
     assert answer.status_code == 400
-    assert house.pids() == before
+    assert cluster.pids() == before
 
 
-def test_a_long_prompt_s_scores_come_in_as_many_messages_as_they_need(house: House) -> None:
+def test_a_long_prompt_s_scores_come_in_as_many_messages_as_they_need(cluster: Cluster) -> None:
     """Seven thousand log-probabilities with twenty likelier ones each are four megabytes."""
-    before = house.pids()
+    before = cluster.pids()
     body = {
         "model": DEMO_MODEL_ID, "prompt": [[65 + n % 26 for n in range(7000)]], "max_tokens": 1,
         "echo": True, "logprobs": 20, "temperature": 0,
     }  # fmt: skip
-    answer = httpx.post(f"{house.url}/v1/completions", json=body, timeout=120)
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     scores = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
     assert len(scores) == 7001 and scores[0] is None and None not in scores[1:]
-    assert house.pids() == before
+    assert cluster.pids() == before

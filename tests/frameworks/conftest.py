@@ -1,11 +1,11 @@
-"""One house for others' code."""
+"""One cluster for others' code."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.house import House
+from tests.cluster import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +16,6 @@ def cleared() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("frameworks") / "data") as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("frameworks") / "data") as running:
         yield running

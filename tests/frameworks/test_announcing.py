@@ -1,7 +1,7 @@
-"""The client's plug-ins in their frameworks, where they are installed: the house hears of an
+"""The client's plug-ins in their frameworks, where they are installed: the frontend hears of an
 agent's next turn while its tool runs, and every request says whose turn it is.
 
-The house is a fake one, whose model says what a test tells it to.
+The frontend is a fake one, whose model says what a test tells it to.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from symphony_client import SymphonyClient, Workflow
-from tests.clients.fake_house import FakeHouse, fake_house
+from tests.clients.fake_frontend import FakeFrontend, fake_frontend
 
 PATIENCE_S = 20.0
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -29,14 +29,14 @@ def cleared() -> Iterator[None]:
 
 
 @pytest.fixture
-def house() -> Iterator[FakeHouse]:
-    with fake_house() as running:
+def frontend() -> Iterator[FakeFrontend]:
+    with fake_frontend() as running:
         yield running
 
 
 @pytest.fixture
-def client(house: FakeHouse) -> Iterator[SymphonyClient]:
-    with SymphonyClient(house.url) as made:
+def client(frontend: FakeFrontend) -> Iterator[SymphonyClient]:
+    with SymphonyClient(frontend.url) as made:
         yield made
 
 
@@ -46,12 +46,12 @@ def workflow(client: SymphonyClient) -> Iterator[Workflow]:
         yield made
 
 
-def wait_for_hint(house: FakeHouse, session_id: str) -> str:
-    """What a tool does here: it is done when the house has heard of the session's next turn."""
+def wait_for_hint(frontend: FakeFrontend, session_id: str) -> str:
+    """What a tool does here: it is done when the frontend has heard of the session's next turn."""
     turn, hint = f"turn {session_id}", f"hint {session_id}"
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        told = house.told()
+        told = frontend.told()
         later = told[::-1][: told[::-1].index(turn)] if turn in told else told
         if hint in later:
             return "it rains"
@@ -59,30 +59,30 @@ def wait_for_hint(house: FakeHouse, session_id: str) -> str:
         time.sleep(0.005)
 
 
-def turns(house: FakeHouse) -> list[dict[str, Any]]:
+def turns(frontend: FakeFrontend) -> list[dict[str, Any]]:
     """What the model was asked."""
-    return [one.body for one in house.asked if not one.is_hint]
+    return [one.body for one in frontend.asked if not one.is_hint]
 
 
-def check_turns(house: FakeHouse, *sessions: str) -> None:
+def check_turns(frontend: FakeFrontend, *sessions: str) -> None:
     """These turns came, each with its names."""
-    assert [body.get("session_id") for body in turns(house)] == list(sessions)
-    for body in turns(house):
+    assert [body.get("session_id") for body in turns(frontend)] == list(sessions)
+    for body in turns(frontend):
         name = body["session_id"].removeprefix("w/")
         assert (body["agent"], body["workflow_id"]) == (f"shop/{name}", "w")
 
 
-def check_hinted(house: FakeHouse) -> None:
+def check_hinted(frontend: FakeFrontend) -> None:
     """The writer's second turn was announced after its first. That one may have been too, if the
     framework took its time.
     """
-    told = house.told()
+    told = frontend.told()
     first = told.index("turn w/writer")
     second = told.index("turn w/writer", first + 1)
     assert "hint w/writer" in told[first:second]
 
 
-def test_openai_agents(house: FakeHouse, workflow: Workflow) -> None:
+def test_openai_agents(frontend: FakeFrontend, workflow: Workflow) -> None:
     agents = pytest.importorskip("agents")
     from openai import AsyncOpenAI
 
@@ -92,16 +92,16 @@ def test_openai_agents(house: FakeHouse, workflow: Workflow) -> None:
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
-    house.script = [
+    frontend.script = [
         [("go", {"city": "Oslo"}), ("go", {"city": "Rome"})],
         [("transfer_to_editor", {})],
         "done",
     ]
 
     async def scenario() -> None:
-        client = AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none")
+        client = AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="none")
         model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
         editor = agents.Agent(
             name="editor", model=model, model_settings=model_settings(workflow, "editor")
@@ -115,14 +115,14 @@ def test_openai_agents(house: FakeHouse, workflow: Workflow) -> None:
         await client.close()
 
     asyncio.run(scenario())
-    check_turns(house, "w/writer", "w/writer", "w/editor")
-    check_hinted(house)
-    assert all(body["agent"].startswith("shop/") for body in house.hints())
-    assert turns(house)[0]["max_tokens"] == 9
+    check_turns(frontend, "w/writer", "w/writer", "w/editor")
+    check_hinted(frontend)
+    assert all(body["agent"].startswith("shop/") for body in frontend.hints())
+    assert turns(frontend)[0]["max_tokens"] == 9
 
 
 def test_openai_agents_that_fail_take_back_what_will_not_come(
-    house: FakeHouse, client: SymphonyClient
+    frontend: FakeFrontend, client: SymphonyClient
 ) -> None:
     agents = pytest.importorskip("agents")
     from openai import AsyncOpenAI
@@ -131,13 +131,13 @@ def test_openai_agents_that_fail_take_back_what_will_not_come(
 
     def go(city: str) -> str:
         """Go there."""
-        wait_for_hint(house, "w/writer")
+        wait_for_hint(frontend, "w/writer")
         raise ValueError("lost")
 
-    house.script = [[("go", {"city": "Oslo"})]]
+    frontend.script = [[("go", {"city": "Oslo"})]]
 
     async def scenario() -> None:
-        own = AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none")
+        own = AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="none")
         model = agents.OpenAIChatCompletionsModel(model="m", openai_client=own)
         with client.workflow("w", "shop") as workflow:
             writer = agents.Agent(
@@ -150,17 +150,17 @@ def test_openai_agents_that_fail_take_back_what_will_not_come(
     with pytest.raises(Exception, match="lost"):
         asyncio.run(scenario())
     assert client.announcer.flush(PATIENCE_S)
-    assert house.told()[-3:] == ["turn w/writer", "hint w/writer", "no w/writer"]
+    assert frontend.told()[-3:] == ["turn w/writer", "hint w/writer", "no w/writer"]
 
 
-def test_pydantic_ai(house: FakeHouse, workflow: Workflow) -> None:
+def test_pydantic_ai(frontend: FakeFrontend, workflow: Workflow) -> None:
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
 
     from symphony_client.integrations.pydantic_ai import SymphonyCapability
 
-    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key="none")
+    provider = providers.OpenAIProvider(base_url=f"{frontend.url}/v1", api_key="none")
     model = models.OpenAIChatModel("m", provider=provider)
     settings = {"max_tokens": 9, "extra_body": {"top_k": 3}}
     writer = ai.Agent(model, name="writer", model_settings=settings)
@@ -168,20 +168,20 @@ def test_pydantic_ai(house: FakeHouse, workflow: Workflow) -> None:
     @writer.tool_plain  # type: ignore[untyped-decorator]
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
-    house.script = [[("go", {"city": "Oslo"})], "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "done"]
     said = writer.run_sync("Where to?", capabilities=[SymphonyCapability(workflow, next="editor")])
     assert said.output == "done"
-    check_turns(house, "w/writer", "w/writer")
-    check_hinted(house)
-    turn = turns(house)[0]
+    check_turns(frontend, "w/writer", "w/writer")
+    check_hinted(frontend)
+    turn = turns(frontend)[0]
     assert (turn["top_k"], turn["max_completion_tokens"]) == (3, 9)
-    wait_for_hint(house, "w/editor")
+    wait_for_hint(frontend, "w/editor")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_langchain(house: FakeHouse, workflow: Workflow, is_async: bool) -> None:
+def test_langchain(frontend: FakeFrontend, workflow: Workflow, is_async: bool) -> None:
     agents = pytest.importorskip("langchain.agents")
     chat = pytest.importorskip("langchain_openai").ChatOpenAI
     tools = pytest.importorskip("langchain_core.tools")
@@ -190,22 +190,22 @@ def test_langchain(house: FakeHouse, workflow: Workflow, is_async: bool) -> None
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
-    model = chat(model="m", base_url=f"{house.url}/v1", api_key="none", extra_body={"top_k": 3})
+    model = chat(model="m", base_url=f"{frontend.url}/v1", api_key="none", extra_body={"top_k": 3})
     agent = agents.create_agent(
         model, [tools.tool(go)], middleware=[SymphonyMiddleware(workflow.agent("writer"))]
     )
     asked = {"messages": [("user", "Where to?")]}
-    house.script = [[("go", {"city": "Oslo"})], "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "done"]
     said = asyncio.run(agent.ainvoke(asked)) if is_async else agent.invoke(asked)
     assert said["messages"][-1].content == "done"
-    check_turns(house, "w/writer", "w/writer")
-    check_hinted(house)
-    assert turns(house)[0]["top_k"] == 3
+    check_turns(frontend, "w/writer", "w/writer")
+    check_hinted(frontend)
+    assert turns(frontend)[0]["top_k"] == 3
 
 
-def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
+def test_langgraph(frontend: FakeFrontend, workflow: Workflow) -> None:
     graphs = pytest.importorskip("langgraph.graph")
     prebuilt = pytest.importorskip("langgraph.prebuilt")
     chat = pytest.importorskip("langchain_openai").ChatOpenAI
@@ -215,9 +215,9 @@ def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
-    model = chat(model="m", base_url=f"{house.url}/v1", api_key="none")
+    model = chat(model="m", base_url=f"{frontend.url}/v1", api_key="none")
     visit = tools.tool(go)
 
     def node(name: str) -> Callable[[Any], Any]:
@@ -240,15 +240,15 @@ def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
     assert following == {"tools": ["writer"], "editor": ["proof"]}
 
     handler = SymphonyCallbackHandler(workflow, ["writer", "editor", "proof"], following)
-    house.script = [[("go", {"city": "Oslo"})], "said", "read", "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "said", "read", "done"]
     found = made.invoke({"messages": [("user", "Where to?")]}, {"callbacks": [handler]})
     assert found["messages"][-1].content == "done"
-    check_turns(house, "w/writer", "w/writer", "w/editor", "w/proof")
-    check_hinted(house)
+    check_turns(frontend, "w/writer", "w/writer", "w/editor", "w/proof")
+    check_hinted(frontend)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it looks at all of pydantic's fields
-def test_llama_index(house: FakeHouse, workflow: Workflow) -> None:
+def test_llama_index(frontend: FakeFrontend, workflow: Workflow) -> None:
     workflows = pytest.importorskip("llama_index.core.agent.workflow")
     like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
 
@@ -256,11 +256,11 @@ def test_llama_index(house: FakeHouse, workflow: Workflow) -> None:
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
     def model(name: str) -> Any:
         return like(
-            model="m", api_base=f"{house.url}/v1", api_key="none", is_chat_model=True,
+            model="m", api_base=f"{frontend.url}/v1", api_key="none", is_chat_model=True,
             is_function_calling_model=True,
             additional_kwargs={"extra_body": workflow.agent(name).identity},
         )  # fmt: skip
@@ -281,35 +281,40 @@ def test_llama_index(house: FakeHouse, workflow: Workflow) -> None:
             pass
         return str(await run)
 
-    house.script = [
+    frontend.script = [
         [("go", {"city": "Oslo"})],
         [("handoff", {"to_agent": "editor", "reason": "x"})],
         "done",
     ]
     assert asyncio.run(scenario()) == "done"
-    check_turns(house, "w/writer", "w/writer", "w/editor")
-    check_hinted(house)
+    check_turns(frontend, "w/writer", "w/writer", "w/editor")
+    check_hinted(frontend)
 
 
-def test_autogen(house: FakeHouse, workflow: Workflow) -> None:
+async def ask_openai(url: str, text: str, extra_body: dict[str, Any]) -> Any:
+    """The model's message, by OpenAI's client."""
+    from openai import AsyncOpenAI
+
+    messages: Any = [{"role": "user", "content": text}]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        reply = await client.chat.completions.create(
+            model="m", messages=messages, extra_body=extra_body
+        )
+    return reply.choices[0].message
+
+
+def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
     core = pytest.importorskip("autogen_core")
     tool_agent = pytest.importorskip("autogen_core.tool_agent")
     tools = pytest.importorskip("autogen_core.tools")
-    from openai import AsyncOpenAI
-
     from symphony_client.integrations.autogen import SymphonyInterventionHandler
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
     async def ask(agent: str, text: str) -> Any:
-        async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as client:
-            reply = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": text}],
-                extra_body=workflow.agent(agent).extra_body,
-            )  # fmt: skip
-        return reply.choices[0].message
+        return await ask_openai(frontend.url, text, workflow.agent(agent).extra_body)
 
     @dataclass
     class Said:
@@ -349,13 +354,13 @@ def test_autogen(house: FakeHouse, workflow: Workflow) -> None:
         assert isinstance(said, Said)
         return said.text
 
-    house.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
     assert asyncio.run(scenario()) == "done"
-    check_turns(house, "w/writer", "w/writer", "w/editor")
-    check_hinted(house)
+    check_turns(frontend, "w/writer", "w/writer", "w/editor")
+    check_hinted(frontend)
 
 
-def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
+def test_ag2(frontend: FakeFrontend, workflow: Workflow) -> None:
     ag2 = pytest.importorskip("ag2")
     config = pytest.importorskip("ag2.config.openai")
 
@@ -363,31 +368,31 @@ def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
     agent = workflow.agent("writer", next="editor")
     writer = ag2.Agent(
         "writer",
         config=config.OpenAIConfig(
-            "m", api_key="none", base_url=f"{house.url}/v1", extra_body=agent.identity
+            "m", api_key="none", base_url=f"{frontend.url}/v1", extra_body=agent.identity
         ),
         tools=[ag2.tool(go)],
         middleware=[ag2.Middleware(SymphonyMiddleware, agent=agent)],
     )
-    house.script = [[("go", {"city": "Oslo"})], "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "done"]
 
     async def scenario() -> str:
         return str((await writer.ask("Where to?")).body)
 
     assert asyncio.run(scenario()) == "done"
-    check_turns(house, "w/writer", "w/writer")
-    check_hinted(house)
-    wait_for_hint(house, "w/editor")
+    check_turns(frontend, "w/writer", "w/writer")
+    check_hinted(frontend)
+    wait_for_hint(frontend, "w/editor")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_crewai(
-    house: FakeHouse, workflow: Workflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    frontend: FakeFrontend, workflow: Workflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
@@ -401,11 +406,11 @@ def test_crewai(
 
     def go(city: str) -> str:
         """Go there."""
-        return wait_for_hint(house, "w/writer")
+        return wait_for_hint(frontend, "w/writer")
 
     def agent(role: str, own: list[Any]) -> Any:
         model = crewai.LLM(
-            model="openai/m", base_url=f"{house.url}/v1", api_key="none",
+            model="openai/m", base_url=f"{frontend.url}/v1", api_key="none",
             extra_body=workflow.agent(role).identity,
         )  # fmt: skip
         return crewai.Agent(role=role, goal="g", backstory="b", llm=model, tools=own)
@@ -415,11 +420,11 @@ def test_crewai(
         crewai.Task(description=f"{one.role} it", expected_output="a text", agent=one)
         for one in (writer, editor)
     ]
-    house.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
+    frontend.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
     with events.crewai_event_bus.scoped_handlers():
         SymphonyListener(workflow, ["writer", "editor"], {"writer": ["editor"]})
         said = crewai.Crew(agents=[writer, editor], tasks=tasks).kickoff()
     assert said.raw == "done"
-    check_turns(house, "w/writer", "w/writer", "w/editor")
-    check_hinted(house)
-    assert house.hints("w/editor")
+    check_turns(frontend, "w/writer", "w/writer", "w/editor")
+    check_hinted(frontend)
+    assert frontend.hints("w/editor")

@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, Weather, needs
 
 pytestmark = needs("anthropic")
 
 
-def test_anthropic(house: House) -> None:
+def test_anthropic(cluster: Cluster) -> None:
     anthropic = pytest.importorskip("anthropic")
     asked: dict[str, Any] = {"model": DEMO_MODEL_ID, "max_tokens": 900}
     asked["extra_body"] = {"temperature": 0.0}
     question = {"role": "user", "content": "Where to?"}
     visit = {"name": "go", "description": "Go there.", "input_schema": City.model_json_schema()}
-    with anthropic.Anthropic(base_url=house.url, api_key=KEY, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=cluster.url, api_key=KEY, max_retries=0) as client:
         create = client.messages.create
         said = create(**asked | {"max_tokens": 20}, system="Be kind.", messages=[question])
         assert said.content[0].text and said.stop_reason in ("end_turn", "max_tokens")

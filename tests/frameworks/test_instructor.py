@@ -5,17 +5,17 @@ import json
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, needs
 
 pytestmark = needs("instructor")
 
 
-def test_instructor(house: House) -> None:
+def test_instructor(cluster: Cluster) -> None:
     instructor = pytest.importorskip("instructor")
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{house.url}/v1", api_key=KEY) as client:
+    with OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY) as client:
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
             made = instructor.from_openai(client, mode=mode)
             found = made.chat.completions.create(

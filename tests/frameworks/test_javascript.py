@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import City
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TIMEOUT_S = 120
 
 
 def case(script: str, *packages: str) -> "ParameterSet":
-    """A script, where its packages are: no house is started for one that cannot run."""
+    """A script, where its packages are: no cluster is started for one that cannot run."""
     missing = [name for name in packages if not (MODULES / name).is_dir()]
     why = f"{', '.join(missing)}: not in TEST_NODE_MODULES"
     return pytest.param(script, marks=pytest.mark.skipif(bool(missing), reason=why), id=script)
@@ -37,13 +37,13 @@ def case(script: str, *packages: str) -> "ParameterSet":
     ],
 )
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_client(house: House, script: str) -> None:
+def test_client(cluster: Cluster, script: str) -> None:
     done = subprocess.run(
         [str(NODE), str(SCRIPTS / f"{script}.mjs")],
         env={
             **os.environ,
             "NODE_PATH": str(MODULES),
-            "BASE_URL": f"{house.url}/v1",
+            "BASE_URL": f"{cluster.url}/v1",
             "MODEL": DEMO_MODEL_ID,
             "SCHEMA": json.dumps(City.model_json_schema()),
         },

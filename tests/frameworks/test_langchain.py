@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, LONG, City, needs
 
 pytestmark = needs("langchain_openai")
 
 
-def test_langchain(house: House) -> None:
+def test_langchain(cluster: Cluster) -> None:
     chat = pytest.importorskip("langchain_openai").ChatOpenAI
     tools = pytest.importorskip("langchain_core.tools")
 
@@ -22,7 +22,7 @@ def test_langchain(house: House) -> None:
     visit = tools.tool(go)
 
     model = chat(
-        model=DEMO_MODEL_ID, base_url=f"{house.url}/v1", api_key=KEY, temperature=0, max_tokens=60
+        model=DEMO_MODEL_ID, base_url=f"{cluster.url}/v1", api_key=KEY, temperature=0, max_tokens=60
     )
     assert model.invoke("Hello?").content
     assert "".join(str(chunk.content) for chunk in model.stream("Hello?"))
@@ -33,7 +33,7 @@ def test_langchain(house: House) -> None:
     for method in ("json_schema", "function_calling"):
         longer = chat(
             model=DEMO_MODEL_ID,
-            base_url=f"{house.url}/v1",
+            base_url=f"{cluster.url}/v1",
             api_key=KEY,
             temperature=0,
             max_tokens=900,
@@ -42,11 +42,11 @@ def test_langchain(house: House) -> None:
         assert isinstance(found, City)
 
 
-def test_langchain_sends_only_what_is_new(house: House) -> None:
+def test_langchain_sends_only_what_is_new(cluster: Cluster) -> None:
     chat = pytest.importorskip("langchain_openai").ChatOpenAI
     model = chat(
-        model=DEMO_MODEL_ID, base_url=f"{house.url}/v1", api_key=KEY, temperature=0, max_tokens=20,
-        use_previous_response_id=True,
+        model=DEMO_MODEL_ID, base_url=f"{cluster.url}/v1", api_key=KEY, temperature=0,
+        max_tokens=20, use_previous_response_id=True,
     )  # fmt: skip
     messages: list[Any] = [("user", LONG)]
     first = model.invoke(messages)

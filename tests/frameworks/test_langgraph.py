@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, needs
 
 pytestmark = [*needs("langgraph"), *needs("langchain_openai")]
 
 
-def test_a_graph_calls_a_tool_and_is_streamed(house: House) -> None:
+def test_a_graph_calls_a_tool_and_is_streamed(cluster: Cluster) -> None:
     chat = pytest.importorskip("langchain_openai").ChatOpenAI
     tools = pytest.importorskip("langchain_core.tools")
     graph = pytest.importorskip("langgraph.graph")
@@ -25,7 +25,11 @@ def test_a_graph_calls_a_tool_and_is_streamed(house: House) -> None:
 
     visit = tools.tool(args_schema=City)(go)
     model = chat(
-        model=DEMO_MODEL_ID, base_url=f"{house.url}/v1", api_key=KEY, temperature=0, max_tokens=900
+        model=DEMO_MODEL_ID,
+        base_url=f"{cluster.url}/v1",
+        api_key=KEY,
+        temperature=0,
+        max_tokens=900,
     )
 
     def ask(state: dict[str, Any]) -> dict[str, Any]:

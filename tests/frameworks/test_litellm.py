@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, needs
 
 pytestmark = [*needs("litellm"), pytest.mark.filterwarnings("ignore")]  # it warns of itself
@@ -22,8 +22,8 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pytest.importorskip("litellm")
 
 
-def _asked(house: House, provider: str = "openai") -> dict[str, Any]:
-    base = house.url if provider == "anthropic" else f"{house.url}/v1"
+def _asked(cluster: Cluster, provider: str = "openai") -> dict[str, Any]:
+    base = cluster.url if provider == "anthropic" else f"{cluster.url}/v1"
     return {
         "model": f"{provider}/{DEMO_MODEL_ID}", "api_base": base, "api_key": KEY,
         "max_tokens": 900, "temperature": 0.0, "num_retries": 0,
@@ -31,8 +31,8 @@ def _asked(house: House, provider: str = "openai") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
-def test_it_says_something(house: House, litellm: Any, provider: str) -> None:
-    short = _asked(house, provider) | {"max_tokens": 20}
+def test_it_says_something(cluster: Cluster, litellm: Any, provider: str) -> None:
+    short = _asked(cluster, provider) | {"max_tokens": 20}
     said = litellm.completion(**short, messages=[QUESTION])
     text = said.choices[0].message.content
     assert text and said.usage.completion_tokens
@@ -41,8 +41,8 @@ def test_it_says_something(house: House, litellm: Any, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])  # hosted_vllm opens closed schemas
-def test_it_calls_a_tool(house: House, litellm: Any, provider: str) -> None:
-    asked = _asked(house, provider)
+def test_it_calls_a_tool(cluster: Cluster, litellm: Any, provider: str) -> None:
+    asked = _asked(cluster, provider)
     visit = {"name": "go", "description": "Go there.", "parameters": City.model_json_schema()}
     tooled = asked | {"tools": [{"type": "function", "function": visit}]}
     first = litellm.completion(**tooled, tool_choice="required", messages=[QUESTION])
@@ -64,13 +64,15 @@ def test_it_calls_a_tool(house: House, litellm: Any, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-def test_it_fills_in_a_form(house: House, litellm: Any, provider: str) -> None:
-    found = litellm.completion(**_asked(house, provider), messages=[QUESTION], response_format=City)
+def test_it_fills_in_a_form(cluster: Cluster, litellm: Any, provider: str) -> None:
+    found = litellm.completion(
+        **_asked(cluster, provider), messages=[QUESTION], response_format=City
+    )
     assert City.model_validate_json(found.choices[0].message.content)
 
 
-def test_it_asks_for_responses(house: House, litellm: Any) -> None:
-    asked = {key: value for key, value in _asked(house).items() if key != "max_tokens"}
+def test_it_asks_for_responses(cluster: Cluster, litellm: Any) -> None:
+    asked = {key: value for key, value in _asked(cluster).items() if key != "max_tokens"}
     asked["max_output_tokens"] = 20
     first = litellm.responses(**asked, input="Where to?")
     assert first.output[0].content[0].text
@@ -81,7 +83,7 @@ def test_it_asks_for_responses(house: House, litellm: Any) -> None:
     assert events[-1].response.usage.input_tokens > first.usage.input_tokens
 
 
-def test_it_asks_for_messages(house: House, litellm: Any) -> None:
-    asked = _asked(house, "anthropic") | {"max_tokens": 20}
+def test_it_asks_for_messages(cluster: Cluster, litellm: Any) -> None:
+    asked = _asked(cluster, "anthropic") | {"max_tokens": 20}
     reply = asyncio.run(litellm.anthropic.messages.acreate(**asked, messages=[QUESTION]))
     assert reply["content"][0]["text"] and reply["role"] == "assistant"

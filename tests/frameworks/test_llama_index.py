@@ -5,34 +5,34 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, needs
 
 pytestmark = needs("llama_index")
 
 
-def _model(house: House, *, max_tokens: int = 900, is_chat_model: bool = True) -> Any:
+def _model(cluster: Cluster, *, max_tokens: int = 900, is_chat_model: bool = True) -> Any:
     like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
     return like(
-        model=DEMO_MODEL_ID, api_base=f"{house.url}/v1", api_key=KEY, temperature=0.0,
+        model=DEMO_MODEL_ID, api_base=f"{cluster.url}/v1", api_key=KEY, temperature=0.0,
         max_tokens=max_tokens, context_window=2048, is_chat_model=is_chat_model,
         is_function_calling_model=is_chat_model, max_retries=0,
     )  # fmt: skip
 
 
-def test_it_says_something(house: House) -> None:
+def test_it_says_something(cluster: Cluster) -> None:
     message = pytest.importorskip("llama_index.core.llms").ChatMessage
     question = [message(role="system", content="Be kind."), message(role="user", content="Hello?")]
-    model = _model(house, max_tokens=20)
+    model = _model(cluster, max_tokens=20)
     whole = model.chat(question).message.content
     pieces = [piece.delta for piece in model.stream_chat(question)]
     assert whole and "".join(filter(None, pieces)) == whole
-    bare = _model(house, max_tokens=20, is_chat_model=False)
+    bare = _model(cluster, max_tokens=20, is_chat_model=False)
     text = bare.complete("Hello?").text
     assert text and "".join(piece.delta for piece in bare.stream_complete("Hello?")) == text
 
 
-def test_it_calls_a_tool(house: House) -> None:
+def test_it_calls_a_tool(cluster: Cluster) -> None:
     tools = pytest.importorskip("llama_index.core.tools")
     message = pytest.importorskip("llama_index.core.llms").ChatMessage
     called: list[str] = []
@@ -43,7 +43,7 @@ def test_it_calls_a_tool(house: House) -> None:
         return f"it rains in {name}"
 
     visit = tools.FunctionTool.from_defaults(fn=go, fn_schema=City)
-    model = _model(house)
+    model = _model(cluster)
     question = message(role="user", content="Where to?")
     asked: dict[str, Any] = {"tools": [visit], "chat_history": [question], "tool_required": True}
     reply = model.chat_with_tools(**asked)
@@ -57,12 +57,12 @@ def test_it_calls_a_tool(house: House) -> None:
         for call in calls
     ]  # fmt: skip
     assert len(called) == len(calls)
-    assert _model(house, max_tokens=20).chat([question, reply.message, *results]).message.content
+    assert _model(cluster, max_tokens=20).chat([question, reply.message, *results]).message.content
 
 
-def test_it_fills_in_a_form(house: House) -> None:
+def test_it_fills_in_a_form(cluster: Cluster) -> None:
     prompts = pytest.importorskip("llama_index.core.prompts")
     where = prompts.PromptTemplate("Where are you?")
-    assert isinstance(_model(house).structured_predict(City, where), City)
-    form = _model(house).as_structured_llm(City).complete("Where are you?")
+    assert isinstance(_model(cluster).structured_predict(City, where), City)
+    form = _model(cluster).as_structured_llm(City).complete("Where are you?")
     assert isinstance(form.raw, City)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, LONG, City, needs
 
 pytestmark = needs("agents")
 
 
-def test_openai_agents(house: House) -> None:
+def test_openai_agents(cluster: Cluster) -> None:
     agents = pytest.importorskip("agents")
     from openai import AsyncOpenAI
 
@@ -44,7 +44,7 @@ def test_openai_agents(house: House) -> None:
         assert "raw_response_event" in kinds and said.final_output == found.final_output
 
     async def both() -> None:
-        client = AsyncOpenAI(base_url=f"{house.url}/v1", api_key=KEY)
+        client = AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=KEY)
         for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
             called.clear()
             await scenario(kind(model=DEMO_MODEL_ID, openai_client=client))
@@ -53,12 +53,12 @@ def test_openai_agents(house: House) -> None:
     asyncio.run(both())
 
 
-def test_openai_agents_sends_only_what_is_new(house: House) -> None:
+def test_openai_agents_sends_only_what_is_new(cluster: Cluster) -> None:
     agents = pytest.importorskip("agents")
     from openai import AsyncOpenAI
 
     async def scenario() -> None:
-        async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key=KEY) as client:
+        async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=KEY) as client:
             model = agents.OpenAIResponsesModel(model=DEMO_MODEL_ID, openai_client=client)
             settings = agents.ModelSettings(max_tokens=900, temperature=0.0)
             agent = agents.Agent(name="a", model=model, model_settings=settings, output_type=City)

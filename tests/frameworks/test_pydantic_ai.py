@@ -3,17 +3,17 @@
 import pytest
 
 from services.worker.demo_model import DEMO_MODEL_ID
-from tests.e2e.house import House
+from tests.cluster import Cluster
 from tests.frameworks.common import KEY, LONG, City, needs
 
 pytestmark = needs("pydantic_ai")
 
 
-def test_pydantic_ai(house: House) -> None:
+def test_pydantic_ai(cluster: Cluster) -> None:
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key=KEY)
+    provider = providers.OpenAIProvider(base_url=f"{cluster.url}/v1", api_key=KEY)
     settings = {"max_tokens": 900, "temperature": 0.0}
     for kind in (models.OpenAIChatModel, models.OpenAIResponsesModel):
         model = kind(DEMO_MODEL_ID, provider=provider)
@@ -24,11 +24,11 @@ def test_pydantic_ai(house: House) -> None:
             assert isinstance(found.output, City)
 
 
-def test_pydantic_ai_sends_only_what_is_new(house: House) -> None:
+def test_pydantic_ai_sends_only_what_is_new(cluster: Cluster) -> None:
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key=KEY)
+    provider = providers.OpenAIProvider(base_url=f"{cluster.url}/v1", api_key=KEY)
     model = models.OpenAIResponsesModel(DEMO_MODEL_ID, provider=provider)
     settings = {"max_tokens": 20, "temperature": 0.0, "openai_previous_response_id": "auto"}
     agent = ai.Agent(model, model_settings=settings)

@@ -17,7 +17,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from cli.start.credentials import nkey_file
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from cli.start.servers import TENANT_CONNECTIONS_MAX, prepare_servers
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.access import NatsAccess
@@ -46,7 +46,7 @@ class Place:
     """A server with accounts, and where its credentials are."""
 
     url: str
-    options: HouseOptions
+    options: DeploymentOptions
 
     async def tenant(self, tenant: TenantId) -> Client:
         seed = nkey_file(self.options.credentials_dir, tenant)
@@ -78,7 +78,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    options, port = HouseOptions(data_dir=tmp_path / "house"), free_port()
+    options, port = DeploymentOptions(data_dir=tmp_path / "house"), free_port()
     prepare_servers(options, port, {ACME, ODD}, 2**30)
     folder = options.data_dir / "nats"
     child = start_nats_by(folder / "nats.conf", log_path=folder / "nats.log")

@@ -14,8 +14,8 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
 from cli import setup_servers
-from cli.start.options import HouseOptions
-from cli.start.plan import plan_house
+from cli.start.options import DeploymentOptions
+from cli.start.plan import plan_deployment
 from cli.start.preflight import check_nats, open_servers
 from cli.start.servers import prepare_servers
 from cli.supervisor.asker import answers_at
@@ -28,23 +28,23 @@ from cli.supervisor.children import (
     stop_child,
     wait_for_port,
 )
+from loadtest.deployment import wait_until
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
 from tests.conftest import Server
-from tests.e2e.house import wait_until
 
 REDIS_BYTES = 4 * 1024**2
 RECORD = b"x" * 10_000
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> HouseOptions:
-    return HouseOptions(data_dir=tmp_path / 'a "house"')
+def options(tmp_path: Path) -> DeploymentOptions:
+    return DeploymentOptions(data_dir=tmp_path / 'a "house"')
 
 
 @pytest.fixture
-def own_redis(options: HouseOptions) -> Iterator["Popen[bytes]"]:
+def own_redis(options: DeploymentOptions) -> Iterator["Popen[bytes]"]:
     prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)
     folder = options.data_dir / "redis"
     child = start_redis_by(folder / "redis.conf", log_path=folder / "redis.log")
@@ -53,16 +53,16 @@ def own_redis(options: HouseOptions) -> Iterator["Popen[bytes]"]:
     stop_child(child)
 
 
-def url_of(options: HouseOptions) -> str:
-    return plan_house(options, 1, {}).redis_url
+def url_of(options: DeploymentOptions) -> str:
+    return plan_deployment(options, 1, {}).redis_url
 
 
-def access_of(options: HouseOptions) -> RedisAccess:
+def access_of(options: DeploymentOptions) -> RedisAccess:
     return RedisAccess(password_file=options.credentials_dir / "redis.password")
 
 
 @pytest.mark.usefixtures("own_redis")
-def test_only_who_knows_the_password_gets_into_redis(options: HouseOptions) -> None:
+def test_only_who_knows_the_password_gets_into_redis(options: DeploymentOptions) -> None:
     with (
         Redis.from_url(url_of(options)) as nobody,
         pytest.raises(AuthenticationError, match="authenticate"),
@@ -75,7 +75,7 @@ def test_only_who_knows_the_password_gets_into_redis(options: HouseOptions) -> N
 
 
 @pytest.mark.usefixtures("own_redis")
-def test_a_full_redis_refuses_what_comes_and_forgets_nothing(options: HouseOptions) -> None:
+def test_a_full_redis_refuses_what_comes_and_forgets_nothing(options: DeploymentOptions) -> None:
     with Redis.from_url(url_of(options), **access_of(options).options("")) as redis:
         redis.set("session", RECORD, ex=3600)
         redis.set("lasting", RECORD)
@@ -91,7 +91,7 @@ def fill(redis: Redis) -> None:
         redis.set(f"session:{number}", RECORD, ex=3600)
 
 
-def test_secrets_are_made_once_and_for_their_owner_alone(options: HouseOptions) -> None:
+def test_secrets_are_made_once_and_for_their_owner_alone(options: DeploymentOptions) -> None:
     (options.data_dir / "redis").mkdir(parents=True, mode=0o755)
     old = os.umask(0)
     try:
@@ -110,17 +110,17 @@ def test_secrets_are_made_once_and_for_their_owner_alone(options: HouseOptions) 
 
 
 def test_servers_that_let_anybody_in_are_told_of(
-    nats_server: Server, redis_server: Server, options: HouseOptions
+    nats_server: Server, redis_server: Server, options: DeploymentOptions
 ) -> None:
     given = replace(options, nats_url=nats_server.url, redis_url=redis_server.url)
-    warnings = open_servers(given, plan_house(given, 1, {}))
+    warnings = open_servers(given, plan_deployment(given, 1, {}))
     assert [line.partition(":")[0] for line in warnings] == ["--nats-url", "--redis-url"]
-    assert open_servers(options, plan_house(options, 1, {})) == []  # our own do not
+    assert open_servers(options, plan_deployment(options, 1, {})) == []  # our own do not
 
 
 @pytest.mark.usefixtures("own_redis")
 def test_servers_that_ask_who_connects_are_not_told_of(
-    options: HouseOptions, tmp_path: Path
+    options: DeploymentOptions, tmp_path: Path
 ) -> None:
     port, config = free_port(), tmp_path / "nats.conf"
     config.write_text(
@@ -133,7 +133,7 @@ def test_servers_that_ask_who_connects_are_not_told_of(
         redis_url = url_of(options).replace("unix://", f"unix://:{password}@")
         nats_url = f"nats://me:secret@127.0.0.1:{port}"
         given = replace(options, nats_url=nats_url, redis_url=redis_url)
-        assert open_servers(given, plan_house(given, 1, {})) == []
+        assert open_servers(given, plan_deployment(given, 1, {})) == []
         wrong = replace(given, nats_url=nats_url.replace("secret", "guess"))
         with pytest.raises(ConfigError, match=r"^--nats-url: .*Authorization Violation") as caught:
             check_nats(wrong.nats_url or "", NatsAccess(), patience_s=3.0)
@@ -142,7 +142,7 @@ def test_servers_that_ask_who_connects_are_not_told_of(
         stop_child(child)
 
 
-def test_credentials_are_not_kept_where_others_can_enter(options: HouseOptions) -> None:
+def test_credentials_are_not_kept_where_others_can_enter(options: DeploymentOptions) -> None:
     options.credentials_dir.mkdir(parents=True)
     options.credentials_dir.chmod(0o755)
     with pytest.raises(ConfigError, match="others may enter"):

@@ -17,8 +17,8 @@ from shared.access import NatsAccess, RedisAccess, trusting, trusting_only
 from shared.bus import Bus
 from shared.errors import ConfigError, PeerUnavailable
 from tests.certificates import Certificate, make_certificate
+from tests.cluster import Cluster
 from tests.conftest import Server
-from tests.e2e.house import House
 from tests.integration.harness import running
 
 
@@ -130,14 +130,14 @@ def test_a_house_of_https_is_up_under_whatever_name(tmp_path: Path) -> None:
         "SYMPHONY_HTTP_CERT_FILE": str(made.cert),
         "SYMPHONY_HTTP_KEY_FILE": str(made.key),
     }
-    with House(tmp_path / "house", num_workers=0, env=env) as house:
-        assert house.run.url == f"https://127.0.0.1:{house.port}"
-        assert house.run.http_cert_file == made.cert
+    with Cluster(tmp_path / "house", "--workers", "0", settings=env) as cluster:
+        assert cluster.run.url == f"https://127.0.0.1:{cluster.port}"
+        assert cluster.run.http_cert_file == made.cert
         with httpx.Client(verify=trusting_only(made.cert)) as client:
-            assert client.get(f"{house.run.url}/ping").status_code == 200
+            assert client.get(f"{cluster.run.url}/ping").status_code == 200
         other = make_certificate(tmp_path / "other", "DNS:chat.example.org")
         with (
             httpx.Client(verify=trusting_only(other.cert)) as client,
             pytest.raises(httpx.ConnectError, match="certificate"),
         ):
-            client.get(f"{house.run.url}/ping")
+            client.get(f"{cluster.run.url}/ping")

@@ -43,6 +43,23 @@ def order(root: Path) -> list[str]:
     return list(TopologicalSorter(graph).static_order())
 
 
+def test_only_load_tests_import_load_tests() -> None:
+    """The commands that they add to `cli` come through an entry point."""
+    known = modules(ROOT)
+    importers = {
+        (name, used)
+        for name, file in known.items()
+        for used in imported(file, known)
+        if top(used) == "loadtest" != top(name)
+    }
+    assert not importers
+
+
+def top(module: str) -> str:
+    """The top-level package of a module."""
+    return module.partition(".")[0]
+
+
 def test_no_module_imports_what_imports_it() -> None:
     assert len(order(ROOT)) > 200
 

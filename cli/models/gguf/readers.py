@@ -266,7 +266,7 @@ def _gemma_scale(reading: Reading, head_dim: int, layers_27b: int) -> int:
         raise keys.refusal(
             "attention.scale",
             f"is missing, and heads of {head_dim} dimensions in {config['num_hidden_layers']} "
-            "layers are of no known size of this architecture, which would tell it",
+            "layers are of no known size of this architecture, by which it would be known",
         )
     return head_dim
 

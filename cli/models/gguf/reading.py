@@ -1,4 +1,4 @@
-"""A GGUF file on its way to a config: what is read of it, and what has been read."""
+"""A GGUF file that is read into a config: what is read, and what has been."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

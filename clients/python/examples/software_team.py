@@ -1,4 +1,5 @@
-"""A software team of agents, as MetaGPT has it (SYMPHONY, Figure 8 and section 4.3), on a house.
+"""A software team of agents, as MetaGPT has it (SYMPHONY, Figure 8 and section 4.3), on a
+deployment.
 
 A product manager writes down what is wanted, an architect designs it, a project manager makes a
 task of each file. Then, for each file at the same time, an engineer writes it and runs the tests, a
@@ -7,7 +8,7 @@ QA engineer reviews it and runs more of them, and the engineer goes over it agai
 All of that is done three times over, one after the other:
 
 - `unnamed`: each request names its session, and no more;
-- `named`: each names its agent and workflow too, from which the house learns who follows whom;
+- `named`: each names its agent and workflow too, from which the deployment learns who follows whom;
 - `announced`: besides, the agents announce what they know, by this client.
 
 What is said means nothing to an emulated model, so prompts are filler of the length that they have.
@@ -37,7 +38,7 @@ class Sizes:
     Attributes:
         num_files: with an engineer and a QA engineer for each.
         num_reviews: of each file.
-        system_chars: of what each agent is told to be.
+        system_chars: of each agent's system prompt.
         document_chars: of what an agent gets to work on.
         reply_tokens: of each answer.
         tool_s: that tests take.
@@ -174,7 +175,7 @@ class Team:
         for _ in range(self.sizes.num_reviews):
             with reviewer.agent:
                 await reviewer.ask(self._document(f"Review: {code}"))
-                # Whoever knows the graph knows who is next while the tests run.
+                # The graph says who is next while the tests run.
                 reviewer.agent.hands_off_to(
                     "engineer", self.sizes.tool_s, session_id=writer.agent.session_id
                 )
@@ -255,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="A software team of agents, with hints and without."
     )
-    parser.add_argument("--url", help="of the house (SYMPHONY_BASE_URL, else this machine's)")
+    parser.add_argument("--url", help="of the deployment (SYMPHONY_BASE_URL, else this machine's)")
     parser.add_argument("--model", help="the first that is served")
     parser.add_argument("--teams", type=int, default=4, help="workflows at once (4)")
     parser.add_argument("--rounds", type=int, default=3, help="of each mode (3)")

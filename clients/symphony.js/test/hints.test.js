@@ -97,6 +97,7 @@ test("emptied for a while, it is taken back; typed again, announced again", asyn
   box.type("h");
   box.type("");
   box.type("x"); // within the while: still expected
+  await until(() => asked.length === 1);
   await sleep(80);
   assert.deepEqual(names(asked), ["POST advisories"]);
   box.type("");

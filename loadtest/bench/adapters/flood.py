@@ -21,7 +21,7 @@ from loadtest.adapters import Recipe, modules_in, write_adapter
 from loadtest.bench.adapters.house import adapter_settings
 from loadtest.bench.adapters.load import PATH
 from loadtest.bench.adapters.registering import LOAD
-from loadtest.fuzz.house import House, open_house
+from loadtest.deployment import Deployment, deployed
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.http_load import Answers, closed_loop
 from services.worker.demo_model import DEMO_MODEL_ID
@@ -43,7 +43,7 @@ class Flood:
     folder: of the adapter that is added under ever new names.
     """
 
-    house: House
+    house: Deployment
     folder: Path
 
     async def measure(self, per_minute: float, round_s: float) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def open_flood() -> Iterator[Flood]:
         )
         sources.mkdir()
         settings = adapter_settings(sources, DISK_BYTES) | {"SYMPHONY_API_KEYS_FILE": str(keys)}
-        with open_house(settings) as house:
+        with deployed(settings=settings) as house:
             recipe = Recipe(rank=4)
-            folder = write_adapter(sources / "x", modules_in(demo_folder(house.directory)), recipe)
+            folder = write_adapter(sources / "x", modules_in(demo_folder(house.data_dir)), recipe)
             yield Flood(house, folder)
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cli.inspection.snapshot import look
-from cli.runfile import running_house
-from cli.start.options import HouseOptions
-from cli.start.plan import ChildPlan, plan_house
+from cli.runfile import running_deployment
+from cli.start.options import DeploymentOptions
+from cli.start.plan import ChildPlan, plan_deployment
 from cli.supervisor.children import free_port, start_child, stop_child
-from cli.supervisor.house import last_line
+from cli.supervisor.deployment import last_line
 from loadtest.bench.adapters.worker_metrics import WorkerMetrics, read_metrics
-from loadtest.fuzz.house import House, open_house
+from loadtest.deployment import Deployment, deployed
 from loadtest.jobs.processes import Memory, memory_of
 from shared.errors import PeerUnavailable
 
@@ -38,7 +38,7 @@ class AdapterHouse:
     metrics_port: of the worker.
     """
 
-    house: House
+    house: Deployment
     metrics_port: int
     _worker: "subprocess.Popen[bytes]"
     _plan: ChildPlan
@@ -102,7 +102,7 @@ def open_adapter_house(
     Raises:
         PeerUnavailable: it did not come up.
     """
-    with open_house(settings, "--no-worker") as house:
+    with deployed("--no-worker", settings=settings) as house:
         plan = _worker_plan(house, model, settings)
         metrics_port = free_port()
         env = {
@@ -120,19 +120,19 @@ def open_adapter_house(
             stop_child(worker, STOP_GRACE_S)
 
 
-def _worker_plan(house: House, model: str, settings: Mapping[str, str]) -> ChildPlan:
+def _worker_plan(house: Deployment, model: str, settings: Mapping[str, str]) -> ChildPlan:
     """The worker that `up` would start."""
-    directory = Path(house.directory).resolve()
-    options = HouseOptions(data_dir=directory, models=(model,), port=house.port)
-    nats_port = urlsplit(running_house(directory).nats_url).port
+    directory = Path(house.data_dir).resolve()
+    options = DeploymentOptions(data_dir=directory, models=(model,), port=house.port)
+    nats_port = urlsplit(running_deployment(directory).nats_url).port
     assert nats_port is not None
-    plan = plan_house(options, nats_port, os.environ | dict(settings))
+    plan = plan_deployment(options, nats_port, os.environ | dict(settings))
     return next(child for child in plan.services if child.name == WORKER)
 
 
 def _wait_ready(house: AdapterHouse) -> None:
     """Until turns would be placed on the worker, and the frontend answers for its model."""
-    run = running_house(house.house.directory)
+    run = running_deployment(house.house.data_dir)
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         house.check()

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cli.runfile import running_house
+from cli.runfile import running_deployment
 from loadtest.bench.adapters.house import AdapterHouse
 from loadtest.bench.adapters.load import PATH, Clients
 from loadtest.bench.adapters.lookup import measure_lookups
@@ -44,7 +44,7 @@ async def measure_names(
     without = await _ask_base(house, clients, round_s)
     seconds = await register_names(house.port, names, folder)
     beside = await _ask_base(house, clients, round_s)
-    run = running_house(house.house.directory)
+    run = running_deployment(house.house.data_dir)
     return {
         "registered": num,
         "seconds": round(seconds, 1),

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from cli.start.credentials import nkey_file
-from loadtest.fuzz.house import MODEL, House, open_house
+from loadtest.deployment import MODEL, Deployment, deployed
 from loadtest.http_load import Answers, closed_loop
 from services.worker.demo_model import DEMO_MODEL_ID
 from shared.errors import InvalidRequest, PeerUnavailable
@@ -83,11 +83,13 @@ def run(argv: list[str]) -> dict[str, Any]:
             for who in (FLOODER, OTHER)
         ]
         keys.write_bytes(orjson.dumps(of_both))
-        with open_house({"SYMPHONY_API_KEYS_FILE": str(keys)}, model=args.model) as house:
+        with deployed(
+            "--model", args.model, settings={"SYMPHONY_API_KEYS_FILE": str(keys)}
+        ) as house:
             return asyncio.run(_measure(args, house))
 
 
-async def _measure(args: argparse.Namespace, house: House) -> dict[str, Any]:
+async def _measure(args: argparse.Namespace, house: Deployment) -> dict[str, Any]:
     calm: list[float] = []
     beside: list[float] = []
     sent = Sent()
@@ -125,7 +127,7 @@ def summary(calm: list[float], beside: list[float], sent: Sent, seconds: float) 
     }
 
 
-async def _ask(args: argparse.Namespace, house: House) -> Answers:
+async def _ask(args: argparse.Namespace, house: Deployment) -> Answers:
     body = {
         "model": DEMO_MODEL_ID if args.model == MODEL else args.model,
         "prompt": PROMPT,
@@ -147,11 +149,11 @@ async def _ask(args: argparse.Namespace, house: House) -> Answers:
     return answers
 
 
-async def _flood(args: argparse.Namespace, house: House, number: int, sent: Sent) -> None:
+async def _flood(args: argparse.Namespace, house: Deployment, number: int, sent: Sent) -> None:
     options = ["--rate", str(args.rate), "--seconds", str(args.seconds), "--name", f"r{number}"]
     if args.nats:
-        seed = nkey_file(house.directory / "credentials", FLOODER)
-        where = ["nats", house.nats_url, str(seed), FLOODER]
+        seed = nkey_file(house.data_dir / "credentials", FLOODER)
+        where = ["nats", house.run.nats_url, str(seed), FLOODER]
     else:
         where = ["http", str(house.port), _secret(FLOODER), str(args.connections)]
     child = await asyncio.create_subprocess_exec(

@@ -24,7 +24,7 @@ from cli.bootstrap import (
 from cli.help import HELP_FILE, render_help
 from cli.installing import Installer
 from cli.main import app
-from tests.e2e.house import environment
+from loadtest.deployment import environment
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
-"""The thin commands: benchmarks, status, doctor, checks."""
+"""The thin commands: status, doctor, checks."""
 
 import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cli import bench, checks
+from cli import checks
 from cli.inspection import families, targets
 from cli.inspection.description import describe
 from cli.inspection.doctor import Finding, examine
@@ -19,69 +18,12 @@ from cli.inspection.snapshot import Snapshot, is_alive
 from cli.inspection.status import render
 from cli.main import app
 from cli.runfile import RunningService, RunState
+from loadtest.deployment import symphony
 from services.worker.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
-from tests.e2e.house import symphony
 
 runner = CliRunner()
-
-
-def test_bench_keeps_stdout_for_the_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = ModuleType("stub_bench")
-
-    def run(argv: list[str]) -> dict[str, Any]:
-        print("working")
-        return {"argv": argv}
-
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stub_bench", module)
-    monkeypatch.setitem(bench.BENCHES, "stub", "stub_bench")
-    bench.run_bench("stub", ["--history-tokens", "5"], as_json=True)
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == {"argv": ["--history-tokens", "5"]}
-    assert captured.err == "working\n"
-
-
-@pytest.mark.parametrize(("violations", "exit_code"), [([], 0), (["a stream was lost"], 1)])
-def test_a_guarantee_that_does_not_hold_is_an_exit_status(
-    monkeypatch: pytest.MonkeyPatch, violations: list[str], exit_code: int
-) -> None:
-    module = ModuleType("stub_bench")
-    module.run = lambda argv: {"violations": violations}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stub_bench", module)
-    monkeypatch.setitem(bench.BENCHES, "stub", "stub_bench")
-    result = runner.invoke(app, ["bench", "stub", "--json"])
-    assert result.exit_code == exit_code
-    assert json.loads(result.stdout) == {"violations": violations}
-
-
-def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        bench, "run_bench", lambda name, argv, as_json: seen.append((name, argv, as_json))
-    )
-    assert runner.invoke(app, ["bench", "http", "--concurrency", "64", "--json"]).exit_code == 0
-    assert seen == [("http", ["--concurrency", "64"], True)]
-
-
-@pytest.mark.parametrize("name", bench.BENCHES)
-def test_a_benchmark_shows_its_own_options(name: str) -> None:
-    result = runner.invoke(app, ["bench", name, "--help"])
-    assert result.exit_code == 0, result.stderr
-    assert f"usage: symphony bench {name} [-h] [--" in " ".join(result.stdout.split())
-
-
-def test_bench_alone_shows_the_way() -> None:
-    for words in (["bench", "--help"], ["bench", "-h", "--json"]):
-        result = runner.invoke(app, words)
-        assert result.exit_code == 0
-        assert "bench [OPTIONS]" in result.stdout
-    result = runner.invoke(app, ["bench"])
-    assert result.exit_code == 2
-    assert "symphony bench list" in result.stderr
 
 
 @pytest.mark.parametrize("line", ["", "up --help", "up --nonsense", "bench http --concurrency x"])
@@ -238,7 +180,7 @@ def test_a_check_beside_another_is_heard_of_when_it_fails() -> None:
     assert code == 2 and "--no-such-option" in said
 
 
-def test_without_a_house_commands_fail_in_one_line(tmp_path: Path) -> None:
+def test_without_a_deployment_commands_fail_in_one_line(tmp_path: Path) -> None:
     for name in ("status", "down", "chat"):
         result = runner.invoke(app, [name, "--data-dir", str(tmp_path)])
         assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`down` leaves no shared memory behind, however the house ended."""
+"""`down` leaves no shared memory behind, however the deployment ended."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from cli.down import down
 from cli.runfile import take_lock, write_run_state
-from cli.start.options import HouseOptions
+from cli.start.options import DeploymentOptions
 from shared.errors import NotFound, SymphonyError
 from tests.unit.cli.test_runfile import STATE
 
@@ -28,14 +28,14 @@ time.sleep(1000)
 def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     memory = tmp_path / "shm"
     monkeypatch.setattr("cli.start.hosts.SHARED_MEMORY", memory)
-    arena = HouseOptions(data_dir=tmp_path).hosts[0].arena_dir
+    arena = DeploymentOptions(data_dir=tmp_path).hosts[0].arena_dir
     arena.mkdir(parents=True, mode=0o700)
     (arena / "kv-1.arena").touch()
     return arena
 
 
 def test_the_memory_of_every_host_is_removed_and_nobody_else_s(tmp_path: Path, arena: Path) -> None:
-    others = HouseOptions(data_dir=tmp_path, num_hosts=12).hosts[1:]
+    others = DeploymentOptions(data_dir=tmp_path, num_hosts=12).hosts[1:]
     alike = [arena.with_name(f"{arena.name}{end}") for end in ("-x", "-1-2", "1")]
     for folder in (*(host.arena_dir for host in others), *alike):
         folder.mkdir(mode=0o700)
@@ -45,7 +45,7 @@ def test_the_memory_of_every_host_is_removed_and_nobody_else_s(tmp_path: Path, a
 
 
 @pytest.mark.parametrize("is_written_down", [True, False])
-def test_a_killed_house_s_memory_is_removed(
+def test_a_killed_deployment_s_memory_is_removed(
     tmp_path: Path, arena: Path, *, is_written_down: bool
 ) -> None:
     old = arena.with_name("symphony-old-name")
@@ -58,7 +58,7 @@ def test_a_killed_house_s_memory_is_removed(
     assert not (tmp_path / "run.json").exists()
 
 
-def test_the_memory_of_a_house_that_has_to_be_killed_is_removed(
+def test_the_memory_of_a_deployment_that_has_to_be_killed_is_removed(
     tmp_path: Path, arena: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.down.STOP_TIMEOUT_S", 0)
@@ -87,7 +87,7 @@ def test_it_is_removed_although_a_process_does_not_end(
     os.close(lock)
 
 
-def test_a_house_that_begins_to_start_keeps_its_memory(tmp_path: Path, arena: Path) -> None:
+def test_a_deployment_that_begins_to_start_keeps_its_memory(tmp_path: Path, arena: Path) -> None:
     lock = take_lock(tmp_path)
     with pytest.raises(NotFound):
         down(tmp_path)

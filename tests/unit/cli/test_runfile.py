@@ -1,4 +1,4 @@
-"""What a running house leaves for other commands."""
+"""What a running deployment leaves for other commands."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from cli.runfile import (
     is_locked,
     read_run_state,
     remove_run_state,
-    running_house,
+    running_deployment,
     take_lock,
     write_run_state,
 )
@@ -49,16 +49,16 @@ def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not is_locked(tmp_path) and not list(tmp_path.iterdir())
 
 
-def test_the_lock_tells_whether_a_house_runs(
+def test_the_lock_tells_whether_a_deployment_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.runfile.LOCK_PATIENCE_S", 0.0)
     write_run_state(tmp_path, STATE)
     with pytest.raises(NotFound, match="nothing runs"):
-        running_house(tmp_path)  # its supervisor was killed
+        running_deployment(tmp_path)  # its supervisor was killed
     lock = take_lock(tmp_path)
     assert is_locked(tmp_path)
-    assert running_house(tmp_path) == STATE
+    assert running_deployment(tmp_path) == STATE
     for take in (take_lock, check_free):
         with pytest.raises(ConfigError, match=r"already runs .*127\.0\.0\.1:1"):
             take(tmp_path)

@@ -1,4 +1,4 @@
-"""What a look at a house tells."""
+"""What a look at a deployment tells."""
 
 from cli.inspection.snapshot import Snapshot
 from shared.house_view import whole_status
@@ -18,7 +18,7 @@ def snapshot(*served: str, state: str = "ready") -> Snapshot:
     )
 
 
-def test_a_house_is_not_ready_while_a_model_of_its_workers_cannot_be_asked() -> None:
+def test_a_deployment_is_not_ready_while_a_model_of_its_workers_cannot_be_asked() -> None:
     assert snapshot("a").models_missing() == {"b"}
     assert snapshot("b", "a").models_missing() == set()
     assert snapshot(state="loading").models_missing() == set()

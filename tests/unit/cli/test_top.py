@@ -1,4 +1,4 @@
-"""`symphony top` follows a house's events, through refusals and ends."""
+"""`symphony top` follows a deployment's events, through refusals and ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ def view(state: str = "ready") -> dict[str, Any]:
     )  # fmt: skip
     status = ServiceStatus(service="tracker", instance="0", pid=1, state=state, hints=hints)
     window = JobWindow(model="e/224", num_waiting=7, opens_in_ms=-1.5, closes_in_ms=2.25)
-    house, p = DeploymentView(), {"process": "p"}
+    deployment, p = DeploymentView(), {"process": "p"}
     for second, num in ((0, 1.0), (1, 2.0)):
         samples = [
             ("batches_total", {**p, "model": "e"}, num),
@@ -59,7 +59,7 @@ def view(state: str = "ready") -> dict[str, Any]:
             [KvStats(host_id="h")],
             samples,
         )
-        told = house.on_answers(answers, second * 10**9, float(second))
+        told = deployment.on_answers(answers, second * 10**9, float(second))
     return told
 
 
@@ -75,7 +75,7 @@ def test_what_is_shown() -> None:
     assert "5.0 s first token" in texts["figures"] and "0% not computed" in texts["figures"]
     assert "h-w0" in texts["workers"] and "3 of 4" in texts["workers"]
     assert "answers" in texts["hosts"]
-    parts = "[bold]x: came true", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"
+    parts = "[bold]x: used", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"
     for part in (*parts, "7 jobs, in 0 to"):
         assert part in texts["lately"], part
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cli.agents.profile import profile
-from cli.agents.showing import dot_of, mermaid_of
 from loadtest.agents.calls import AgentTrace, Call, halves, make_trace
 from loadtest.agents.files import TRACES, read_trace
 from loadtest.agents.own import read_calls
 from loadtest.agents.policies import Learned, Oracle, Silent
 from loadtest.agents.replay import learn, replay
+from loadtest.agents.showing import dot_of, mermaid_of
 from loadtest.bench.agents import run
+from loadtest.commands.profile_agents import profile
 from services.tracker.core.agents import AgentFollower, AgentLimits, load_graph
 from shared.errors import InvalidRequest
 

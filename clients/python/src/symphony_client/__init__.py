@@ -1,5 +1,5 @@
-"""Client of a Symphony house, for agent frameworks: says whose turn comes next, so that its KV
-cache is brought up before.
+"""Client of a Symphony deployment, for agent frameworks: says whose turn comes next, so that its KV
+cache is prefetched.
 """
 
 from symphony_client.announcer import Announcer

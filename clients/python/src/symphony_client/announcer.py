@@ -1,6 +1,6 @@
-"""Hints that nobody waits for: said in passing, sent by a thread of their own.
+"""Hints that do not block: queued by the caller, sent by a thread of their own.
 
-Whoever announces is never held up and never sees an error. What went wrong is in `Announcer.counts`
+The caller is never blocked and sees no error. What went wrong is in `Announcer.counts`
 and in the log.
 """
 
@@ -35,7 +35,7 @@ GOING_MAX = 8
 SEND_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
 REFUSALS = (InvalidRequest, NotFound, Unsupported)  # of this one hint: others may do
-HOPELESS = (BadAnswer, Unauthorized)  # until somebody sets something right
+HOPELESS = (BadAnswer, Unauthorized)  # until a user corrects something
 
 
 class Announcer:
@@ -47,8 +47,8 @@ class Announcer:
         linger_s: how long a hint waits for what may make it needless, such as the turn itself.
         waiting_max: how many may wait; of more the oldest is dropped, since the newest is the one
             that is still in time.
-        timeout_s: how long one may take, whatever the house does.
-        clock: seconds that do not go back; by it hints linger, and houses are left alone.
+        timeout_s: how long one may take, whatever the deployment does.
+        clock: seconds that do not go back; by it hints linger, and deployments are left alone.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Announcer:
 
     @property
     def is_away(self) -> bool:
-        """The house did not take the last hint: few are tried until it does."""
+        """The deployment did not take the last hint: few are tried until it does."""
         with self._lock:
             return self._backoff.is_away
 
@@ -271,7 +271,7 @@ class Announcer:
             return logging.NOTSET, 0.0
         if isinstance(error, REFUSALS):
             counts.refused += 1
-            self._backoff.on_success()  # the house is there
+            self._backoff.on_success()  # the deployment is there
             return logging.WARNING if counts.refused == 1 else logging.DEBUG, 0.0
         counts.failed += 1
         was_away = self._backoff.is_away

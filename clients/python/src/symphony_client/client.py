@@ -1,4 +1,4 @@
-"""Clients of a house: one for threads, one for asyncio. Both ask by the same functions."""
+"""Clients of a deployment: one for threads, one for asyncio. Both ask by the same functions."""
 
 import asyncio
 import threading
@@ -15,10 +15,10 @@ from symphony_client.workflow import Workflow
 
 
 class _Announcing:
-    """What both clients have besides asking: hints that nobody waits for.
+    """What both clients have besides asking: hints that do not block.
 
     Args:
-        transport: whose house the hints go to.
+        transport: whose deployment the hints go to.
         announcer: another's, which is not closed here; None: one of its own, from the first hint.
     """
 
@@ -98,10 +98,10 @@ class SymphonyClient(_Announcing):
         priority: int | None = None,
         ttl_ms: int | None = None,
     ) -> AdvisoryState:
-        """Say that a session's next turn is coming, and hear what is done about it. See `Advisory`.
+        """Say that a session's next turn is coming, and get what is done about it. See `Advisory`.
 
         Raises:
-            SymphonyError: the house refused, or did not answer.
+            SymphonyError: the deployment refused, or did not answer.
         """
         advisory = Advisory(
             session_id=session_id, model=model, expected_arrival=expected_arrival, agent=agent,

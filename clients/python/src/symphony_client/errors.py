@@ -1,7 +1,7 @@
 """What can go wrong, by whose fault it is.
 
-Nothing of this is raised by announcing: an `Announcer` counts it. It is for those who ask a house
-something and want the answer.
+Nothing of this is raised by announcing: an `Announcer` counts it. It is for those who ask a
+deployment something and want the answer.
 """
 
 
@@ -50,11 +50,11 @@ class Throttled(SymphonyError):
 
 
 class Unavailable(SymphonyError):
-    """The house cannot do it now, or failed at it."""
+    """The deployment cannot do it now, or failed at it."""
 
 
 class Unreachable(Unavailable):
-    """No answer came: nobody listens, the connection broke, or it took too long."""
+    """No answer came: no server listens, the connection broke, or it took too long."""
 
 
 class BadAnswer(SymphonyError):

@@ -1,6 +1,6 @@
 """What this process knows of turns to come: how long things take, and what it announced already.
 
-One for all workflows of a client, since they share tools. Decides by the cores, tells the
+One for all workflows of a client, since they share tools. Decides by the cores, calls the
 `Announcer`, and may be used from any thread.
 """
 
@@ -30,7 +30,7 @@ class Foresight:
         self._durations = Durations()
 
     def expect(self, advisory: Advisory) -> None:
-        """A turn is coming: the house is told, unless it knows as much."""
+        """A turn is coming: announce it, unless it is announced already."""
         session_id, arrival = advisory.session_id, advisory.expected_arrival
         is_waiting = self.announcer.is_waiting(session_id)
         with self._lock:
@@ -52,7 +52,7 @@ class Foresight:
             self.announcer.take_back(session_id)
 
     def is_awaited(self, session_id: str) -> bool:
-        """It was announced, and neither came nor was given up."""
+        """It was announced, and neither came nor was withdrawn."""
         with self._lock:
             return self._announced.is_said(session_id, self.clock())
 

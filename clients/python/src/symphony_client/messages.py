@@ -1,4 +1,4 @@
-"""What is said to a house and what it answers.
+"""What is said to a deployment and what it answers.
 
 Answers are read leniently: a later server may say more, which is left out, and may know states that
 are not known here.
@@ -59,7 +59,7 @@ class AdvisoryState:
         num_merged: how many other advisories of this turn it took in.
         created, expires: seconds since the epoch.
         chance: that the turn comes, as earlier ones teach.
-        acted_on: whether anything is brought up; if not, `why` says why.
+        acted_on: whether anything is prefetched; if not, `why` says why.
     """
 
     session_id: str

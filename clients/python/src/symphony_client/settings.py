@@ -1,4 +1,4 @@
-"""Where the house is, and the key to it: from arguments, else from the environment."""
+"""Where the deployment is, and the key to it: from arguments, else from the environment."""
 
 import os
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Attributes:
-    base_url: of the house, without ``/v1``.
-    api_key: None where nobody asks for one.
+    base_url: of the deployment, without ``/v1``.
+    api_key: None where none is needed.
     timeout_s: how long a question may take, connecting included.
     """
 
@@ -31,9 +31,9 @@ class Settings:
         timeout_s: float = TIMEOUT_S,
         environment: Mapping[str, str] = os.environ,
     ) -> Self:
-        """What is given, else ``SYMPHONY_BASE_URL`` and ``SYMPHONY_API_KEY``, else a house on this
-        machine that asks for no key. The URL may be the one that OpenAI's client is given, which
-        ends in ``/v1``.
+        """What is given, else ``SYMPHONY_BASE_URL`` and ``SYMPHONY_API_KEY``, else a deployment on
+        this machine that asks for no key. The URL may be the one that OpenAI's client is given,
+        which ends in ``/v1``.
 
         Raises:
             InvalidRequest: the URL is none of HTTP, or the timeout is not positive.

@@ -1,9 +1,9 @@
 """Workflows and the agents in them: what is known of the turns to come, said as it becomes known.
 
-A house learns by itself which agent follows which, and how long tools take that its model calls
-(docs/agents.md). What is said here is what it cannot know: which successor it is this time, in
-which session, from the first workflow on; that a tool runs, for how long tools like it took in this
-process, and when the last of several is done; and that a turn will not come.
+A deployment learns by itself which agent follows which, and how long tools take that its model
+calls (docs/agents.md). What is said here is what it cannot know: which successor it is this time,
+in which session, from the first workflow on; that a tool runs, for how long tools like it took in
+this process, and when the last of several is done; and that a turn will not come.
 """
 
 import threading
@@ -18,7 +18,7 @@ from symphony_client.errors import InvalidRequest
 from symphony_client.foresight import TOO_SOON_S, Foresight
 from symphony_client.messages import Advisory
 
-RESERVED = ("tool:", "#")  # of the house's own names
+RESERVED = ("tool:", "#")  # of the deployment's own names
 AWAITED_MAX = 4096  # sessions of a workflow; of more the oldest are left to expire
 
 
@@ -30,7 +30,7 @@ class Workflow:
         application: put before agents' names: those of different applications never follow each
             other.
         model: which its turns ask, unless an agent says otherwise; None: the session's last.
-        priority: of its advisories; None: the house's own.
+        priority: of its advisories; None: the deployment's own.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Workflow:
                 like it were done.
 
         Raises:
-            InvalidRequest: it is called as the house calls tools and places.
+            InvalidRequest: it is called as the deployment calls tools and places.
         """
         if name.startswith(RESERVED):
             raise InvalidRequest(f"agent {name!r}: may not begin with {' or '.join(RESERVED)}")
@@ -78,7 +78,7 @@ class Workflow:
         return plain(f"{self.workflow_id}/{name}")
 
     def full_name(self, name: str) -> str:
-        """As the house knows the agent."""
+        """As the deployment knows the agent."""
         return plain(f"{self.application}/{name}" if self.application else name)
 
     def expect(
@@ -162,7 +162,7 @@ class Agent:
 
     @property
     def extra_body(self) -> dict[str, str]:
-        """For any OpenAI client's ``extra_body``. Read it anew for each request: reading it says
+        """For any OpenAI client's ``extra_body``. Read it again for each request: reading it says
         that the turn begins (`turn_begins`).
         """
         self.turn_begins()
@@ -238,7 +238,7 @@ class Agent:
         """A tool runs: the agent's turn comes when it is done, and those that run beside it.
 
         Args:
-            call_id: tells calls apart that run side by side; None: there is one of this name.
+            call_id: distinguishes calls that run side by side; None: there is one of this name.
         """
         left_s = self._tools.start(self._key("tool", name), call_id or name)
         if left_s is None or left_s >= TOO_SOON_S:

@@ -66,7 +66,7 @@ def test_agents_hand_their_work_around(num_rounds: int) -> None:
     assert all(step.tool == TOOLS.get(step.role, "") for step in found)
 
 
-def test_the_house_is_too_small_for_all_and_large_enough_for_what_is_expected() -> None:
+def test_the_deployment_is_too_small_for_all_and_large_enough_for_what_is_expected() -> None:
     """Else there is nothing to bring up, or hints take each other's room."""
     model, both_pools = Model(), 2 * Model().pool_tokens
     chat, team = WHOLE.document_tokens, WHOLE.system_tokens + WHOLE.brief_tokens

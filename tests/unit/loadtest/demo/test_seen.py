@@ -31,9 +31,9 @@ def test_where_is_told_in_words() -> None:
     assert where(turn(pool=100)) == "pool"
     assert where(turn(host=100)) == "host"
     assert where(turn(peer=100)) == "peer"
-    assert where(turn()) == "anew"
+    assert where(turn()) == "new"
     assert where(turn(pool=97)) == "pool", "of a few tokens nothing is said"
-    assert where(turn(pool=10, host=70)) == "host+anew"
+    assert where(turn(pool=10, host=70)) == "host+new"
 
 
 def test_all_of_it_is_near_or_not() -> None:

@@ -1,12 +1,12 @@
-"""The screen, the page and the pictures; what the house is started with."""
+"""The screen, the page and the pictures; what the deployment is started with."""
 
 from pathlib import Path
 
 import orjson
 from rich.console import Console
 
+from loadtest.demo.deployment import profile_of
 from loadtest.demo.figures import part_figures
-from loadtest.demo.house import profile_of, settings_of
 from loadtest.demo.page import page
 from loadtest.demo.plots import draw
 from loadtest.demo.screen import ROWS_MAX, cells_of, hints_line, rows_of, screen
@@ -62,9 +62,10 @@ def test_page_and_pictures_hold_all_of_it(tmp_path: Path) -> None:
     assert "http" not in text, "nothing is loaded from elsewhere"
 
 
-def test_hints_are_told_as_the_house_counts() -> None:
+def test_hints_are_shown_as_the_deployment_counts() -> None:
     hints = {"advisories": {"submitted": 3, "used": 2}, "by_house": {"given": 1}}
-    assert hints_line(hints).endswith("3 submitted, 2 used; foreseen by the house itself: 1 given")
+    shown = hints_line(hints)
+    assert shown.endswith("3 submitted, 2 used; foreseen by the deployment itself: 1 given")
     assert hints_line({}).endswith("none")
 
 
@@ -72,13 +73,6 @@ def test_cells_are_of_both_sides() -> None:
     found = dict(cells_of(part_figures(SEEN, "chat", {}, {})))
     assert found["first token, median"] == ["300 ms", "40 ms"]
     assert found["history next to the GPU"] == ["0 %", "99 %"]
-
-
-def test_the_house_hears_none_of_the_user_s_settings(tmp_path: Path) -> None:
-    settings = settings_of(Model(), {"SYMPHONY_HTTP_PORT": "80", "PATH": "/bin"})
-    assert settings["PATH"] == "/bin" and "SYMPHONY_HTTP_PORT" not in settings
-    assert settings["SYMPHONY_LINK_MB_S"] == "8"
-    assert float(settings["SYMPHONY_PEER_BYTES_PER_S"]) == 8e6
 
 
 def test_its_profile_is_one_that_workers_read(tmp_path: Path) -> None:

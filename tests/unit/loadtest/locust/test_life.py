@@ -1,4 +1,4 @@
-"""What one person does: acts in an order that a house can make sense of."""
+"""What one person does: acts in an order that a deployment can make sense of."""
 
 from collections.abc import Iterator
 from itertools import pairwise, repeat

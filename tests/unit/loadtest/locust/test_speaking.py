@@ -1,4 +1,4 @@
-"""Conversations of a client, against a house that says what it is told to."""
+"""Conversations of a client, against a deployment that says what it is told to."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +143,9 @@ def test_turns_are_told_apart_by_their_hints(
         ("used", "", "missed", ""),  # of the turn before
     ],
 )
-def test_what_the_house_announces_is_seen(before: str, after: str, kind: str, outcome: str) -> None:
+def test_what_the_deployment_announces_is_seen(
+    before: str, after: str, kind: str, outcome: str
+) -> None:
     api = Told(states=[before, after])
     client, seen = speaker(api, is_announced=True)
     client.say("fox", "m", "Hello", 5)

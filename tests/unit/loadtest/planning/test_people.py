@@ -11,8 +11,8 @@ from loadtest import typing_people
 from loadtest.planning.demand import READING_WPM, TYPING_WPM, Demand
 from loadtest.planning.people import people
 from loadtest.planning.share import GPUS_LEAST, part_of
-from loadtest.workloads.script import Script
 from loadtest.sim.timeline import SECOND
+from loadtest.workloads.script import Script
 
 LASTS_NS = 200 * SECOND
 

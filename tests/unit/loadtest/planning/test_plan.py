@@ -38,7 +38,7 @@ GOOD = ClusterResult(
 SLOW = replace(GOOD, ttft_ms=Spread(900.0, 800.0, 1500.0, 2000.0))
 
 
-def house(boundary: int, without: int) -> Any:
+def deployment(boundary: int, without: int) -> Any:
     """Runs that are good from so many GPUs on."""
     rounds: list[list[int]] = []
 
@@ -60,7 +60,7 @@ def house(boundary: int, without: int) -> Any:
 
 
 def test_the_answer_is_the_boundary_and_what_one_fewer_lacks_is_told() -> None:
-    run, rounds = house(boundary=19, without=22)
+    run, rounds = deployment(boundary=19, without=22)
     said: list[str] = []
     plan = make_plan(QUESTION, run, said.append)
     assert (plan.gpus, plan.short) == (19, 18)
@@ -71,14 +71,14 @@ def test_the_answer_is_the_boundary_and_what_one_fewer_lacks_is_told() -> None:
 
 
 def test_without_hints_in_the_question_nothing_is_compared() -> None:
-    run, _ = house(boundary=99, without=17)
+    run, _ = deployment(boundary=99, without=17)
     plan = make_plan(replace(QUESTION, demand=replace(QUESTION.demand, hinted=0.0)), run)
     assert plan.gpus == 17 and not plan.without_hints
     assert summarize(plan)["without_hints"] is None
 
 
 def test_if_the_most_are_not_enough_it_says_why() -> None:
-    run, _ = house(boundary=1000, without=1000)
+    run, _ = deployment(boundary=1000, without=1000)
     summary = summarize(make_plan(replace(QUESTION, gpus_max=20), run))
     assert not summary["is_enough"] and summary["gpus"] == 20
     assert summary["seen"]["missed"] == [
@@ -88,7 +88,7 @@ def test_if_the_most_are_not_enough_it_says_why() -> None:
 
 
 def test_what_arithmetic_rules_out_is_not_simulated() -> None:
-    run, rounds = house(boundary=1, without=1)
+    run, rounds = deployment(boundary=1, without=1)
     with pytest.raises(InvalidRequest, match=r"--gpus-max 1: .* work for \d+ GPUs"):
         make_plan(replace(QUESTION, gpus_max=1), run)
     assert not rounds
@@ -114,7 +114,7 @@ def test_shares_of_history_are_of_all_of_it() -> None:
 
 
 def test_a_summary_is_plain_values_that_add_up() -> None:
-    run, _ = house(boundary=21, without=21)
+    run, _ = deployment(boundary=21, without=21)
     summary = orjson.loads(orjson.dumps(summarize(make_plan(QUESTION, run))))
     sessions = summary["sessions"]
     assert sessions["bytes"] == 4000 * 4000 * 131_072

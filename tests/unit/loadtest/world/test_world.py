@@ -2,9 +2,9 @@
 
 import pytest
 
+from loadtest.sim.timeline import SECOND, Timeline
 from loadtest.world.candidate import QUEUE_MAX, Candidate, Election
 from loadtest.world.faults import KINDS, Faults
-from loadtest.sim.timeline import SECOND, Timeline
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.wires import Weather
 from loadtest.world.world import Options, World

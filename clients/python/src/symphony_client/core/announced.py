@@ -1,13 +1,14 @@
 """Which turns were announced and have not come, and whether it is worth saying more about one.
 
-An advisory costs its sender something, and the house keeps the earlier arrival of two for the same
+An advisory costs its sender something, and the deployment keeps the earlier arrival of two for the
+same
 turn: so a later arrival is said only when the advisory would end before it.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-SLACK_S = 30.0  # the house awaits a turn for so long after its arrival,
+SLACK_S = 30.0  # the deployment awaits a turn for so long after its arrival,
 UNSAID_S = 60.0  # or after the hint, if that says nothing of when
 MARGIN_S = 0.5  # sooner by less is not worth saying again
 MARGIN_SHARE = 0.2  # nor by a smaller share of what is left
@@ -21,7 +22,7 @@ class _Said:
 
 
 class Announced:
-    """By session. Told the time; bounded: of too many the oldest are forgotten."""
+    """By session. The time is an argument. Bounded: the oldest are forgotten."""
 
     def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
         self._sessions_max = sessions_max
@@ -38,7 +39,7 @@ class Announced:
         *,
         is_waiting: bool = False,
     ) -> bool:
-        """A turn is expected so; whether the house should be told, and then it counts as told.
+        """A turn is expected so; whether to send it, and then it counts as sent.
 
         Args:
             is_waiting: what was said last has not gone: it can be replaced for nothing.

@@ -1,16 +1,16 @@
-"""How long to leave a house alone that does not answer, or that asks for it."""
+"""How long to leave a deployment alone that does not answer, or that asks for it."""
 
 from collections.abc import Callable
 
 FIRST_S = 0.25
 LONGEST_S = 30.0
-ASKED_MAX_S = 300.0  # a house may ask for more patience than we would have
+ASKED_MAX_S = 300.0  # a deployment may ask for more patience than we would have
 FACTOR = 2.0
 SPREAD = 0.5  # of a pause: so many who lost it at once do not come back at once
 
 
 class Backoff:
-    """Pauses that double while nothing works. Told the time.
+    """Pauses that double while nothing works. The time is an argument.
 
     Args:
         random: uniform in [0, 1): spreads the pauses.

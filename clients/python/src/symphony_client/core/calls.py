@@ -1,4 +1,4 @@
-"""Questions to a house and how its answers are read, whatever carries them."""
+"""Questions to a deployment and how its answers are read, whatever carries them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -80,8 +80,8 @@ def read_http(call: Call[T], status: int, headers: Mapping[str, str], content: b
     document = _document(content)
     if OK <= status < REDIRECTED:
         return call.read(_checked(document, content))
-    told = document.get("error") if document else None
-    error = told if isinstance(told, dict) else {}
+    found = document.get("error") if document else None
+    error = found if isinstance(found, dict) else {}
     raise _refusal(error, status, _seconds(headers.get("retry-after")), content)
 
 
@@ -164,7 +164,7 @@ def _shown(content: bytes) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Of a header that may also hold a date, which nobody here sends.
+    """Of a header that may also hold a date, which our servers do not send.
 
     >>> _seconds("2.5"), _seconds("tomorrow"), _seconds("nan"), _seconds(None)
     (2.5, None, None, None)

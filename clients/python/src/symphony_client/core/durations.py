@@ -15,7 +15,7 @@ HALF_LIFE_S = 1800.0
 
 
 class Durations:
-    """Learns and tells. It is told the time, of any clock that does not go back."""
+    """Learns durations. The time is an argument, of any monotonic clock."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Durations:
     def expected(
         self, name: str, now_s: float, *, elapsed_s: float = 0.0, quantile: float = 0.5
     ) -> float | None:
-        """How long it takes altogether, if it has taken `elapsed_s` already; None: nobody knows.
+        """How long it takes altogether, if it has taken `elapsed_s` already; None: unknown.
 
         Once it has taken longer than ever before, all that can be said is that it may end now.
 

@@ -1,4 +1,4 @@
-"""Names as a house takes them: frameworks call agents by whole sentences, with line breaks."""
+"""Names as a deployment takes them: frameworks call agents by whole sentences, with line breaks."""
 
 from hashlib import sha256
 
@@ -8,7 +8,7 @@ DIGEST_CHARS = 16
 
 def plain(name: str, num_max: int = NAME_CHARS_MAX) -> str:
     """The name without control characters and needless space, and not too long: of a longer one the
-    beginning, and what tells it from others that begin so.
+    beginning, and a hash that distinguishes it.
 
     >>> plain("  Senior\\n writer\\n"), plain("a" * 40, 20)
     ('Senior writer', 'aaa-e33cdf9c7f7120b9')

@@ -1,6 +1,6 @@
 """Hints that wait to be sent: one a session, the latest, and of too many the oldest is dropped.
 
-A hint waits for a moment before it goes. What happens meanwhile is told the house in one hint, or
+A hint waits for a moment before it goes. What happens meanwhile goes in the same hint, or
 in none: tools that start side by side, a turn that comes at once, a tool that fails as it starts.
 """
 
@@ -29,10 +29,10 @@ class Counts:
         merged: replaced by a later one of their session before they went.
         withdrawn: not needed any more before they went.
         dropped: the oldest of too many.
-        stale: waited too long while the house was away.
-        sent: and taken in by the house.
-        refused: by the house, which would refuse them again: a fault of their sender's.
-        failed: no answer, or the house could not take them now.
+        stale: waited too long while the deployment was away.
+        sent: and taken in by the deployment.
+        refused: by the deployment, which would refuse them again: a fault of their sender's.
+        failed: no answer, or the deployment could not take them now.
         late: came after `Announcer.close`.
     """
 
@@ -73,7 +73,7 @@ class _Waiting:
 
 
 class Pending:
-    """The queue. It is told the time, of any clock that does not go back.
+    """The queue. The time is an argument, of any monotonic clock.
 
     Args:
         linger_s: how long each waits for what may make it needless.
@@ -110,7 +110,7 @@ class Pending:
         )
 
     def take_back(self, session_id: str, now_s: float) -> str | None:
-        """A turn is not coming. As `announce`. The house is told even if the hint has not gone: an
+        """A turn is not coming. As `announce`. That is sent even if the hint was not: an
         earlier one may have, and to take back what is not there does no harm.
         """
         return self._put(session_id, _Waiting(None, now_s, None))
@@ -122,7 +122,7 @@ class Pending:
         return found
 
     def due(self, now_s: float, num_max: int, *, is_hurried: bool = False) -> list[Order]:
-        """What goes now, the oldest first; each has to be told to `done`. Of one session one goes
+        """What goes now, the oldest first; each has to be passed to `done`. Of one session one goes
         at a time, so that what was said later arrives later.
 
         Args:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from symphony_client.core.durations import Durations
 
-RUNNING_MAX = 256  # of one agent; of more the one that runs for longest is given up
+RUNNING_MAX = 256  # of one agent; of more the one that runs for longest is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class _Running:
 
 
 class RunningTools:
-    """Those of one agent. It is told the time, and learns from each that ends.
+    """Those of one agent. The time is an argument; each that ends is learned from.
 
     Args:
         durations: shared by all agents, which share tools.
@@ -42,7 +42,7 @@ class RunningTools:
         return running is not None
 
     def clear(self) -> None:
-        """Nobody waits for them any more."""
+        """They are abandoned."""
         self._running.clear()
 
     def left_s(self, now_s: float) -> float | None:

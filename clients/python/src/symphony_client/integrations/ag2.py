@@ -1,6 +1,6 @@
 """For AG2: a middleware.
 
-Each agent's model has to be told its names:
+Each agent's model has to send its names:
 ``OpenAIConfig(..., extra_body=workflow.agent("writer").identity)``.
 """
 
@@ -21,7 +21,7 @@ class SymphonyMiddleware(BaseMiddleware):
         self._agent = agent
 
     async def on_turn(self, call_next: Any, event: Any, context: Any) -> Any:
-        """It is at work. What AG2 calls a turn may be several of the house's."""
+        """It is at work. What AG2 calls a turn may be several of the deployment's."""
         with self._agent:
             return await call_next(event, context)
 

@@ -8,7 +8,7 @@ from symphony_client.workflow import Agent, Workflow
 
 class AgentsAtWork:
     """Args:
-    following: whom each agent is known to be followed by, if that is fixed.
+    following: what each agent is known to be followed by, if that is fixed.
     """
 
     def __init__(

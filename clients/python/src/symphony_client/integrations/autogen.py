@@ -1,6 +1,6 @@
 """For AutoGen: an intervention handler of its runtime, which sees every message.
 
-Each agent's model has to be told its names, with each request:
+Each agent's model has to send its names, with each request:
 ``extra_create_args={"extra_body": workflow.agent("writer").extra_body}``.
 """
 
@@ -39,7 +39,7 @@ class SymphonyInterventionHandler(DefaultInterventionHandler):
         return message
 
     async def on_publish(self, message: Any, *, message_context: MessageContext) -> Any:
-        """It is queued for whoever subscribes to the topic, by custom agents of that type."""
+        """It is queued for the topic's subscribers, by custom agents of that type."""
         topic = message_context.topic_id
         if topic is not None and topic.type in self._agents:
             self._workflow.expect(topic.type, expected_arrival=0.0)

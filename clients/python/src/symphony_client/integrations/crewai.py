@@ -1,6 +1,6 @@
 """For CrewAI: a listener on its event bus.
 
-Each agent's model has to be told its names:
+Each agent's model has to send its names:
 ``LLM("openai/MODEL", base_url=..., extra_body=workflow.agent("writer").identity)``.
 """
 
@@ -26,12 +26,12 @@ class SymphonyListener(BaseEventListener):
     """Around a crew's ``kickoff``:
     ``with crewai_event_bus.scoped_handlers(): SymphonyListener(workflow, ["writer"])``.
 
-    The bus is the process's, and a listener hears every crew that runs meanwhile: let crews whose
-    agents have the same roles run one after the other.
+    The bus is the process's, and a listener gets events of every crew that runs meanwhile: let
+    crews whose agents have the same roles run one after the other.
 
     Args:
         roles: of the crew's agents, which are their names in the workflow.
-        following: whom each is known to be followed by, as the order of tasks says.
+        following: what each is known to be followed by, as the order of tasks says.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class SymphonyListener(BaseEventListener):
         super().__init__()
 
     def setup_listeners(self, crewai_event_bus: Any) -> None:
-        """Hear of agents, of their models and of their tools."""
-        heard = {
+        """Listen to agents, their models and their tools."""
+        handlers = {
             AgentExecutionStartedEvent: self._on_started,
             AgentExecutionCompletedEvent: self._on_completed,
             AgentExecutionErrorEvent: self._on_failed,
@@ -55,7 +55,7 @@ class SymphonyListener(BaseEventListener):
             ToolUsageFinishedEvent: self._on_tool_ended,
             ToolUsageErrorEvent: self._on_tool_ended,
         }
-        for event, act in heard.items():
+        for event, act in handlers.items():
             crewai_event_bus.on(event)(act)
 
     def _on_started(self, source: Any, event: Any) -> None:

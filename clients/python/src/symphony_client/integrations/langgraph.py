@@ -27,12 +27,12 @@ def successors(graph: Any) -> dict[str, list[str]]:
 class SymphonyCallbackHandler(BaseCallbackHandler):
     """``graph.invoke(..., {"callbacks": [SymphonyCallbackHandler(workflow, ["writer"])]})``.
 
-    Each agent's model has to be told its names:
+    Each agent's model has to send its names:
     ``model.bind(extra_body=workflow.agent("writer").identity)``.
 
     Args:
         agents: nodes that ask a model. The others are not turns.
-        following: whom each of them is known to be followed by, such as `successors`.
+        following: what each of them is known to be followed by, such as `successors`.
     """
 
     raise_error = False
@@ -135,7 +135,7 @@ class SymphonyCallbackHandler(BaseCallbackHandler):
         self._tool_ended(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has failed, which its agent is told in its next turn, or not at all."""
+        """It has failed, which its agent sees in its next turn, or not at all."""
         self._tool_ended(run_id)
 
     def _tool_ended(self, run_id: UUID) -> None:

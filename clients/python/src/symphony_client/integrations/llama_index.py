@@ -1,6 +1,6 @@
 """For LlamaIndex's agent workflows: reads the events that a run streams.
 
-Tools say nothing to its instrumentation, but are in these. Each agent's model has to be told its
+Tools say nothing to its instrumentation, but are in these. Each agent's model has to send its
 names: ``OpenAILike(..., additional_kwargs={"extra_body": workflow.agent("writer").identity})``.
 """
 

@@ -14,7 +14,7 @@ def model_settings(
     workflow: Workflow, name: str, settings: ModelSettings | None = None
 ) -> ModelSettings:
     """An agent's settings, which name it, its workflow and its session in each request. They belong
-    to one workflow: make its agents anew for each, or `Agent.clone` them.
+    to one workflow: make new agents for each, or `Agent.clone` them.
     """
     base = settings or ModelSettings()
     body = {**(base.extra_body or {}), **workflow.agent(name).identity}
@@ -29,7 +29,7 @@ class SymphonyRunHooks(RunHooks[Any]):
     was announced and will not come.
 
     Args:
-        following: whom each agent is known to be followed by.
+        following: what each agent is known to be followed by.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What carries questions to a house: HTTP or NATS."""
+"""What carries questions to a deployment: HTTP or NATS."""
 
 from symphony_client.transports.base import AsyncTransport, Transport
 from symphony_client.transports.http import AsyncHttpTransport, HttpTransport

@@ -21,7 +21,7 @@ class AsyncTransport(Protocol):
         """Let go of connections. It may be called again; nothing is sent after it."""
 
     def for_hints(self) -> "AsyncTransport":
-        """Another one to the same house, with the same rights, for an `Announcer`'s own loop."""
+        """Another one with the same target and rights, for an `Announcer`'s own loop."""
 
 
 class Transport(Protocol):

@@ -39,7 +39,7 @@ class HttpTransport:
     """For threads; any number of them may share it.
 
     Args:
-        verify: of certificates: True, False, or a context that knows the house's.
+        verify: of certificates: True, False, or a context that knows the deployment's.
     """
 
     def __init__(self, settings: Settings | None = None, *, verify: Verify = True) -> None:

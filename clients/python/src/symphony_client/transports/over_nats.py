@@ -21,7 +21,7 @@ class NatsTransport:
 
     Args:
         url: None: ``NATS_URL``.
-        nkey_file: the tenant's seed, as in ``credentials/tenant-NAME.nk`` of a house; None:
+        nkey_file: the tenant's seed, as in ``credentials/tenant-NAME.nk`` of a deployment; None:
             ``NATS_NKEY``, or none where NATS lets anybody in.
         timeout_s: how long a question may take, connecting included.
 
@@ -91,4 +91,4 @@ class NatsTransport:
 
 
 async def _ignore(_error: Exception) -> None:
-    """Who asks is told; nats-py would log it besides."""
+    """The caller gets the error; nats-py would log it as well."""

@@ -1,1 +1,0 @@
-"""Call graphs of agents, learned from traces."""

@@ -1,0 +1,1 @@
+"""One tenant that tries to reach what is another's (`--tenants`)."""
