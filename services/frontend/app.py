@@ -7,6 +7,7 @@ from fastapi import Request
 from services.frontend.adapters.directory import AdapterDirectory
 from services.frontend.adapters.uploads import Uploads
 from services.frontend.config import FrontendConfig
+from services.frontend.core.limits.capacity import Capacity
 from services.frontend.core.limits.quotas import Quotas, TenantCapacity
 from services.frontend.core.limits.rate import TenantRate
 from services.frontend.core.limits.slots import Slots
@@ -77,6 +78,7 @@ class TenantParts:
     """What one tenant may have of the frontend at once, or do in a minute."""
 
     slots: Slots
+    capacity: Capacity
     quotas: Quotas
     gates: Gates
     adapter_changes: TenantRate
@@ -168,7 +170,7 @@ class App:
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies that is left to a request of the tenant."""
-        return TenantCapacity(self.jobs.capacity, self.quotas, tenant)
+        return TenantCapacity(self.tenants.capacity, self.quotas, tenant)
 
 
 def app_of(request: Request) -> App:

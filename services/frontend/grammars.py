@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGSEGV
 
 from services.frontend.compiling.child import TOO_LARGE
-from services.frontend.core.forms import Form
 from services.frontend.core.limits.tenant_cache import TenantCache
 from services.frontend.core.process_pool import PoolLimits, Why
+from services.frontend.core.replies.forms import Form
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import ChildKind, Pool
 from shared.clock import Clock

@@ -50,15 +50,14 @@ def build_app(
     """All parts, not yet subscribed. What must be closed is, with the runtime."""
     is_shared = keyring.has_several_tenants
     storage = build_storage(runtime, config, ports)
-    turns = build_turns(runtime, config, frontend_id)
     return App(
         base=Base(config=config, bus=runtime.bus, clock=runtime.clock),
         library=build_library(
             runtime, config, frontend_id, ports, storage.sessions, is_shared=is_shared
         ),
         storage=storage,
-        turns=turns,
-        tenants=build_tenants(runtime, config, keyring, ports, turns.jobs.capacity),
+        turns=build_turns(runtime, config, frontend_id),
+        tenants=build_tenants(runtime, config, keyring, ports),
         observability=build_observability(runtime, config, ports),
     )
 
@@ -126,25 +125,16 @@ def build_turns(runtime: Runtime, config: FrontendConfig, frontend_id: FrontendI
         num_shards=config.scheduler_shards,
         num_tracker_shards=config.tracker_shards,
     )
-    jobs = JobHub(
-        bus,
-        clock,
-        frontend_id,
-        Jobs(frontend_id, JobLimits()),
-        Capacity(config.jobs_max, config.job_bytes_max),
-    )
+    jobs = JobHub(bus, clock, frontend_id, Jobs(frontend_id, JobLimits()))
     hints = HintGate(bus, clock, frontend_id, config.hint_limits, config.tracker_shards)
     return TurnParts(hub=hub, jobs=jobs, hints=hints)
 
 
 def build_tenants(
-    runtime: Runtime, config: FrontendConfig, keyring: Keyring, ports: Ports, capacity: Capacity
+    runtime: Runtime, config: FrontendConfig, keyring: Keyring, ports: Ports
 ) -> TenantParts:
-    """Limits of tenants.
-
-    Args:
-        capacity: for inputs and large bodies.
-    """
+    """Limits of the frontend, and of each tenant."""
+    capacity = Capacity(config.jobs_max, config.job_bytes_max)
     slots, is_shared = Slots(config.requests_max), keyring.has_several_tenants
     free: Mapping[Kind, Callable[[], int]] = {
         "turns": lambda: slots.num_free,
@@ -153,6 +143,7 @@ def build_tenants(
     }
     return TenantParts(
         slots=slots,
+        capacity=capacity,
         quotas=Quotas(config.tenant_limits, keyring.limits, free if is_shared else None),
         gates=Gates(ports.threads, is_shared=is_shared),
         adapter_changes=TenantRate(

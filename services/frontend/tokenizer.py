@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jinja2.meta
 
 from services.frontend.core.detokenizer import text_and_starts
-from services.frontend.core.thoughts import thinking_of
+from services.frontend.core.replies.thoughts import thinking_of
 from services.frontend.core.tools import FAMILIES, Family, family_of
 from services.frontend.rendering.history import as_template_takes, as_text
 from shared.errors import InvalidRequest

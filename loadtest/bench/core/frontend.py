@@ -239,11 +239,12 @@ class _House:
             storage=unused,
             turns=TurnParts(
                 hub=hub,
-                jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
+                jobs=unused,
                 hints=unused,
             ),
             tenants=TenantParts(
                 slots=Slots(1 << 20),
+                capacity=Capacity(1, 1 << 30),
                 quotas=Quotas(TenantLimits(), {}),
                 gates=unused,
                 adapter_changes=unused,

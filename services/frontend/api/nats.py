@@ -124,7 +124,7 @@ async def _answer(app: App, keyring: Keyring, asked: _Asked) -> None:
     if not asked.reply:
         log.warning("a request without reply subject")
         return
-    capacity = app.jobs.capacity if asked.tenant is None else app.capacity_of(asked.tenant)
+    capacity = app.tenants.capacity if asked.tenant is None else app.capacity_of(asked.tenant)
     with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
         try:
             if asked.link.num_open > REQUESTS_MAX:

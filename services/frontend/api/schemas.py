@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from services.frontend.core.choice import PublicFinish
+from services.frontend.core.replies.choice import PublicFinish
 from shared.messages import Task
 from shared.messages.advisories import AdvisoryLife
 

@@ -15,7 +15,13 @@ import threading
 
 from llguidance import LLTokenizer
 
-from services.frontend.core.forms import Form, is_open, plain_grammar, pointed_flaw, whole_grammar
+from services.frontend.core.replies.forms import (
+    Form,
+    is_open,
+    plain_grammar,
+    pointed_flaw,
+    whole_grammar,
+)
 from services.frontend.rendering import frames
 from shared.deep_threads import STACK_BYTES
 from shared.dying import die_with_parent, limit_memory, mapped_bytes

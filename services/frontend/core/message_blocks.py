@@ -1,4 +1,4 @@
-"""What Anthropic's Messages API calls blocks, as the messages of a chat."""
+"""Converts content blocks of Anthropic's Messages API to the messages of a chat."""
 
 import json
 from typing import Any

@@ -101,7 +101,7 @@ async def carry_out(
     """Carry out a request's `kv_hints`. Nothing here can fail the request.
 
     Args:
-        model_id: that the request asks, for wishes about its own session.
+        model_id: that the request asks, for hints about its own session.
     """
     for wish in wishes:
         try:

@@ -9,4 +9,4 @@ def without_torch() -> None:
     container, where none is installed. Importing it would take a second of a start and 200 MB.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # "there is no such module"
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # which say so
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about a missing torch

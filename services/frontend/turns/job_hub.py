@@ -4,7 +4,7 @@ import asyncio
 import logging
 from functools import partial
 
-from services.frontend.core.limits.capacity import Capacity, Taking
+from services.frontend.core.limits.capacity import Taking
 from services.frontend.core.turns.job_events import (
     AnswerPull,
     Cancel,
@@ -40,20 +40,13 @@ SUBMITS_MAX = 4096  # of up to a thousand jobs each
 
 
 class JobHub:
-    """Every job in flight, on the bus.
+    """Every job in flight, on the bus."""
 
-    Args:
-        capacity: how many inputs may be held.
-    """
-
-    def __init__(
-        self, bus: Bus, clock: Clock, frontend_id: FrontendId, jobs: Jobs, capacity: Capacity
-    ) -> None:
+    def __init__(self, bus: Bus, clock: Clock, frontend_id: FrontendId, jobs: Jobs) -> None:
         self._bus = bus
         self._clock = clock
         self._frontend_id = frontend_id
         self._jobs = jobs
-        self.capacity = capacity
         self._waiters: dict[str, asyncio.Future[Done]] = {}
         self._outbox = Outbox(SUBMITS_MAX)
         self._alarm: asyncio.TimerHandle | None = None

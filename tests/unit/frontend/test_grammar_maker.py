@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.core.forms import Form
 from services.frontend.core.limits.tenant_cache import ENTRY_BYTES, TenantCache
+from services.frontend.core.replies.forms import Form
 from services.frontend.core.structures import Kind, Structure
 from services.frontend.grammars import LIMITS, RETRY_S, GrammarMaker
 from shared.clock import SystemClock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loadtest.fuzz.schemas import tried
-from services.frontend.core.forms import Form, pointed_flaw
+from services.frontend.core.replies.forms import Form, pointed_flaw
 from services.frontend.core.schemas import is_open, keywords, openness, rewritten
 from services.frontend.core.structures import Structure, grammar_of
 from shared.grammar import byte_tokenizer, flaw_of

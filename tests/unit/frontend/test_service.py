@@ -30,7 +30,14 @@ from shared.clock import ManualClock
 from shared.errors import NobodyListens
 from shared.ids import HostId, ModelId, WorkerId
 from shared.service import Runtime
-from shared.subjects import PROMPT_PULL, STEP_OUTPUT, TURN_SUBMIT, WORKER_REPORT, Subject
+from shared.subjects import (
+    PROMPT_PULL,
+    STEP_OUTPUT,
+    TURN_CANCEL,
+    TURN_SUBMIT,
+    WORKER_REPORT,
+    Subject,
+)
 
 IMPORT = re.compile(r"^\s*(?:import|from) ([\w.]+)", re.MULTILINE)
 OUTSIDE = {
@@ -180,11 +187,13 @@ class MemoryModelFiles:
 
 @dataclass
 class Worker:
-    """Scheduler and worker in one: says `SAID` to every prompt."""
+    """Scheduler and worker in one: replies to every prompt with `SAID`, unless it is silent."""
 
     bus: MemoryBus
     prompts: list[m.Prompt] = field(default_factory=list)
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+    is_silent: bool = False
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
         await self.bus.subscribe(TURN_SUBMIT, self._on_submit, "0")
@@ -196,7 +205,9 @@ class Worker:
         await self.bus.publish(WORKER_REPORT, report)
 
     def _on_submit(self, message: m.TurnsSubmit) -> None:
-        self.tasks += [asyncio.create_task(self._run(submit)) for submit in message.turns]
+        self.was_asked.set()
+        if not self.is_silent:
+            self.tasks += [asyncio.create_task(self._run(submit)) for submit in message.turns]
 
     async def _run(self, submit: m.TurnSubmit) -> None:
         ref = m.TurnRef(turn_id=submit.turn_id, attempt=1)
@@ -225,62 +236,93 @@ def nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(name, refuse)
 
 
+@dataclass
+class Served:
+    """A frontend that runs, with one model."""
+
+    runtime: Runtime
+    api: ASGIApp
+    worker: Worker
+    redis: MemoryRedis
+    links: list[str]
+
+    async def complete(self) -> httpx.Response:
+        """A completion of token ids."""
+        transport = httpx.ASGITransport(self.api)
+        body = {"model": "m", "prompt": [0, 1, 3], "max_tokens": len(SAID)}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.post("/v1/completions", json=body, headers={"X-Session-Id": "fox"})
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[Served]:
+    """The production `main` on ports in memory; it is stopped at the end of the block."""
+    bus, redis, http, links = MemoryBus(), MemoryRedis(), MemoryHttp(), list[str]()
+
+    async def connect(name: str) -> MemoryBus:
+        links.append(name)
+        return bus
+
+    async with AsyncExitStack() as stack:
+        runtime = Runtime("frontend", "0", cast(Bus, bus), stack)
+        runtime.clock = clock = ManualClock(1)
+        stack.push_async_callback(runtime.cancel_tasks)
+        unused = cast(Any, None)
+        ports = Ports(
+            http=http,
+            connect=cast(Connect, connect),
+            redis=lambda _: cast(Any, redis),
+            threads=lambda *_: Inline(),
+            texts=lambda _: Texts(unused, unused),
+            grammars=GrammarMaker(clock),
+            model_files=MemoryModelFiles(),
+            upload_files=unused,
+            draw=lambda: 0.5,
+        )
+        serving = asyncio.create_task(main(runtime, FrontendConfig(**settings), ports))
+        api, worker = await http.api, Worker(bus)
+        await worker.start()
+        await asyncio.sleep(0)  # the report is delivered
+        await next(task for task in asyncio.all_tasks() if task.get_name() == "tokenizer m")
+        yield Served(runtime, api, worker, redis, links)
+        runtime.stopping.set()
+        await serving
+    assert runtime.exit_code == 0 and redis.num_closed == 2 and bus.num_drained == 1
+
+
 @pytest.mark.usefixtures("nothing_outside")
 def test_the_production_main_completes_a_prompt_on_ports_in_memory() -> None:
     async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            bus, redis, http = MemoryBus(), MemoryRedis(), MemoryHttp()
-            runtime = Runtime("frontend", "0", cast(Bus, bus), stack)
-            runtime.clock = clock = ManualClock(1)
-            stack.push_async_callback(runtime.cancel_tasks)
-            links: list[str] = []
-
-            async def connect(name: str) -> MemoryBus:
-                links.append(name)
-                return bus
-
-            unused = cast(Any, None)
-            ports = Ports(
-                http=http,
-                connect=cast(Connect, connect),
-                redis=lambda _: cast(Any, redis),
-                threads=lambda *_: Inline(),
-                texts=lambda _: Texts(unused, unused),
-                grammars=GrammarMaker(clock),
-                model_files=MemoryModelFiles(),
-                upload_files=unused,
-                draw=lambda: 0.5,
-            )
-            serving = asyncio.create_task(main(runtime, FrontendConfig(), ports))
-            api = await http.api
-            worker = Worker(bus)
-            await worker.start()
-            await asyncio.sleep(0)  # the report is delivered
-            await next(task for task in asyncio.all_tasks() if task.get_name() == "tokenizer m")
-            assert runtime.models() == ["m"]
-            await complete(api)
-            assert [m.unpack_ints(prompt.tokens) for prompt in worker.prompts] == [[0, 1, 3]]
-            assert any("fox" in command for command in redis.written), "the session is stored"
-            assert links == ["frontend-0-public-0"]
-            runtime.stopping.set()
-            await serving
-        assert runtime.exit_code == 0 and redis.num_closed == 2 and bus.num_drained == 1
+        async with served() as it:
+            assert it.runtime.models() == ["m"]
+            answer = await it.complete()
+            assert answer.status_code == 200, answer.text
+            choice = answer.json()["choices"][0]
+            assert choice["finish_reason"] == "length"
+            assert choice["text"].split() == [WORDS[token] for token in SAID]
+            assert answer.json()["usage"]["completion_tokens"] == len(SAID)
+            assert [m.unpack_ints(prompt.tokens) for prompt in it.worker.prompts] == [[0, 1, 3]]
+            assert any("fox" in command for command in it.redis.written), "the session is stored"
+            assert it.links == ["frontend-0-public-0"]
 
     asyncio.run(scenario())
 
 
-async def complete(api: ASGIApp) -> None:
-    """A completion of token ids."""
-    transport = httpx.ASGITransport(api)
-    headers = {"X-Session-Id": "fox"}
-    body = {"model": "m", "prompt": [0, 1, 3], "max_tokens": len(SAID)}
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        answer = await http.post("/v1/completions", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][0]
-    assert choice["finish_reason"] == "length"
-    assert choice["text"].split() == [WORDS[token] for token in SAID]
-    assert answer.json()["usage"]["completion_tokens"] == len(SAID)
+@pytest.mark.usefixtures("nothing_outside")
+def test_a_stop_ends_open_turns_with_an_error_and_cancels_them() -> None:
+    cancels: list[m.TurnCancel] = []
+
+    async def scenario() -> None:
+        async with served(drain_s=0) as it:
+            it.worker.is_silent = True
+            await it.worker.bus.subscribe(TURN_CANCEL, cancels.append, "0")
+            asking = asyncio.create_task(it.complete())
+            await it.worker.was_asked.wait()
+        answer = await asking
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "stopping"
+
+    asyncio.run(scenario())
+    assert len(cancels) == 1
 
 
 def test_only_ports_import_what_reaches_outside_the_process() -> None:

@@ -9,7 +9,7 @@ from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.core.message_blocks import input_of
-from services.frontend.core.thoughts import Thought
+from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.http.errors import anthropic_error
 from shared.errors import SymphonyError

@@ -14,9 +14,9 @@ from services.frontend.api.text.logprobs import chat_entry, name_of
 from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.app import App
-from services.frontend.core.choice import Piece
+from services.frontend.core.replies.choice import Piece
+from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.sessions.stored_responses import Past, StoredResponse, new_response_id
-from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.http.errors import error_fields
 from services.frontend.observability import telemetry

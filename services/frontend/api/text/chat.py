@@ -21,8 +21,8 @@ from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, To
 from services.frontend.api.text.tools import Call, CallsOfChoice, tools_of, written
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
-from services.frontend.core.choice import Piece, PublicFinish
-from services.frontend.core.thoughts import Thought
+from services.frontend.core.replies.choice import Piece, PublicFinish
+from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
 from services.frontend.http.request import Origin
 

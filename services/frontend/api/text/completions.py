@@ -22,7 +22,7 @@ from services.frontend.api.text.planning import fitting_text, generation_of, own
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
-from services.frontend.core.choice import Piece
+from services.frontend.core.replies.choice import Piece
 from services.frontend.http.request import Origin
 from services.frontend.models.registry import ServedModel
 from shared.errors import InvalidRequest

@@ -11,8 +11,8 @@ from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.bodies import Streamable, parse
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
-from services.frontend.core.choice import Piece
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.replies.choice import Piece
 from services.frontend.http.request import Origin, caller_of, origin_of, read_body, watched
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note

@@ -18,9 +18,9 @@ from services.frontend.api.text.prompts import (
     remember,
 )
 from services.frontend.app import App
-from services.frontend.core.choice import Choice, Piece, TextRules
 from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.core.limits.quotas import Admission
+from services.frontend.core.replies.choice import Choice, Piece, TextRules
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from services.frontend.hints.advising import carry_out
 from services.frontend.http.errors import TooManyRequests, TurnError

@@ -10,8 +10,8 @@ from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.reading import Reading, ReplyOfChoice, tell
 from services.frontend.api.text.tools import Call
 from services.frontend.api.text.writing import Writer
-from services.frontend.core.choice import Piece
-from services.frontend.core.thoughts import Thought
+from services.frontend.core.replies.choice import Piece
+from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
 
 TextKind = type[Thought] | type[Said]

@@ -6,9 +6,9 @@ from services.frontend.api.text.generation import Generation, Plan
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, given_tokens
 from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
-from services.frontend.core.choice import TextRules
-from services.frontend.core.forms import Held
 from services.frontend.core.limits.quotas import priority_within
+from services.frontend.core.replies.choice import TextRules
+from services.frontend.core.replies.forms import Held
 from services.frontend.core.sessions.kv_expiry import kv_expiry_s
 from services.frontend.http.request import Origin
 from services.frontend.models.registry import ServedModel

@@ -8,8 +8,8 @@ from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.messages import chat_messages
 from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
 from services.frontend.config import FrontendConfig
-from services.frontend.core.choice import Piece
-from services.frontend.core.thoughts import FAMILIES, Thinking, Thought, ThoughtReader
+from services.frontend.core.replies.choice import Piece
+from services.frontend.core.replies.thoughts import FAMILIES, Thinking, Thought, ThoughtReader
 from services.frontend.core.tools import Argued, Said
 from services.frontend.tokenizer import ModelTokenizer
 

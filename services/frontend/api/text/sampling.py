@@ -1,7 +1,7 @@
 """From a request's fields to how tokens are chosen."""
 
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
-from services.frontend.core.forms import NOT_HELD, Held
+from services.frontend.core.replies.forms import NOT_HELD, Held
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults, SamplingParams
 from shared.randomness import random_bytes

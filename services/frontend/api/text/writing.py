@@ -11,7 +11,7 @@ import orjson
 from services.frontend.api.bodies import Generate, StreamOptions
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import name_of, prompt_list
-from services.frontend.core.choice import Piece
+from services.frontend.core.replies.choice import Piece
 from services.frontend.http.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id

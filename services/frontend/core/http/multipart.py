@@ -25,7 +25,7 @@ class Part:
     """The next part begins.
 
     Attributes:
-        file: what its file is called, without the folders that it was in; None: it is no file.
+        file: name of its file, without folders; None: it is no file.
     """
 
     name: str
@@ -43,7 +43,7 @@ Event = Part | Data
 
 
 class Multipart:
-    """A form in the making.
+    """Parses one form as it comes.
 
     Args:
         content_type: the header of that name.

@@ -1,4 +1,4 @@
-"""Which models can be served now, from the workers' reports alone."""
+"""Which models are served now, by the workers' reports."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,11 +14,11 @@ REMEMBERED_NS = 600_000_000_000
 
 
 class Files(NamedTuple):
-    """What a tokenizer or image processor is made of.
+    """Identifies the files of a tokenizer or image processor.
 
     Attributes:
-        fingerprint: of a one-shot model: another model at the same place has other files. Empty
-            for a model for text, whose workers may differ in dtype over the same files.
+        fingerprint: of a one-shot model: another model in the same folder has other files. Empty
+            for a model for text, whose workers may use different dtypes with the same files.
     """
 
     source: str
@@ -28,14 +28,14 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadTokenizer:
-    """A model was seen whose tokenizer is not known."""
+    """Load the tokenizer of a new model."""
 
     card: ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProcessor:
-    """A one-shot model was seen whose tokenizer or image processor is not known."""
+    """Load the tokenizer or image processor of a new one-shot model."""
 
     card: OneshotCard
 
@@ -57,7 +57,7 @@ class Fleet:
 
     def __init__(self, started_at_ns: int = 0) -> None:
         self._started_at_ns = started_at_ns
-        self._has_heard = False
+        self._has_report = False
         self._seen: dict[WorkerId, _Seen] = {}
         self._known: dict[ModelId, ModelCard] = {}
         self._known_oneshot: dict[ModelId, OneshotCard] = {}
@@ -66,7 +66,7 @@ class Fleet:
         self._catalog = Catalog()
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[LoadTokenizer | LoadProcessor]:
-        """A worker lives. Reports that were overtaken by a later one are dropped."""
+        """A worker reported. Reports older than the latest one are dropped."""
         seen = self._seen.get(report.worker_id)
         if (
             seen is not None
@@ -74,7 +74,7 @@ class Fleet:
             and report.seq <= seen.report.seq
         ):
             return []
-        self._has_heard = True
+        self._has_report = True
         self._seen[report.worker_id] = _Seen(report, now_ns)
         cards = report.oneshot if report.state == "ready" else []
         self._catalog.put(report.worker_id, [card for card in cards if _has_times(card)])
@@ -93,16 +93,14 @@ class Fleet:
 
     def is_learning(self, now_ns: int) -> bool:
         """Whether this frontend has just started, and no worker has reported yet."""
-        return not self._has_heard and now_ns - self._started_at_ns < LEARNING_NS
+        return not self._has_report and now_ns - self._started_at_ns < LEARNING_NS
 
     def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
-        """Ask again at the next report: the files may be on their way."""
+        """Load again at the next report: the files may not have been there yet."""
         self._asked.discard(files_of(card))
 
     def forget_dead(self, now_ns: int) -> None:
-        """Drop workers that are gone, and what they alone had some time ago, so that neither piles
-        up.
-        """
+        """Drop workers that are gone, and models that no worker has reported for some time."""
         for worker_id in [name for name, seen in self._seen.items() if not seen.alive(now_ns)]:
             del self._seen[worker_id]
             self._catalog.put(worker_id, [])
@@ -114,9 +112,7 @@ class Fleet:
         self._asked &= self.files()
 
     def files(self) -> set[Files]:
-        """What is worth keeping: the files of every model that a worker reports, and of those that
-        are remembered.
-        """
+        """Files to keep: of every model that a worker reports, and of those that are remembered."""
         cards: list[ModelCard | OneshotCard] = [
             *self._known.values(),
             *self._known_oneshot.values(),

@@ -1,10 +1,10 @@
-"""How long a turn's KV outlives its last use: as its request says, its tenant, or every tier."""
+"""How long a turn's KV is kept after its last use: set by its request, its tenant, or each tier."""
 
 from services.frontend.core.limits.quotas import TenantLimits
 from shared.errors import InvalidRequest
 from shared.sessions import DEFAULT_EXPIRY_S
 
-RELEASED_S = 60  # of a session that its client lets go of
+RELEASED_S = 60  # of a session that its client released
 
 
 def kv_expiry_s(
@@ -14,7 +14,7 @@ def kv_expiry_s(
     retained_s: float = 0.0,
     is_released: bool = False,
 ) -> int:
-    """Seconds; 0: as every tier has it.
+    """Seconds; 0: as configured for each tier.
 
     Args:
         limits: of the tenant.

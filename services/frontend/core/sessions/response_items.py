@@ -1,4 +1,4 @@
-"""What the Responses API calls items, as the messages of a chat."""
+"""Converts items of the Responses API to the messages of a chat."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ TEXTS = ("input_text", "output_text", "reasoning_text", "text")
 
 
 def items_of(given: Any) -> list[Any]:
-    """A request's input as a list of items, none of which was looked at yet.
+    """A request's input as a list of items, not yet checked.
 
     Raises:
         InvalidRequest: it is neither text nor list, empty or too long.
@@ -34,11 +34,11 @@ def items_of(given: Any) -> list[Any]:
 def messages_of(
     items: Sequence[Any], instructions: str | None = None, past: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """A chat's messages. Calls that follow each other, and what was said before them, are one
-    message of the assistant's, with what it thought before.
+    """A chat's messages. Consecutive calls, the text before them and the reasoning before
+    that are one message of the assistant.
 
     Args:
-        past: items before these, which were taken once.
+        past: items of earlier responses, which were checked then.
 
     Raises:
         InvalidRequest: names the item and what is wrong with it.
@@ -63,8 +63,7 @@ def messages_of(
 
 
 def plain(item: dict[str, Any]) -> dict[str, Any] | None:
-    """What is kept of an item that was taken once: what is read of it, and nothing of what else a
-    stranger put there; None: nothing is.
+    """The known fields of an item, which are all that is stored of it; None: nothing is stored.
 
     >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "x": [[]]})
     {'type': 'message', 'role': 'user', 'content': 'Hi'}

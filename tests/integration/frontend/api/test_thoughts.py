@@ -11,9 +11,9 @@ import pytest
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.api.text.reading import Reading, ReplyOfChoice
-from services.frontend.core.choice import Piece
+from services.frontend.core.replies.choice import Piece
+from services.frontend.core.replies.thoughts import FAMILIES
 from services.frontend.core.sessions.response_items import items_of, messages_of
-from services.frontend.core.thoughts import FAMILIES
 from services.frontend.core.tools import Said
 from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, compiled

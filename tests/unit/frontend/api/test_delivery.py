@@ -12,7 +12,7 @@ from services.frontend.api.answers import EventStream
 from services.frontend.api.text.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
 from services.frontend.api.text.items import named_event
 from services.frontend.api.text.writing import Writer
-from services.frontend.core.choice import Piece
+from services.frontend.core.replies.choice import Piece
 from services.frontend.tenants.gates import Gates
 
 

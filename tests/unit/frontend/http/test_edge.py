@@ -35,8 +35,14 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         base=Base(config=FrontendConfig(), bus=nothing, clock=nothing),
         library=cast(Any, SimpleNamespace(models=SimpleNamespace(all=broken))),
         storage=nothing,
-        turns=cast(Any, SimpleNamespace(jobs=SimpleNamespace(capacity=Capacity(0, 0)))),
-        tenants=TenantParts(slots=nothing, quotas=quotas, gates=gates, adapter_changes=nothing),
+        turns=cast(Any, SimpleNamespace(jobs=nothing)),
+        tenants=TenantParts(
+            slots=nothing,
+            capacity=Capacity(0, 0),
+            quotas=quotas,
+            gates=gates,
+            adapter_changes=nothing,
+        ),
         observability=Observability(metrics=nothing, feed=nothing, tracer=tracer),
     )
 

@@ -1,4 +1,6 @@
-"""What a request holds its reply to, whole: data that another process makes a grammar of."""
+"""The format that a request requires of its reply, as data from which another process compiles a
+grammar.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ PARTS_TRIED_MAX = 32  # of a schema, to say where its flaw is
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of tools; arguments as those of `calls_grammar`.
+    """Tool calls; arguments as those of `calls_grammar`.
 
     Attributes:
         or_else: what the reply may be instead.
@@ -39,9 +41,9 @@ class Calls:
 @dataclass(frozen=True, slots=True)
 class Form:
     """Attributes:
-    wanted: what is said.
-    tokens: of marks in it that are one token of the model's vocabulary: which.
-    thinking: marks around thoughts before, as rules have them (see `behind_thoughts`).
+    wanted: format of the reply.
+    tokens: token ids of marks in it that are one token of the model's vocabulary.
+    thinking: marks around reasoning before it, as grammar rules (see `behind_thoughts`).
     """
 
     wanted: Structure | Calls
@@ -51,7 +53,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a reply is held to.
+    """The constraint on a reply.
 
     Attributes:
         grammar: empty: the reply may be anything.
@@ -66,8 +68,8 @@ NOT_HELD = Held()
 
 
 def plain_grammar(form: Form) -> str:
-    """The grammar of what is said, with texts in place of the model's own tokens: no other
-    vocabulary has them. It can be compiled without the model.
+    """The grammar of the reply, with texts in place of the model's special tokens, so that it can
+    be compiled without the model's vocabulary.
 
     Raises:
         ValueError: there is none; says why.
@@ -76,7 +78,7 @@ def plain_grammar(form: Form) -> str:
 
 
 def whole_grammar(form: Form, plain: str) -> str:
-    """The grammar as the model's vocabulary has it.
+    """The grammar for the model's vocabulary.
 
     Args:
         plain: what `plain_grammar` gave.

@@ -18,18 +18,18 @@ SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """More of what is thought."""
+    """A piece of reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a family of models thinks.
+    """How a family of models marks its reasoning.
 
     Attributes:
-        opening, closing: marks around thoughts.
-        is_always: a reply begins in them, whatever its prompt ends with, but for the closing mark.
+        opening, closing: marks around it.
+        is_always: replies begin with reasoning, unless the prompt ends with the closing mark.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Thinking:
     is_always: bool = False
 
     def begins_within(self, prompt: str) -> bool:
-        """Whether the reply to this prompt begins in thoughts: not if they were closed before it,
-        as templates write it where none is wanted.
+        """Whether the reply to this prompt begins within reasoning: not if the prompt closed it, as
+        templates do where none is wanted.
         """
         prompt = prompt.rstrip(SPACE)
         if prompt.endswith(self.opening):
@@ -69,7 +69,7 @@ def thinking_of(template: str) -> Thinking | None:
 
 
 class _At(Enum):
-    """How far a reply was read."""
+    """How far a reply was read, relative to its reasoning."""
 
     BEFORE = auto()  # nothing but space has come; a mark may
     AGAIN = auto()  # as that, and it begins in thoughts: some say again what the prompt ends with
@@ -80,11 +80,11 @@ class _At(Enum):
 
 
 class ThoughtReader:
-    """Reads a reply as it comes. Thoughts are its beginning or nowhere: a mark behind them is text.
+    """Reads a reply as it comes. Only its beginning may be reasoning: later marks are text.
     Line breaks around them belong to neither.
 
     Attributes:
-        has_begun: thoughts have, be they over.
+        has_begun: reasoning has begun; it may have ended.
     """
 
     def __init__(self, thinking: Thinking, *, is_within: bool) -> None:
@@ -95,7 +95,7 @@ class ThoughtReader:
 
     @property
     def is_within(self) -> bool:
-        """Whether thoughts have begun, and have not ended."""
+        """Whether reasoning has begun and not ended."""
         return self._at in {_At.AGAIN, _At.OPENED, _At.WITHIN}
 
     @property

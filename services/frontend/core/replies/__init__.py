@@ -1,0 +1,1 @@
+"""One reply: its format, its reasoning, its text as it streams."""
