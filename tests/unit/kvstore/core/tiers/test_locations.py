@@ -338,3 +338,19 @@ def test_no_update_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(len(update.sessions))
         locations.on_sent()
     assert sizes == [7, 7, 7, 7, 2]
+
+
+def test_sessions_that_memory_keeps_when_the_disk_is_lost_are_sent_to_a_redis_without_any() -> None:
+    """Redis has the claim of this life and no session: nothing there shows what is missing."""
+    tier, locations = housed()
+    redis = Redis()
+    redis.check(locations, "a")
+    redis.take_all(locations)
+    for each in chain(1, 3, FOX):
+        tier.add(each)
+    assert locations.take() is not None
+    locations.on_failed()
+    locations.on_lost()
+    redis.check(locations, "b")
+    redis.take_all(locations)
+    assert redis.located == {FOX: 3}
