@@ -100,14 +100,11 @@ def renew_event(message: m.KvRenew) -> Renew:
     InvalidRequest, MalformedMessage: a field of it cannot be read.
     """
     return Renew(
-        worker_id=message.worker_id,
-        incarnation=message.incarnation,
-        tickets=unpack_ints(message.tickets, "Q"),
-        page_bytes=message.page_bytes,
-        leased=unpack_ints(message.leased),
-        last_lease=message.heard,
+        worker_id=message.worker_id, incarnation=message.incarnation,
+        tickets=unpack_ints(message.tickets, "Q"), page_bytes=message.page_bytes,
+        leased=unpack_ints(message.leased), last_lease=message.heard,
         used=keys_in(message.used, "used"),
-    )
+    )  # fmt: skip
 
 
 def release_event(message: m.KvRelease) -> Release:
@@ -115,15 +112,10 @@ def release_event(message: m.KvRelease) -> Release:
     MalformedMessage: its pages cannot be read.
     """
     return Release(
-        worker_id=message.worker_id,
-        incarnation=message.incarnation,
-        ticket=message.ticket,
-        page_bytes=message.page_bytes,
-        pages=unpack_ints(message.pages),
-        seq=message.seq,
-        last_lease=message.heard,
-        num_kept=message.num_kept,
-    )
+        worker_id=message.worker_id, incarnation=message.incarnation, ticket=message.ticket,
+        page_bytes=message.page_bytes, pages=unpack_ints(message.pages), seq=message.seq,
+        last_lease=message.heard, num_kept=message.num_kept,
+    )  # fmt: skip
 
 
 def commit_event(message: m.KvCommit) -> Commit:
@@ -131,14 +123,11 @@ def commit_event(message: m.KvCommit) -> Commit:
     InvalidRequest, MalformedMessage: a block of it cannot be read.
     """
     return Commit(
-        worker_id=message.worker_id,
-        incarnation=message.incarnation,
-        fingerprint=message.fingerprint,
-        page_bytes=message.page_bytes,
-        blocks=[new_block(block) for block in message.blocks],
-        seq=message.seq,
+        worker_id=message.worker_id, incarnation=message.incarnation,
+        fingerprint=message.fingerprint, page_bytes=message.page_bytes,
+        blocks=[new_block(block) for block in message.blocks], seq=message.seq,
         last_lease=message.heard,
-    )
+    )  # fmt: skip
 
 
 def new_block(block: m.KvBlock) -> NewBlock:

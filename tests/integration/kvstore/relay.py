@@ -45,7 +45,7 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def on_client(self, near: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
-        """Somebody connects."""
+        """A client connects."""
         task = asyncio.create_task(self._serve(near, to_near))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -31,7 +31,7 @@ from shared.ids import FrontendId, HostId, ModelId, TenantId, WorkerId
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import Place, kvstore, kvstore_process, until
+from tests.integration.kvstore.cluster import Place, kvstore, kvstore_process, until
 
 T = TenantId("t")
 MODEL = ModelId("base")
@@ -44,7 +44,7 @@ def place(nats_server: Server, redis_server: Server, tmp_path: Path) -> Place:
 
 
 @dataclass
-class House:
+class Outside:
     place: Place
     bus: Bus
     redis: Any
@@ -81,10 +81,10 @@ class House:
 
 
 @asynccontextmanager
-async def outside(place: Place) -> AsyncIterator[House]:
+async def outside(place: Place) -> AsyncIterator[Outside]:
     redis: Any = Redis.from_url(place.redis.url)
     async with connected(place.nats.url) as bus:
-        it = House(place, bus, redis)
+        it = Outside(place, bus, redis)
         await bus.subscribe(subjects.ADAPTER_CHANGED, it.changes.append)
         await bus.flush()
         try:
@@ -139,8 +139,8 @@ def test_an_adapter_comes_is_replaced_and_goes(place: Place) -> None:
                 await it.remove("a")
             again = await it.add("a", it.folder(1))
             assert again.revision == 4
-            told = [(each.name, each.revision, each.record) for each in it.changes]
-            assert told == [
+            announced = [(each.name, each.revision, each.record) for each in it.changes]
+            assert announced == [
                 ("a", 1, first), ("a", 2, second), ("b", 1, shared), ("a", 3, None), ("a", 4, again)
             ]  # fmt: skip
             open_ = m.KvOpen(
@@ -187,11 +187,11 @@ def test_names_outlive_kvstore_and_redis(place: Place) -> None:
     asyncio.run(scenario())
 
 
-async def is_named(it: House, *records: m.AdapterRecord) -> bool:
+async def is_named(it: Outside, *records: m.AdapterRecord) -> bool:
     return all([await it.named(record.name, record.tenant) == record for record in records])
 
 
-async def is_gone(it: House, name: str) -> bool:
+async def is_gone(it: Outside, name: str) -> bool:
     return await it.named(name) is None
 
 
@@ -201,7 +201,7 @@ def test_of_two_hosts_the_later_change_counts(place: Place) -> None:
             async with kvstore(place):
                 first = await it.add("a", it.folder(1))
                 await it.add("b", it.folder(2))
-                # another host replaces one and removes the other, and tells
+                # another host replaces one and removes the other, and announces it
                 theirs = replace(first, host_id=HostId("h2"), revision=5)
                 await it.redis.hset(adapters_redis_key(T), "a", m.encode(theirs))
                 changed = m.AdapterChanged(name="a", tenant=T, revision=5, record=theirs)
@@ -393,8 +393,8 @@ def test_an_upload_is_pulled_from_its_frontend(place: Place) -> None:
             frontend.files["adapter_config.json"] = b"{"  # shorter than was said
             refused = await it.refused("c", upload=frontend.upload)
             assert refused.http_status == 503
-            nobody = replace(frontend.upload, frontend_id=FrontendId("none"))
-            assert (await it.refused("c", upload=nobody)).http_status == 503
+            unknown = replace(frontend.upload, frontend_id=FrontendId("none"))
+            assert (await it.refused("c", upload=unknown)).http_status == 503
             assert not list(it.root.glob(".new*"))
 
     asyncio.run(scenario())

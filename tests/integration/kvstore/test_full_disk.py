@@ -19,7 +19,7 @@ from shared.clock import SystemClock
 from shared.messages.codec import pack_ints
 from tests.conftest import Server
 from tests.integration.harness import connected
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     NUM_LAYERS,
     PAGE_BYTES,
     FakeWorker,
@@ -38,7 +38,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def place(nats_server: Server, redis_server: Server, tmp_path: Path) -> Place:
-    (tmp_path / "secret").write_text("s" * 32)  # so that it tells others what it has
+    (tmp_path / "secret").write_text("s" * 32)  # so that it serves others
     return Place(nats_server, redis_server, tmp_path, {"peer_secret_file": tmp_path / "secret"})
 
 

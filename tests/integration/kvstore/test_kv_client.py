@@ -21,7 +21,7 @@ from shared.errors import NotFound, PeerUnavailable
 from shared.ids import HostId, WorkerId
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     FINGERPRINT,
     NUM_LAYERS,
     PAGE_BYTES,

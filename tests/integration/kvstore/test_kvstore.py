@@ -27,7 +27,7 @@ from shared.ids import HostId, SessionId, WorkerId
 from shared.locations import KV_HOSTS_KEY, location_redis_key
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     NUM_LAYERS,
     TENANT,
     FakeWorker,
@@ -60,7 +60,7 @@ async def worker_at(place: Place, worker_id: str = "w1") -> AsyncIterator[FakeWo
 
 
 async def num_written(redis: Any) -> int:
-    """How often anything was told of a host or a session."""
+    """How often anything was sent of a host or a session."""
     calls = await redis.info("commandstats")
     return sum(calls.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hset", "hdel"))
 

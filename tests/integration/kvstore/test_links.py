@@ -1,6 +1,6 @@
 """Kvstores on hosts of their own, with links between them that are slow, are cut, and come back.
 
-Each is a process in a network namespace. What the house says to itself (NATS) goes by other links,
+Each is a process in a network namespace. What services send each other (NATS) goes by other links,
 which hold: a host that can be asked and gives nothing is the worse case.
 """
 
@@ -30,7 +30,7 @@ from shared.errors import InvalidRequest
 from shared.ids import HostId, SessionId
 from shared.messages.codec import unpack_ints
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     NUM_LAYERS,
     PAGE_BYTES,
     FakeWorker,
@@ -57,7 +57,7 @@ REPLY_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class House:
+class Cluster:
     """Three hosts; the test is on the near one.
 
     Attributes:
@@ -76,37 +76,37 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if os.geteuid():
         pytest.skip("only root makes network namespaces")
     folder = tmp_path_factory.mktemp("links")
     secret = folder / "secret"
-    secret.write_text("of the house")
+    secret.write_text("of the deployment")
     with ExitStack() as stack:
         try:
             near, far, slow = stack.enter_context(namespaces(NEAR, FAR, SLOW))
             to_far, to_slow = join(near, far, 0), join(near, slow, 1)
-            told = [join(near, each, number) for number, each in ((2, far), (3, slow))]
+            joined = [join(near, each, number) for number, each in ((2, far), (3, slow))]
             to_far.shape(FAST_GBIT)
         except InvalidRequest as error:
             pytest.skip(error.message)
         with near.entered():
             port = free_port()
             config = folder / "nats.conf"
-            config.write_text(f"listen: 0.0.0.0:{port}\n")  # of a network that is the house's
+            config.write_text(f"listen: 0.0.0.0:{port}\n")  # of the deployment's network
             nats = start_nats_by(config, log_path=folder / "nats.log")
             stack.callback(stop_child, nats)
             wait_for_port(nats, port, "nats")
         envs = dict[HostId, dict[str, str]]()
         for space, host_id, nats_host, listen in (
             (near, NEAR, "127.0.0.1", "127.0.0.1"),
-            (far, FAR, told[0].near_host, to_far.host),
-            (slow, SLOW, told[1].near_host, to_slow.host),
+            (far, FAR, joined[0].near_host, to_far.host),
+            (slow, SLOW, joined[1].near_host, to_slow.host),
         ):
             env = envs[host_id] = {
                 **os.environ,
                 "SYMPHONY_NATS_URL": f"nats://{nats_host}:{port}",
-                "SYMPHONY_REDIS_URL": "redis://127.0.0.1:1/0",  # nobody's: they do without
+                "SYMPHONY_REDIS_URL": "redis://127.0.0.1:1/0",  # none is there: they do without
                 "SYMPHONY_HOST_ID": host_id,
                 "SYMPHONY_DATA_DIR": str(folder / host_id),
                 "SYMPHONY_ARENA_DIR": str(folder / f"{host_id}-arena"),
@@ -119,13 +119,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
                 command = [sys.executable, "-m", "services.kvstore"]
                 log_path = folder / f"{host_id}.log"
                 stack.callback(stop_child, start_child(command, log_path=log_path, env=env))
-        yield House(folder, f"nats://127.0.0.1:{port}", near, far, to_far, to_slow, envs)
+        yield Cluster(folder, f"nats://127.0.0.1:{port}", near, far, to_far, to_slow, envs)
 
 
 @asynccontextmanager
-async def workers(house: House, *host_ids: HostId) -> AsyncIterator[list[FakeWorker]]:
+async def workers(cluster: Cluster, *host_ids: HostId) -> AsyncIterator[list[FakeWorker]]:
     """One on each of these hosts, once their kvstores are there."""
-    async with connected(house.url, "workers") as bus:
+    async with connected(cluster.url, "workers") as bus:
         made = [FakeWorker(bus, f"w-{host_id}", host_id) for host_id in host_ids]
 
         async def are_there() -> bool:
@@ -221,7 +221,7 @@ def _received_bytes(link: Link) -> int:
 
 
 def _is_connecting(link: Link) -> bool:
-    """Whether somebody on this host waits for the first answer of the other side."""
+    """Whether a client on this host waits for the first answer of the other side."""
     return bool(_ports(link, "02"))
 
 
@@ -238,22 +238,22 @@ def _ports(link: Link, state: str) -> set[str]:
     return {own for own, other, found in sockets if other.startswith(far) and found == state}
 
 
-async def cut_in_transfer(house: House, staged: Staged) -> None:
+async def cut_in_transfer(cluster: Cluster, staged: Staged) -> None:
     await eventually(lambda: staged.num_ready >= NUM_BEFORE_CUT)
-    house.far.cut()
+    cluster.far.cut()
     assert not staged.is_over, "the link was cut too late"
 
 
 def test_of_a_fetch_that_a_cut_ends_only_whole_pages_are_served_and_none_is_fetched_again(
-    house: House,
+    cluster: Cluster,
 ) -> None:
     async def scenario() -> None:
-        async with workers(house, NEAR, FAR) as (near, far):
+        async with workers(cluster, NEAR, FAR) as (near, far):
             keys = await far.store(NUM_BLOCKS, seed=1)
-            house.far.shape(IN_TRANSFER_GBIT)
+            cluster.far.shape(IN_TRANSFER_GBIT)
             staged = await stage(near, keys, FAR)
             assert staged.num_to_come == NUM_PAGES
-            await cut_in_transfer(house, staged)
+            await cut_in_transfer(cluster, staged)
             await eventually(lambda: staged.is_over, 30.0)  # with the link as dead as it was
             num_come = staged.num_ready
             assert NUM_BEFORE_CUT <= num_come < NUM_PAGES
@@ -262,9 +262,9 @@ def test_of_a_fetch_that_a_cut_ends_only_whole_pages_are_served_and_none_is_fetc
             published = np.flatnonzero(near.arena.words & np.uint64(0xFF) == PageState.READY)
             assert {checksum(near.arena.pages[page].data) for page in published} <= known
             await near.release(staged.ticket)
-            house.far.shape(FAST_GBIT)
-            with counted(house.far) as num_bytes:
-                house.far.mend()
+            cluster.far.shape(FAST_GBIT)
+            with counted(cluster.far) as num_bytes:
+                cluster.far.mend()
                 again = await stage(near, keys, FAR)
                 await eventually(lambda: again.is_over)
             assert again.num_ready == NUM_PAGES
@@ -273,55 +273,55 @@ def test_of_a_fetch_that_a_cut_ends_only_whole_pages_are_served_and_none_is_fetc
             assert num_bytes[0] < (NUM_PAGES - num_come) * ON_LINK_BYTES * OVERHEAD
             await near.release(again.ticket)
 
-    with house.near.entered():
+    with cluster.near.entered():
         asyncio.run(scenario())
 
 
-def test_a_link_that_is_back_in_time_ends_what_it_began(house: House) -> None:
+def test_a_link_that_is_back_in_time_ends_what_it_began(cluster: Cluster) -> None:
     async def scenario() -> None:
-        async with workers(house, NEAR, FAR) as (near, far):
+        async with workers(cluster, NEAR, FAR) as (near, far):
             keys = await far.store(NUM_BLOCKS, seed=2)
-            house.far.shape(IN_TRANSFER_GBIT)
-            with counted(house.far) as num_bytes:
+            cluster.far.shape(IN_TRANSFER_GBIT)
+            with counted(cluster.far) as num_bytes:
                 staged = await stage(near, keys, FAR)
-                await cut_in_transfer(house, staged)
-                await eventually(lambda: _is_connecting(house.far))
-                house.far.shape(FAST_GBIT)
-                house.far.mend()
+                await cut_in_transfer(cluster, staged)
+                await eventually(lambda: _is_connecting(cluster.far))
+                cluster.far.shape(FAST_GBIT)
+                cluster.far.mend()
                 await eventually(lambda: staged.is_over)
             assert staged.num_ready == NUM_PAGES
             staged.check()
             assert num_bytes[0] < NUM_PAGES * ON_LINK_BYTES * OVERHEAD
             await near.release(staged.ticket)
 
-    with house.near.entered():
+    with cluster.near.entered():
         asyncio.run(scenario())
 
 
-def test_nobody_waits_for_a_slow_link_who_fetches_by_another(house: House) -> None:
+def test_a_fetch_by_one_link_does_not_wait_for_another(cluster: Cluster) -> None:
     async def scenario() -> None:
-        async with workers(house, NEAR, FAR, SLOW) as (near, far, slow):
+        async with workers(cluster, NEAR, FAR, SLOW) as (near, far, slow):
             keys_there = await slow.store(NUM_BLOCKS, seed=3)
             keys = await far.store(4, seed=4)
-            house.slow.shape(SLOW_GBIT)
+            cluster.slow.shape(SLOW_GBIT)
             behind = await stage(near, keys_there, SLOW)
             await eventually(lambda: behind.num_ready > 0)
-            before = _connections(house.slow)
+            before = _connections(cluster.slow)
             staged = await stage(near, keys, FAR)
             await eventually(lambda: staged.is_over)
             assert staged.num_ready == 4 * NUM_LAYERS
-            assert not behind.is_over and _connections(house.slow) == before != set()
+            assert not behind.is_over and _connections(cluster.slow) == before != set()
             staged.check()
             for each in (staged, behind):
                 await near.release(each.ticket)
 
-    with house.near.entered():
+    with cluster.near.entered():
         asyncio.run(scenario())
 
 
-async def open_lab(house: House, space: Namespace, host_id: HostId, bus: Bus) -> Lab:
+async def open_lab(cluster: Cluster, space: Namespace, host_id: HostId, bus: Bus) -> Lab:
     """A worker beside this host's kvstore, with this test as its scheduler and frontend."""
-    directory = house.folder / f"{host_id}-lab"
+    directory = cluster.folder / f"{host_id}-lab"
     directory.mkdir()
     profile = directory / "profile.json"
     profile.write_text(json.dumps(PROFILE))
@@ -330,7 +330,7 @@ async def open_lab(house: House, space: Namespace, host_id: HostId, bus: Bus) ->
         "SYMPHONY_TRUE_PAGES": "true",
         "SYMPHONY_KV_BYTES": str(8 * 1024**2),
     }
-    lab = Lab(directory, bus, house.env[host_id] | settings, host_id)
+    lab = Lab(directory, bus, cluster.env[host_id] | settings, host_id)
     await lab.listen()
     with space.entered():
         await lab.start("worker")
@@ -338,34 +338,34 @@ async def open_lab(house: House, space: Namespace, host_id: HostId, bus: Bus) ->
     return lab
 
 
-def test_a_turn_whose_history_a_cut_stops_is_answered_to_its_end(house: House) -> None:
+def test_a_turn_whose_history_a_cut_stops_is_answered_to_its_end(cluster: Cluster) -> None:
     tokens = [number % 251 for number in range(HISTORY_TOKENS)]
     num_blocks = HISTORY_TOKENS // BLOCK_TOKENS
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
-            bus = await stack.enter_async_context(connected(house.url, "labs"))
+            bus = await stack.enter_async_context(connected(cluster.url, "labs"))
             labs = []
-            for space, host_id in ((house.away, FAR), (house.near, NEAR)):
-                labs.append(await open_lab(house, space, host_id, bus))
+            for space, host_id in ((cluster.away, FAR), (cluster.near, NEAR)):
+                labs.append(await open_lab(cluster, space, host_id, bus))
                 stack.callback(labs[-1].close)
             far, near = labs
             num_before = (await far.kv_stats()).disk_blocks
             await far.turn(tokens, session_id=SessionId("s"))
             await far.wait_durable(num_before + num_blocks)
-            stack.callback(house.far.mend)
-            house.far.shape(IN_TRANSFER_GBIT)
-            before = _received_bytes(house.far)
+            stack.callback(cluster.far.mend)
+            cluster.far.shape(IN_TRANSFER_GBIT)
+            before = _received_bytes(cluster.far)
             trace, task = near.begin(
                 [*tokens, 1, 2, 3], REPLY_TOKENS, session_id=SessionId("s"), kv_at={FAR: num_blocks}
             )
             half = HISTORY_TOKENS * PROFILE["kv_bytes_per_token"] // 2
-            await eventually(lambda: _received_bytes(house.far) - before > half)
-            house.far.cut()
+            await eventually(lambda: _received_bytes(cluster.far) - before > half)
+            cluster.far.cut()
             assert not trace.generated, "the link was cut too late"
             await asyncio.wait_for(task, 30.0)
             assert len(trace.generated) == REPLY_TOKENS
             assert trace.cached_tokens < HISTORY_TOKENS
 
-    with house.near.entered():
+    with cluster.near.entered():
         asyncio.run(scenario())

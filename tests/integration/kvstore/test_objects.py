@@ -36,7 +36,7 @@ from shared.locations import (
 from shared.messages import unpack_ints
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     NUM_LAYERS,
     PAGE_BYTES,
     TENANT,
@@ -130,7 +130,7 @@ async def saved(bucket: Bucket, num_blocks: int) -> list[Run]:
     return runs_in(bucket)
 
 
-async def told(place: Place, num_blocks: int) -> None:
+async def reported(place: Place, num_blocks: int) -> None:
     """Once Redis knows that the session's first blocks are in the object store."""
     async with redis_at(place) as redis:
 
@@ -181,7 +181,7 @@ def test_a_session_outlives_its_host(places: list[Place], bucket: Bucket) -> Non
             keys = await one.store(5)
             (run,) = await saved(bucket, 5)
             assert (run.depth, run.num_blocks, run.owner) == (0, 5, owner_of(0))
-            await told(places[0], 5)
+            await reported(places[0], 5)
         async with host(places[1]) as two:
             staged = await stage(two, keys, 5)
             assert (staged.num_blocks, staged.num_pages_loading) == (5, 5 * NUM_LAYERS)
@@ -229,14 +229,14 @@ def test_an_own_earlier_life_is_known(places: list[Place], bucket: Bucket) -> No
             keys = await one.store(2)
             await saved(bucket, 2)
         async with host(places[0]) as one:
-            await told(places[0], 2)
+            await reported(places[0], 2)
             assert (await stage(one, keys, 0)).num_blocks == 2
         for path in places[0].config.disk_path.iterdir():
             path.unlink()
         async with redis_at(places[0]) as redis:
             await redis.flushall()
         async with host(places[0]) as one:
-            await told(places[0], 2)
+            await reported(places[0], 2)
             staged = await stage(one, keys, 0)
             assert staged.num_pages_loading == 2 * NUM_LAYERS
             await one.assert_holds(staged, keys)
@@ -317,7 +317,7 @@ def test_damaged_cut_and_missing_objects_are_computed(places: list[Place], bucke
 def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
     places: list[Place], bucket: Bucket
 ) -> None:
-    """The first host writes packed runs, and others as before it was told to."""
+    """The first host writes packed runs, and others as before it was set to."""
     tokens, keys = sequence(5)
 
     async def write(num_before: int, num: int) -> None:
@@ -421,7 +421,7 @@ def test_nobody_else_waits_for_a_slow_object_store(
     """
     monkeypatch.setattr(peering, "FETCH_S", 30.0)
     secret = places[0].directory.parent / "secret"
-    secret.write_text("of the house\n")
+    secret.write_text("of the deployment\n")
     for place in places:
         place.settings["peer_secret_file"] = secret
 

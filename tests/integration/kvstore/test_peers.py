@@ -22,7 +22,7 @@ from shared.locations import ANYWHERE
 from tests.certificates import make_certificate
 from tests.conftest import Server
 from tests.integration.harness import connected
-from tests.integration.kvstore.house import (
+from tests.integration.kvstore.cluster import (
     NUM_LAYERS,
     PAGE_BYTES,
     TENANT,
@@ -54,7 +54,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def places(nats_server: Server, redis_server: Server, tmp_path: Path) -> list[Place]:
     """Two hosts that know one secret."""
     secret = tmp_path / "secret"
-    secret.write_text("of the house\n")
+    secret.write_text("of the deployment\n")
     settings = {"peer_secret_file": secret}
     return [
         Place(nats_server, redis_server, tmp_path / host_id, dict(settings), host_id)
@@ -91,7 +91,7 @@ async def two_hosts(places: list[Place]) -> AsyncIterator[list[FakeWorker]]:
 
 
 async def are_lost(worker: FakeWorker, staged: m.KvStaged) -> None:
-    """Whoever waits for these pages sees that they will not come."""
+    """Workers that wait for these pages see that they will not come."""
     states = {worker.arena.promise(*page) for page in await worker.arrived(staged)}
     assert states == {PageState.BAD}
 
@@ -186,7 +186,7 @@ def test_what_this_host_has_is_not_fetched(places: list[Place]) -> None:
 
 
 def test_nobody_is_asked_who_has_no_more_than_this_host(places: list[Place]) -> None:
-    """Told by what comes: host 1 has it all, and nobody says so."""
+    """Known by what comes: host 1 has it all, and no location says so."""
 
     async def scenario() -> None:
         async with two_hosts(places) as (one, two):
@@ -298,7 +298,7 @@ def test_a_host_that_knows_another_secret_is_no_peer(
 ) -> None:
     monkeypatch.setattr(peering, "FETCH_S", 0.5)
     other = places[1].directory.parent / "other-secret"
-    other.write_text("of another house")
+    other.write_text("of another deployment")
     places[1].settings["peer_secret_file"] = other
 
     async def scenario() -> None:

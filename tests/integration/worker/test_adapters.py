@@ -33,7 +33,7 @@ from shared.messages import (
 from shared.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
-from tests.integration.kvstore.house import Place, kvstore
+from tests.integration.kvstore.cluster import Place, kvstore
 from tests.unit.worker_device.test_lora import BASE, Peft, Served, serve
 from tests.unit.worker_device.test_torch_executor import prompt
 

@@ -103,9 +103,12 @@ class Locations:
         self._changed.clear()
 
     def on_lost(self) -> None:
-        """The disk was reset: what was sent of it is void."""
+        """The disk was reset: what was sent of it is void. What memory keeps is sent again, also if
+        Redis turns out to have no session of this life, so that nothing shows what is missing.
+        """
         self._life = None
         self._forget_said()
+        self._resend = self._tier.owners
         self._sending = self._unsettled = None
         self.is_in_doubt = True
 

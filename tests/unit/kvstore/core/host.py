@@ -182,7 +182,7 @@ class Host:
         self.open_as(worker, self.incarnations[worker])
 
     def open_as(self, worker: WorkerId, incarnation: str) -> None:
-        """A word of this incarnation is heard, perhaps late, perhaps again."""
+        """A message of this incarnation arrives, perhaps late, perhaps again."""
         event = Open(worker, incarnation, "f", LAYERS, PAGE_BYTES)
         self.perform(self.core.on_open(event, self.now_ns))
 
@@ -201,7 +201,7 @@ class Host:
         worker: WorkerId = WORKERS[0],
         owner: OwnerKey = NO_OWNER,
         seq: int = 0,
-        heard: int = 1,
+        last_lease: int = 1,
         expiry_s: int = 0,
     ) -> None:
         """Blocks (sequence, index) in these pages, in order."""
@@ -217,7 +217,7 @@ class Host:
             )
             for at, name in enumerate(names)
         ]
-        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks, seq, heard)
+        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks, seq, last_lease)
         _, effects = self.core.on_commit(event, self.now_ns)
         self.perform(effects)
 
@@ -228,7 +228,7 @@ class Host:
         return found.leased.get(PAGE_BYTES, {})
 
     def is_young_lease(self, worker: WorkerId, page: int) -> bool:
-        """Whether its worker may not have heard of it yet."""
+        """Whether its worker may not know of it yet."""
         lease = self.leased(worker).get(page)
         at_ns = self.leased_at_ns.get(page, 0) if lease is None else lease.held_at_ns
         return self.now_ns - at_ns < TICKET_NS
@@ -284,7 +284,7 @@ class Host:
         ticket: int = 0,
         pages: list[int] | None = None,
         worker: WorkerId = WORKERS[0],
-        heard: int = 1,
+        last_lease: int = 1,
         num_kept: int = 0,
     ) -> None:
         incarnation = self.incarnations[worker]
@@ -294,7 +294,7 @@ class Host:
             ticket,
             PAGE_BYTES,
             pages or [],
-            last_lease=heard,
+            last_lease=last_lease,
             num_kept=num_kept,
         )
         self.perform(self.core.on_release(event, self.now_ns))
@@ -304,11 +304,11 @@ class Host:
         tickets: list[int],
         leased: list[int],
         worker: WorkerId = WORKERS[0],
-        heard: int = 1,
+        last_lease: int = 1,
         used: list[BlockKey] | None = None,
     ) -> None:
         incarnation = self.incarnations[worker]
-        event = Renew(worker, incarnation, tickets, PAGE_BYTES, leased, heard, used or [])
+        event = Renew(worker, incarnation, tickets, PAGE_BYTES, leased, last_lease, used or [])
         self.perform(self.core.on_renew(event, self.now_ns))
 
     def pass_time(self, duration_ns: int) -> None:
@@ -339,14 +339,14 @@ class Host:
         peer: HostId = PEERS[0],
         outcome: LoadOutcome = LoadOutcome.READY,
         owner: OwnerKey = NO_OWNER,
-        told: Callable[[PageFacts], PageFacts | None] = lambda told: told,
+        change: Callable[[PageFacts], PageFacts | None] = lambda facts: facts,
         duration_ns: int = 0,
         is_current: bool = True,
     ) -> list[PageRead]:
         """The oldest batch that a peer was asked for ends, its first page so, the others well.
 
         Args:
-            told: what the peer says of each page, in place of the truth.
+            change: what the peer reports of each page, from the truth.
         """
         batch = self.fetches[peer].popleft()
         if outcome is LoadOutcome.FAILED:
@@ -364,7 +364,7 @@ class Host:
             if each is LoadOutcome.FAILED:
                 self.failed.add((load.page, load.generation))
         pages = [
-            FetchedPages(reads, each, [told(self._truth(key, owner)) for key in reads.keys])
+            FetchedPages(reads, each, [change(self._truth(key, owner)) for key in reads.keys])
             for reads, each in zip(batch, outcomes, strict=True)
         ]
         self.perform(
@@ -395,12 +395,12 @@ class Host:
         return num_blocks
 
     def tell(self) -> dict[OwnerKey, int]:
-        """Redis takes all that is to be told: leading blocks, by session."""
-        told: dict[OwnerKey, int] = {}
+        """Redis takes all that is to be sent: leading blocks, by session."""
+        sent: dict[OwnerKey, int] = {}
         while (update := self.core.locations.take()) is not None:
-            told |= update.sessions
+            sent |= update.sessions
             self.core.locations.on_sent()
-        return told
+        return sent
 
     def evict_all(self) -> None:
         """Drive everything that may go out of the arena."""

@@ -1,4 +1,4 @@
-"""A deleted session's blocks go from every tier, whoever is busy with them."""
+"""A deleted session's blocks go from every tier, also while they are in use."""
 
 import pytest
 

@@ -116,7 +116,7 @@ def test_an_expiry_outlives_a_restart(host: Host) -> None:
 
 
 def test_a_kill_while_an_expiry_is_written_down_leaves_a_session_one(host: Host) -> None:
-    """That which was told last, and is with what was used last; nobody's blocks keep theirs."""
+    """The latest one, which is with what was used last; blocks without an owner keep theirs."""
 
     def stored(sequence: int, used_s: int, expiry_s: int, owner: OwnerKey) -> StoredBlock:
         return StoredBlock(

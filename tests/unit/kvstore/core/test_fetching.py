@@ -132,7 +132,7 @@ def test_a_block_whose_pages_did_not_all_come_is_not_written(host: Host) -> None
 
 def test_what_continues_nothing_here_is_kept_once_it_does(host: Host) -> None:
     first = host.stage(0, 2, offer=FROM_PEER)
-    host.finish_fetch(outcome=LoadOutcome.MISSING, told=lambda told: told)
+    host.finish_fetch(outcome=LoadOutcome.MISSING, change=lambda facts: facts)
     host.finish_fetches()
     assert [write.key for write in host.writes] == []
     host.commit([(0, 0)], host.lease(LAYERS))
@@ -158,12 +158,12 @@ def test_a_full_disk_leaves_it_in_the_arena(host: Host) -> None:
 
 
 LIES: list[Callable[[PageFacts], PageFacts | None]] = [
-    lambda told: None,
-    lambda told: replace(told, tokens=[7]),
-    lambda told: replace(told, tokens=[]),
-    lambda told: replace(told, tokens=[0] * 65),
-    lambda told: replace(told, parent=key_of(5, 5)),
-    lambda told: replace(told, num_layers=LAYERS + 1),
+    lambda facts: None,
+    lambda facts: replace(facts, tokens=[7]),
+    lambda facts: replace(facts, tokens=[]),
+    lambda facts: replace(facts, tokens=[0] * 65),
+    lambda facts: replace(facts, parent=key_of(5, 5)),
+    lambda facts: replace(facts, num_layers=LAYERS + 1),
 ]
 
 
@@ -172,7 +172,7 @@ def test_a_peer_that_lies_is_not_believed(
     host: Host, lie: Callable[[PageFacts], PageFacts | None]
 ) -> None:
     host.stage(0, 1, offer=FROM_PEER)
-    host.finish_fetch(told=lie)
+    host.finish_fetch(change=lie)
     assert not host.writes and key_of(0, 0) not in host.arena.blocks
     assert host.core.counts.num_pages_corrupt
     assert host.stage(0, 1).num_blocks == 0
@@ -183,15 +183,15 @@ def test_what_the_first_page_said_stays_said(host: Host) -> None:
     host.stage(0, 2, offer=FROM_PEER)
     first: list[PageFacts] = []
 
-    def change_its_mind(told: PageFacts) -> PageFacts:
-        if not first or (told.tokens == first[0].tokens and told.parent == first[0].parent):
+    def change_its_mind(facts: PageFacts) -> PageFacts:
+        if not first or (facts.tokens == first[0].tokens and facts.parent == first[0].parent):
             is_first = not first
-            first.append(told)
-            return told if is_first else replace(told, parent=key_of(5, 5), owner=OWNER)
-        return told
+            first.append(facts)
+            return facts if is_first else replace(facts, parent=key_of(5, 5), owner=OWNER)
+        return facts
 
     while host.fetches[PEERS[0]]:
-        host.finish_fetch(told=change_its_mind)
+        host.finish_fetch(change=change_its_mind)
     assert [write.parent for write in host.writes] == [key_of(0, -1), key_of(0, 0)]
     assert {write.owner for write in host.writes} == {NO_OWNER}
 
@@ -354,7 +354,7 @@ def test_what_follows_the_pool_s_part_is_kept_only_where_that_part_is(host: Host
 def test_what_came_before_what_it_continues_is_kept_when_that_is_computed(host: Host) -> None:
     host.stage(0, 2, offer=FROM_PEER)
     while host.fetches[PEERS[0]]:
-        host.finish_fetch(told=lambda told: None if told.parent == key_of(0, -1) else told)
+        host.finish_fetch(change=lambda facts: None if facts.parent == key_of(0, -1) else facts)
     assert not host.writes and key_of(0, 1) in host.arena.blocks
     host.commit([(0, 0), (0, 1)], host.lease(2 * LAYERS))
     assert [write.key for write in host.writes] == [key_of(0, 0), key_of(0, 1)]
@@ -362,7 +362,7 @@ def test_what_came_before_what_it_continues_is_kept_when_that_is_computed(host: 
 
 def test_a_host_that_gives_nothing_right_is_left_alone(host: Host) -> None:
     host.stage(0, 1, offer=FROM_PEER)
-    host.finish_fetch(told=LIES[0])
+    host.finish_fetch(change=LIES[0])
     assert host.core.peers.is_avoided(PEERS[0], host.now_ns)
 
 
@@ -379,7 +379,7 @@ def test_a_host_that_came_back_elsewhere_is_not_blamed_for_what_it_left(host: Ho
 
 def test_who_waits_for_what_is_refused_sees_it(host: Host) -> None:
     staged = host.stage(0, 1, offer=FROM_PEER)
-    host.finish_fetch(told=LIES[1])
+    host.finish_fetch(change=LIES[1])
     assert set(states(host, staged.pages)) == {PageState.BAD}
 
 
@@ -441,7 +441,7 @@ def test_of_a_slow_link_little_is_asked_at_once() -> None:
 
 
 def test_no_word_is_set_twice(host: Host) -> None:
-    """What was given up belongs to somebody else by then."""
+    """What was abandoned belongs to another block by then."""
     staged = host.stage(0, 1, offer=FROM_PEER)
     host.release(staged.ticket)
     host.finish_fetch(outcome=LoadOutcome.FAILED)

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
+"""Whatever happens, in whatever order: pages are conserved, and no page in use is taken away."""
 
 from dataclasses import replace
 from itertools import chain
@@ -239,7 +239,7 @@ class KvMachine(RuleBasedStateMachine):
         after = set(self.host.leased(worker))
         assert set(kept) <= after
         young = {page for page in before if self.host.is_young_lease(worker, page)}
-        assert young <= after, "taken back before its worker can have heard of it"
+        assert young <= after, "taken back before its worker can know of it"
         self.leased[worker] = [page for page in self.leased[worker] if page in after]
 
     @rule(worker=workers)

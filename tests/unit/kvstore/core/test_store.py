@@ -355,14 +355,14 @@ def test_pages_of_an_answer_that_may_still_come_do_not_go_back(host: Host) -> No
     """Their worker stood still: it reads the answer after it has said what it holds."""
     pages = host.lease(LAYERS, number=7)
     host.now_ns += TICKET_NS
-    host.renew([], [], heard=6)
+    host.renew([], [], last_lease=6)
     assert set(host.leased(WORKERS[0])) == set(pages)
-    host.renew([], [], heard=7)
+    host.renew([], [], last_lease=7)
     assert not host.leased(WORKERS[0])
 
 
 def test_pages_of_a_commit_that_may_be_under_way_do_not_go_back(host: Host) -> None:
-    """It named them until just now: the commit that gave them away is heard after the renewal."""
+    """It named them until just now: the commit that gave them away arrives after the renewal."""
     pages = host.lease(LAYERS)
     host.now_ns += 2 * TICKET_NS
     host.renew([], pages)
@@ -382,8 +382,8 @@ def test_pages_that_were_leased_anew_are_not_those_that_a_late_message_means(hos
         host.commit([(0, 0)], pages)
     host.release(pages=pages)
     assert set(host.leased(WORKERS[0])) == set(taken)
-    host.commit([(0, 0)], pages, heard=2)
-    host.release(pages=taken, heard=2)
+    host.commit([(0, 0)], pages, last_lease=2)
+    host.release(pages=taken, last_lease=2)
     assert not host.leased(WORKERS[0])
 
 

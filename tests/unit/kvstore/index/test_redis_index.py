@@ -1,4 +1,4 @@
-"""What is told to Redis, whenever the kvstore stops."""
+"""What Redis is sent, whenever the kvstore stops."""
 
 import asyncio
 import time

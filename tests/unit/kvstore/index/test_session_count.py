@@ -84,7 +84,7 @@ def test_a_count_that_fails_leaves_the_last_one(monkeypatch: pytest.MonkeyPatch)
     redis.num, redis.trouble = 9, RedisError("slow")
     redis.expire()
     asyncio.run(sessions.learn())
-    asyncio.run(sessions.learn())  # its turn is not over: nobody hurries after it
+    asyncio.run(sessions.learn())  # its turn is not over: no other counts before that
     assert redis.num_scans == 2
     redis.keys[COUNT_KEY] = "no number"
     asyncio.run(sessions.learn())

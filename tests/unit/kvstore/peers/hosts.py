@@ -1,4 +1,4 @@
-"""Two hosts in one process: disks, arenas, real sockets, and somebody between them."""
+"""Two hosts in one process: disks, arenas, real sockets, and a proxy between them."""
 
 import queue
 import socket
@@ -25,7 +25,7 @@ from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 
-SECRET = b"the house's own"
+SECRET = b"the deployment's own"
 OWNER = OwnerKey(bytes(range(16)))
 LONG_S = 60.0
 TICK_S = 0.02
@@ -154,7 +154,7 @@ def serving(source: Disk | PageSource, **options: Any) -> Iterator[PeerServer]:
 
 @contextmanager
 def fetching(address: tuple[str, int], receiver: Receiver, **options: Any) -> Iterator[PeerClient]:
-    """A client of whoever listens there."""
+    """A client of the server there."""
     options = {"host_id": "receiver", "tick_s": TICK_S, **_PATIENT, **options}
     options.setdefault("connect_s", LONG_S)
     identity, peer_id = _identity(options), options.pop("peer_id", None)

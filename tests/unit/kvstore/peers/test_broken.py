@@ -67,7 +67,7 @@ def test_after_a_cut_only_what_has_not_come_is_asked_for_again(tmp_path: Path) -
     ):
         client.submit([receiver.reads(0, numbers, 0)], 0, LONG_S)
         assert receiver.outcomes() == [[READY] * 6]
-        # the third connection is cut while hands are shaken, so nobody asks there
+        # the third connection is cut while hands are shaken, so nothing is requested there
         assert client.counts.num_resumed == 4 + 4
         assert client.counts.num_broken == 3
         assert client.counts.num_refused == client.counts.num_corrupt == 0
@@ -195,8 +195,8 @@ def test_a_connection_that_is_made_again_costs_the_link_nothing(
 
 def test_what_does_not_come_in_time_has_failed(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "arena", 3, PAGE_BYTES)
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = nobody.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = silent.getsockname()
     with fetching(address, receiver) as client:
         client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [1], 2)], 0, 0.1)
         assert receiver.outcomes() == [[FAILED, FAILED], [FAILED]]

@@ -1,4 +1,4 @@
-"""Who lies, knows no secret, or sends bytes that mean nothing: refused, counted, and nobody else is
+"""A peer that lies, knows no secret, or sends garbage is refused and counted, and no other one is
 any the worse.
 """
 

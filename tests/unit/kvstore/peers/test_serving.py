@@ -60,13 +60,13 @@ def sender(tmp_path: Path) -> Iterator[Sender]:
 
 def _hear_all(sock: socket.socket, num_pages: int) -> list[tuple[Answer, list[bytes]]]:
     """Answers for so many pages, and the values that followed them."""
-    heard = []
+    answers = []
     while num_pages:
         answer = unpack_answer(take(sock, ANSWER_BYTES))
         num_values = answer.count if answer.status in {Status.PAGE, Status.JUDGED} else 0
-        heard.append((answer, [take(sock, 512 + PAGE_BYTES) for _ in range(num_values)]))
+        answers.append((answer, [take(sock, 512 + PAGE_BYTES) for _ in range(num_values)]))
         num_pages -= answer.count
-    return heard
+    return answers
 
 
 def test_a_slow_peer_holds_up_nobody_and_is_cut_off(sender: Sender, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_slow_peer_holds_up_nobody_and_is_cut_off(sender: Sender, tmp_path: Pa
         client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
         assert receiver.outcomes() == [[READY, READY]]
         poll = select.poll()
-        poll.register(slow, 0)  # tells only of its end: nothing of what waits is read
+        poll.register(slow, 0)  # reports only its end: nothing of what waits is read
         assert poll.poll(LONG_S * 1e3)
         assert server.counts.num_cut_off >= 1
 
@@ -93,28 +93,28 @@ def test_a_slow_peer_does_not_keep_the_database(sender: Sender) -> None:
         wanted = sender.value(1, 0)
         sender.disk.reset()  # waits for snapshots
         values = [take(slow, len(wanted)) for _ in range(answer.count)]
-        heard = _hear_all(slow, KEYS_MAX - answer.count)
-    assert heard[-1][0].status is Status.MISSING
-    values += [value for _, each in heard for value in each]
+        answers = _hear_all(slow, KEYS_MAX - answer.count)
+    assert answers[-1][0].status is Status.MISSING
+    values += [value for _, each in answers for value in each]
     assert 0 < len(values) < KEYS_MAX
     assert set(values) == {wanted}
 
 
 def test_the_most_urgent_request_is_answered_first(sender: Sender) -> None:
-    """Then layer by layer, whoever asked first."""
+    """Then layer by layer, whichever asked first."""
     hint, high = MUCH, Request(2, 1, PAGE_BYTES, DEMAND_PRIORITY, 60_000, [key(1)] * 3)
     low = Request(3, 0, PAGE_BYTES, DEMAND_PRIORITY, 60_000, [key(2)] * 3)
     with serving(sender.disk) as server, greeted(server) as sock:
         sock.sendall(b"".join(map(pack_request, (hint, high, low))))
-        heard = _hear_all(sock, KEYS_MAX + 6)
-    numbers = [answer.number for answer, _ in heard for _ in range(answer.count)]
+        answers = _hear_all(sock, KEYS_MAX + 6)
+    numbers = [answer.number for answer, _ in answers for _ in range(answer.count)]
     assert numbers == [3] * 3 + [2] * 3 + [1] * KEYS_MAX
     at = 0
-    for answer, values in heard[-3:]:
+    for answer, values in answers[-3:]:
         at = answer.first
         keys = [unpack_header(value[:HEADER_BYTES]).key for value in values]
         assert keys == [key(1)] * answer.count
-    assert at + heard[-1][0].count == KEYS_MAX
+    assert at + answers[-1][0].count == KEYS_MAX
 
 
 def test_what_is_asked_for_later_may_go_first(sender: Sender) -> None:
@@ -124,8 +124,8 @@ def test_what_is_asked_for_later_may_go_first(sender: Sender) -> None:
         first = unpack_answer(take(sock, ANSWER_BYTES))
         sock.sendall(pack_request(urgent))
         take(sock, first.count * (512 + PAGE_BYTES))
-        heard = _hear_all(sock, KEYS_MAX - first.count + 1)
-    assert 2 in [answer.number for answer, _ in heard[:-1]]
+        answers = _hear_all(sock, KEYS_MAX - first.count + 1)
+    assert 2 in [answer.number for answer, _ in answers[:-1]]
 
 
 def test_a_request_whose_time_is_over_is_not_sent(sender: Sender) -> None:
@@ -214,7 +214,7 @@ def test_a_budget_holds_back_what_comes_next() -> None:
 
 
 def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
-    """In a time of its own: each sends what it may, then pauses as it is told."""
+    """In a time of its own: each sends what it may, then pauses as it must."""
     pace, now_s, num_bytes = Pace(1e9), 100.0, 0
     wakes = [(now_s, number) for number in range(CONNECTIONS_MAX)]
     while now_s < 110.0:

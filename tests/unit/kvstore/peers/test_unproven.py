@@ -12,32 +12,32 @@ steps = st.lists(
 )
 
 
-def first_to_go(kept: dict[int, str], heard: set[int]) -> int:
+def first_to_go(kept: dict[int, str], active: set[int]) -> int:
     """Slow and obvious."""
     groups = list(kept.values())
     crowded = max(set(groups), key=lambda group: (groups.count(group), group))
     own = [number for number, group in kept.items() if group == crowded]
-    return next((number for number in own if number not in heard), own[0])
+    return next((number for number in own if number not in active), own[0])
 
 
 @given(steps)
 def test_the_most_crowded_address_pays(steps: list[tuple[str, int]]) -> None:
-    table, kept, heard = Unproven[int](MAX), dict[int, str](), set[int]()
+    table, kept, active = Unproven[int](MAX), dict[int, str](), set[int]()
     for number, (step, which) in enumerate(steps):
         some = list(kept)[which % len(kept)] if kept else None
         if step == "add":
-            lost = first_to_go(kept, heard) if len(kept) == MAX else None
+            lost = first_to_go(kept, active) if len(kept) == MAX else None
             kept[number] = f"address {which % 4}"
             assert table.add(number, kept[number]) == lost
             kept.pop(-1 if lost is None else lost, None)
         elif some is not None and step == "hear":
             table.hear(some)
-            heard.add(some)
+            active.add(some)
         elif some is not None and step == "remove":
             table.remove(some)
             del kept[some]
         elif some is not None:
-            lost = first_to_go(kept, heard)
+            lost = first_to_go(kept, active)
             assert table.take() == lost
             del kept[lost]
         assert table.all == list(kept)

@@ -77,7 +77,7 @@ def test_a_session_s_rows_stand_in_the_order_in_which_they_came(data: st.DataObj
     assert set(owned.owners) == {owner for owner, rows in model.items() if rows}
 
 
-def told(disk: DiskTier) -> list[tuple[object, ...]]:
+def shown(disk: DiskTier) -> list[tuple[object, ...]]:
     """All that anybody can ask, but how deep a block is: that is counted when it matters."""
     blocks = [found for key in disk.keys if (found := disk.get(key)) is not None]
     fields = [name for name in StoredBlock.__slots__ if name != "depth"]
@@ -111,14 +111,14 @@ def test_what_is_found_at_the_start_is_as_if_it_had_come_block_by_block(
     at_once.find(FoundBlocks.of(blocks))
     by_use = sorted(blocks, key=lambda each: each.used_at_ns)
     expiries = {each.owner: each.expiry_ns for each in by_use if each.owner != NO_OWNER}
-    for each in by_use:  # a session has one expiry: that which was told last
+    for each in by_use:  # a session has one expiry: the latest
         one_by_one.add(replace(each, expiry_ns=expiries.get(each.owner, each.expiry_ns)))
-    assert told(at_once) == told(one_by_one)
+    assert shown(at_once) == shown(one_by_one)
     for key in data.draw(st.permutations([each.key for each in blocks])):
         for disk in (at_once, one_by_one):
             disk.use([key], 20, 5)
             assert disk.remove(key) is not None and key not in disk
-        assert told(at_once) == told(one_by_one)
+        assert shown(at_once) == shown(one_by_one)
 
 
 def test_rows_of_blocks_that_are_gone_are_given_again() -> None:

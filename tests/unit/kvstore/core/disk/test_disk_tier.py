@@ -36,22 +36,22 @@ def numbers(keys: list[BlockKey]) -> list[int]:
     return [int(key) for key in keys]
 
 
-def nobody(_: BlockKey) -> bool:
+def not_busy(_: BlockKey) -> bool:
     return False
 
 
 def test_a_session_goes_from_its_end_although_its_root_is_oldest() -> None:
     disk = tier({1: 0, 2: 1, 3: 2, 4: 0})
-    assert numbers(disk.oldest(SIZE, nobody)) == [3]
-    assert numbers(disk.oldest(3 * SIZE, nobody)) == [3, 2, 1]
-    assert numbers(disk.oldest(4 * SIZE, nobody)) == [3, 2, 1, 4]
+    assert numbers(disk.oldest(SIZE, not_busy)) == [3]
+    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [3, 2, 1]
+    assert numbers(disk.oldest(4 * SIZE, not_busy)) == [3, 2, 1, 4]
 
 
 def test_a_common_prefix_stays_as_long_as_anything_that_continues_it() -> None:
     disk = tier({1: 0, 2: 1, 3: 1, 4: 3})
     disk.use([name(4), name(3)], now_ns=9, stale_ns=100)
-    assert numbers(disk.oldest(2 * SIZE, nobody)) == [2, 4]
-    assert numbers(disk.oldest(4 * SIZE, nobody)) == [2, 4, 3, 1]
+    assert numbers(disk.oldest(2 * SIZE, not_busy)) == [2, 4]
+    assert numbers(disk.oldest(4 * SIZE, not_busy)) == [2, 4, 3, 1]
 
 
 def test_what_is_busy_stays_and_so_does_what_it_stands_on() -> None:
@@ -62,33 +62,33 @@ def test_what_is_busy_stays_and_so_does_what_it_stands_on() -> None:
 def test_age_takes_no_block_before_a_younger_one_that_continues_it() -> None:
     disk = tier({1: 0, 2: 1, 3: 0})
     disk.use([name(2)], now_ns=50, stale_ns=100)
-    assert numbers(disk.surplus(EXPIRY_NS + 10, nobody)) == [3]
-    assert numbers(disk.surplus(EXPIRY_NS + 60, nobody)) == [3, 2, 1]
+    assert numbers(disk.surplus(EXPIRY_NS + 10, not_busy)) == [3]
+    assert numbers(disk.surplus(EXPIRY_NS + 60, not_busy)) == [3, 2, 1]
 
 
 def test_children_that_left_do_not_count() -> None:
     disk = tier({1: 0, 2: 1})
     disk.remove(name(2))
-    assert numbers(disk.oldest(SIZE, nobody)) == [1]
+    assert numbers(disk.oldest(SIZE, not_busy)) == [1]
     disk.clear()
-    assert not disk._awaited and disk.oldest(SIZE, nobody) == []
+    assert not disk._awaited and disk.oldest(SIZE, not_busy) == []
 
 
 def test_blocks_with_an_expiry_of_their_own_go_by_that_and_room_is_made_by_use_alone() -> None:
     disk = tier({1: 0, 2: 0, 3: 0, 4: 0}, expiries={1: 5000, 3: 30})
-    assert numbers(disk.surplus(33, nobody)) == []
-    assert numbers(disk.surplus(34, nobody)) == [3]
-    assert numbers(disk.surplus(EXPIRY_NS + 5, nobody)) == [2, 4, 3]
-    assert numbers(disk.surplus(5002, nobody)) == [1, 2, 4, 3]
-    assert numbers(disk.oldest(3 * SIZE, nobody)) == [1, 2, 3]
+    assert numbers(disk.surplus(33, not_busy)) == []
+    assert numbers(disk.surplus(34, not_busy)) == [3]
+    assert numbers(disk.surplus(EXPIRY_NS + 5, not_busy)) == [2, 4, 3]
+    assert numbers(disk.surplus(5002, not_busy)) == [1, 2, 4, 3]
+    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [1, 2, 3]
 
 
 def test_what_sessions_share_lives_as_long_as_the_longest_of_them() -> None:
     disk = tier({1: 0, 2: 1, 3: 1}, expiries={1: 10, 2: 10, 3: 5000})
-    assert numbers(disk.surplus(50, nobody)) == [2]
+    assert numbers(disk.surplus(50, not_busy)) == [2]
     disk.remove(name(2))
-    assert numbers(disk.surplus(5003, nobody)) == []
-    assert numbers(disk.surplus(5004, nobody)) == [3, 1]
+    assert numbers(disk.surplus(5003, not_busy)) == []
+    assert numbers(disk.surplus(5004, not_busy)) == [3, 1]
 
 
 def test_what_is_kept_only_for_what_continues_it_is_not_looked_at_time_and_again() -> None:
@@ -111,16 +111,16 @@ def test_what_is_kept_only_for_what_continues_it_is_not_looked_at_time_and_again
 def test_what_was_kept_so_goes_when_nothing_continues_it_or_room_is_needed() -> None:
     disk = tier({1: 0, 2: 1, 3: 0, 4: 3, 5: 0, 6: 5}, expiries={2: 5000, 4: 5000, 6: 5000})
     now_ns = EXPIRY_NS + 10
-    assert disk.surplus(now_ns, nobody) == []
+    assert disk.surplus(now_ns, not_busy) == []
     disk.remove(name(2))
     assert numbers(disk.surplus(now_ns, lambda key: key == name(1))) == [], "it is busy"
-    assert numbers(disk.surplus(now_ns, nobody)) == [1]
-    assert numbers(disk.oldest(2 * SIZE, nobody)) == [1, 4]
-    assert numbers(disk.oldest(3 * SIZE, nobody)) == [1, 4, 3]
+    assert numbers(disk.surplus(now_ns, not_busy)) == [1]
+    assert numbers(disk.oldest(2 * SIZE, not_busy)) == [1, 4]
+    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [1, 4, 3]
     disk.use([name(5)], now_ns, 10**9)
     disk.remove(name(6))
     disk.remove(name(3))
-    assert numbers(disk.surplus(now_ns, nobody)) == [1], "used again"
+    assert numbers(disk.surplus(now_ns, not_busy)) == [1], "used again"
     assert numbers(disk.keys) == [1, 4, 5]
     disk.clear()
     assert disk.keys == []
@@ -134,8 +134,8 @@ def test_a_session_that_is_told_another_expiry_has_it_with_all_its_blocks() -> N
     assert disk.set_expiry(owner, 0, 7) == []
     assert numbers(disk.set_expiry(owner, 20, 7)) == [2, 1]
     assert disk.expiry_ns_of(owner) == 20
-    assert numbers(disk.surplus(27, nobody)) == []
-    assert numbers(disk.surplus(28, nobody)) == [2, 1]
+    assert numbers(disk.surplus(27, not_busy)) == []
+    assert numbers(disk.surplus(28, not_busy)) == [2, 1]
     stale = disk.use([name(2)], now_ns=12, stale_ns=10**6)
     assert numbers(stale) == [], "noted a quarter of its expiry ago at most"
     assert numbers(disk.use([name(2)], now_ns=13, stale_ns=10**6)) == [2]

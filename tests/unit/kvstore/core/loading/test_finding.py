@@ -1,4 +1,4 @@
-"""Asking all hosts, where nobody could tell where a session's KV is."""
+"""Asking all hosts, where the location of a session's KV is unknown."""
 
 from itertools import pairwise
 

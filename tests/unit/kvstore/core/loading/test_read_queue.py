@@ -106,7 +106,7 @@ def test_pages_are_read_in_the_order_of_urgency(
 
 
 def check_backlog(backlog: Backlog, blocks: list[ArenaBlock]) -> None:
-    """It tells what is read before the last page of each layer, for each urgency."""
+    """It says what is read before the last page of each layer, for each urgency."""
     waiting = [(block.kind, layer) for block in blocks for layer in block.queued]
     for kind in range(NUM_KINDS):
         before = [sum(each <= (kind, layer) for each in waiting) for layer in range(NUM_LAYERS)]

@@ -34,16 +34,16 @@ def chain(first: int, num: int, owner: OwnerKey, parent: int = ROOT) -> list[Sto
 
 
 class Redis:
-    """What it was told: by session the life it was said in and a number, and what the host claims.
+    """What it was sent: by session the life it was said in and a number, and what the host claims.
 
     Attributes:
-        num_told: sessions, with repetitions.
+        num_sent: sessions, with repetitions.
     """
 
     def __init__(self) -> None:
         self.said: dict[OwnerKey, tuple[str, int]] = {}
         self.claim: HostClaim | None = None
-        self.num_told = 0
+        self.num_sent = 0
 
     def check(self, locations: Locations, life: str) -> None:
         locations.on_checked(self.claim, life)
@@ -56,7 +56,7 @@ class Redis:
             locations.on_failed()
             return False
         for owner, num_blocks in update.sessions.items():
-            self.num_told += 1
+            self.num_sent += 1
             self.said.pop(owner, None)
             if num_blocks:
                 self.said[owner] = (update.claim.life, num_blocks)
@@ -64,11 +64,11 @@ class Redis:
         return True
 
     def take_all(self, locations: Locations) -> int:
-        """Everything arrives; how many sessions were told."""
-        num_before = self.num_told
+        """Everything arrives; how many sessions were sent."""
+        num_before = self.num_sent
         while self.take(locations):
             locations.on_sent()
-        return self.num_told - num_before
+        return self.num_sent - num_before
 
     @property
     def located(self) -> dict[OwnerKey, int]:
@@ -107,7 +107,7 @@ class Walk:
     """A kvstore, its disk and a Redis, to which things happen at random.
 
     Sessions begin with others' blocks; blocks go from the end, or from within a session, and come
-    back; Redis loses everything, goes back, or loses answers; kvstore and disk begin anew.
+    back; Redis loses everything, goes back, or loses answers; kvstore restarts, disk is reset.
 
     Attributes:
         here: every block on disk; `gone`: those that were.
@@ -124,7 +124,14 @@ class Walk:
 
     def step(self) -> None:
         often = [self.add, self.add, self.add, self.remove, self.bring_back, self.tell]
-        seldom = [self.unheard, self.unheard, self.lost, self.save, self.go_back, self.wipe]
+        seldom = [
+            self.unacknowledged,
+            self.unacknowledged,
+            self.lost,
+            self.save,
+            self.go_back,
+            self.wipe,
+        ]
         last = [self.restart, self.restart, self.restart, self.lose_disk]
         self.random.choice(self.random.choice([often] * 6 + [seldom] * 3 + [last]))()
         if self.locations.is_in_doubt and self.random.random() < 0.5:
@@ -135,7 +142,7 @@ class Walk:
         self.redis.check(self.locations, f"l{self._num_checks}")
 
     def add(self) -> None:
-        """Where it can be reached: a session that stands on a gap is not counted anew with it."""
+        """Where it can be reached: a session that stands on a gap is not counted again with it."""
         self._num_blocks += 1
         whole = [number for number in self.here if self._is_whole(number)]
         parent = self.random.choice([ROOT, *whole[-4:]])
@@ -145,7 +152,7 @@ class Walk:
         self._put(self._num_blocks, parent, owner)
 
     def remove(self) -> None:
-        """Not from under another session or nobody's blocks: they are not counted anew for it."""
+        """Not from under other blocks: they are not counted again for it."""
         number = self.random.choice([ROOT, *self.here])
         if number and self._is_alone(number, self.here[number].owner):
             self._gone[number] = self.here.pop(number)
@@ -161,8 +168,8 @@ class Walk:
     def tell(self) -> None:
         self.redis.take_all(self.locations)
 
-    def unheard(self) -> None:
-        """It is done, and nobody hears of it."""
+    def unacknowledged(self) -> None:
+        """It is done, and not acknowledged."""
         if self.redis.take(self.locations):
             self.locations.on_failed()
 
@@ -218,13 +225,13 @@ def test_what_redis_says_is_what_is_on_disk(first: int) -> None:
                 walk.step()
             for _ in range(2):  # what a check finds is said again; what is in step is not
                 walk.check()
-                num_told = walk.redis.take_all(walk.locations)
+                num_sent = walk.redis.take_all(walk.locations)
                 assert walk.redis.located == truth(walk.here), f"seed {seed}"
                 assert walk.locations.said == walk.redis.claim and not walk.locations.has_news
-            assert num_told == 0
+            assert num_sent == 0
         walk.restart()
         walk.check()
-        assert walk.redis.take_all(walk.locations) == 0, f"seed {seed}: the disk tells as much"
+        assert walk.redis.take_all(walk.locations) == 0, f"seed {seed}: the disk shows as much"
 
 
 def test_a_session_that_continues_another_s_beginning_is_counted_from_there() -> None:
@@ -284,7 +291,7 @@ def test_redis_that_was_away_hears_only_what_changed() -> None:
     assert redis.take_all(locations) == 1
     assert redis.located == {FOX: 7, CROW: 2} and redis.said[CROW] == ("a", 2)
     disk.add(block(10, 9, FOX))
-    assert redis.take(locations), "this time it is done, and nobody hears of it"
+    assert redis.take(locations), "this time it is done, and not acknowledged"
     locations.on_failed()
     redis.check(locations, "b")
     assert redis.take_all(locations) == 1
@@ -338,3 +345,19 @@ def test_no_update_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(len(update.sessions))
         locations.on_sent()
     assert sizes == [7, 7, 7, 7, 2]
+
+
+def test_sessions_that_memory_keeps_when_the_disk_is_lost_are_sent_to_a_redis_without_any() -> None:
+    """Redis has the claim of this life and no session: nothing there shows what is missing."""
+    tier, locations = housed()
+    redis = Redis()
+    redis.check(locations, "a")
+    redis.take_all(locations)
+    for each in chain(1, 3, FOX):
+        tier.add(each)
+    assert locations.take() is not None
+    locations.on_failed()
+    locations.on_lost()
+    redis.check(locations, "b")
+    redis.take_all(locations)
+    assert redis.located == {FOX: 3}

@@ -1,4 +1,4 @@
-"""What is let go of at once is so much that nobody waits for long, and all of it goes."""
+"""What is dropped at once takes little time, and all of it goes."""
 
 from services.kvstore.core import DeleteBlocks, DropMore, Effect, FoundBlocks, KvCore, Limits
 from services.kvstore.core.disk.stored_block import StoredBlock

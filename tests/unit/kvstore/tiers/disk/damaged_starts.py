@@ -87,7 +87,7 @@ def use(folder: Path) -> str:
     started = start_disk(folder, BYTES_MAX)
     disk = started.disk
     new = range(NUM_BLOCKS, NUM_BLOCKS + 60)
-    words = ["anew" if started.was_reset else f"found {len(started.scan.blocks)}"]
+    words = ["reset" if started.was_reset else f"found {len(started.scan.blocks)}"]
     for _ in range(2):
         try:
             words.append(f"read {read(disk, LEFT)}")

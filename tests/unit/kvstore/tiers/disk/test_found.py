@@ -1,4 +1,4 @@
-"""What a start finds is as the core wants it, and what it leaves is nobody's work again."""
+"""What a start finds is as the core wants it, and the collector need not look at what it leaves."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""The loader's threads share a batch, and tell of it once."""
+"""The loader's threads share a batch, and report it once."""
 
 import queue
 import threading
@@ -99,11 +99,11 @@ def test_threads_share_a_batch_which_is_told_of_once(
     loader.submit(ReadPages(everything()))
     loader.submit(ReadPages([]))
     loader.stop()
-    told = [reports.get_nowait()[0] for _ in range(2)]
+    reported = [reports.get_nowait()[0] for _ in range(2)]
     assert reports.empty() and len(names) == 2
-    assert [] in told
-    told.remove([])
-    assert told[0] == [(reads, [READY] * NUM_BLOCKS) for reads in everything()]
+    assert [] in reported
+    reported.remove([])
+    assert reported[0] == [(reads, [READY] * NUM_BLOCKS) for reads in everything()]
     assert np.array_equal(arena.pages, stored())
     assert {arena.word(page) for page in range(arena.num_pages)} == {(3, PageState.READY)}
     disk.close()

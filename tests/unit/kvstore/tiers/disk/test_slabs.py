@@ -1,4 +1,4 @@
-"""Slots: nobody's are found, taken twice, or taken from under a reader."""
+"""Slots: none is lost, taken twice, or taken from under a reader."""
 
 import os
 import queue

@@ -141,7 +141,7 @@ def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
 
 @asynccontextmanager
 async def redis_at(place: Place) -> AsyncIterator[Any]:
-    """A client of the house's Redis."""
+    """A client of the deployment's Redis."""
     redis: Any = Redis.from_url(place.redis.url)
     try:
         yield redis
