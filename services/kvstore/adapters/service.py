@@ -83,11 +83,7 @@ class Adapters:
                 keep_ns=int(config.adapter_keep_s * NS_PER_S),
             )
         )
-        self._limits = AdapterLimits(
-            num_bytes=config.adapter_bytes_max,
-            header_bytes=config.adapter_header_bytes_max,
-            num_tensors=config.adapter_tensors_max,
-        )
+        self._limits = AdapterLimits(num_bytes=config.adapter_bytes_max)
         self._index = AdapterIndex(
             config.redis_url, config.host_id, lambda: self._registry.state,
             lambda: self._registry.names, self._republish, config.redis_access,
