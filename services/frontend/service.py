@@ -155,7 +155,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         RequestTracer(
             runtime.tracer,
             runtime.clock,
-            TraceSampler(config.trace_share, config.traces_per_s),
+            TraceSampler(config.trace_share),
         ),
         gates,
     )
