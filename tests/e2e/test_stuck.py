@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from shared.settings import as_variables
 from tests.e2e.house import House, wait_until
 
-IMPATIENT = {"SYMPHONY_STATUS_INTERVAL_S": "0.5", "SYMPHONY_STUCK_AFTER_S": "6"}
+IMPATIENT = as_variables({"status_interval_s": "0.5", "stuck_after_s": "6"})
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_cells_are_of_both_sides() -> None:
 def test_the_house_hears_none_of_the_user_s_settings(tmp_path: Path) -> None:
     settings = settings_of(Model(), {"SYMPHONY_HTTP_PORT": "80", "PATH": "/bin"})
     assert settings["PATH"] == "/bin" and "SYMPHONY_HTTP_PORT" not in settings
-    assert settings["SYMPHONY_LINK_MB_S"] == "8"
+    assert settings["SYMPHONY_DEVELOPMENT"] == '{"link_mb_s": "8"}'
     assert float(settings["SYMPHONY_PEER_BYTES_PER_S"]) == 8e6
 
 
