@@ -31,47 +31,47 @@ SETTINGS = frozenset({
     "REQUESTS_MAX", "CONNECTIONS_PER_ADDRESS", "MAX_TOKENS_DEFAULT", "REASONING_PARSER",
     "TOOL_PARSER", "METRICS_OF_HOUSE", "TRACE_SHARE", "SERVED_MODEL_NAMES", "DEPLOYED_MODELS",
     "SESSION_EXPIRY_S", "TURN_S_MAX", "SCHEDULER_SHARDS", "JOB_BYTES_MAX", "DRAIN_S",
-    "TENANT_TURNS_MAX", "TENANT_WAITING_TOKENS_MAX", "TENANT_JOBS_MAX", "TENANT_JOB_BYTES_MAX",
-    "TENANT_SESSIONS_MAX", "TENANT_SESSION_BYTES_MAX", "TENANT_PRIORITY", "TENANT_KV_EXPIRY_S",
-    "TENANT_KV_EXPIRY_S_MAX",
+    "TENANT_TURNS_MAX", "TENANT_SESSIONS_MAX", "TENANT_SESSION_BYTES_MAX", "TENANT_PRIORITY",
+    "TENANT_KV_EXPIRY_S", "TENANT_KV_EXPIRY_S_MAX",
     # frontend and tracker
     "HINTS_PER_CLIENT", "HINTS_PER_TENANT",
     # frontend, scheduler and tracker
     "TRACKER_SHARDS",
     # kvstore
-    "ARENA_DIR", "ARENA_BYTES", "DISK_BYTES_MAX", "DISK_BYTES_PER_S", "EXPIRY_S",
-    "ADAPTER_DIRS", "ADAPTER_BYTES_MAX", "TENANT_ADAPTERS_MAX", "TENANT_ADAPTER_BYTES_MAX",
-    "ADAPTER_DISK_BYTES_MAX", "PEER_SECRET_FILE", "PEER_LISTEN", "PEER_ADDRESS",
-    "PEER_BYTES_PER_S", "PEER_CERT_FILE", "PEER_KEY_FILE", "PEER_CA_FILE", "OBJECTS_URL",
-    "OBJECTS_BYTES_MAX", "OBJECTS_EXPIRY_S", "OBJECTS_BYTES_PER_S", "OBJECTS_COMPRESSION",
+    "ARENA_DIR", "ARENA_BYTES", "DISK_BYTES_MAX", "DISK_BYTES_PER_S", "EXPIRY_S", "ADAPTER_DIRS",
+    "ADAPTER_BYTES_MAX", "TENANT_ADAPTER_BYTES_MAX", "ADAPTER_DISK_BYTES_MAX", "PEER_SECRET_FILE",
+    "PEER_LISTEN", "PEER_ADDRESS", "PEER_BYTES_PER_S", "PEER_CERT_FILE", "PEER_KEY_FILE",
+    "PEER_CA_FILE", "OBJECTS_URL", "OBJECTS_BYTES_MAX", "OBJECTS_EXPIRY_S", "OBJECTS_BYTES_PER_S",
+    "OBJECTS_COMPRESSION",
     # scheduler
     "SCHEDULER_POLICY", "SCHEDULER_PLACEMENT_WAIT_S", "SCHEDULER_ROLE", "SCHEDULER_SHARD",
     "BATCH_POLICY",
     # tracker
     "TRACKER_TENANT_ADVISORIES_MAX", "AGENT_GRAPHS", "TRACKER_SHARD",
     # worker
-    "MODELS", "TASKS", "EMULATE", "TRUE_PAGES", "DEVICE", "DTYPE", "KV_BYTES",
-    "GPU_MEMORY_SHARE", "KV_STORED_DTYPE", "NUM_THREADS", "LAYERS", "PREFILL_TOKENS_MAX",
-    "TURNS_RUNNING_MAX", "PREFILL_ADMISSION", "SLO_TTFT_MS", "DRAIN_MS", "ONESHOT_VARIANTS",
-    "ONESHOT_BATCH_MAX", "ONESHOT_SLO_MS", "MAX_MODEL_LEN",
+    "MODELS", "TASKS", "EMULATE", "TRUE_PAGES", "DEVICE", "DTYPE", "KV_BYTES", "GPU_MEMORY_SHARE",
+    "KV_STORED_DTYPE", "NUM_THREADS", "LAYERS", "PREFILL_TOKENS_MAX", "TURNS_RUNNING_MAX",
+    "PREFILL_ADMISSION", "SLO_TTFT_MS", "DRAIN_MS", "ONESHOT_VARIANTS", "ONESHOT_BATCH_MAX",
+    "ONESHOT_SLO_MS", "MAX_MODEL_LEN",
     # the launcher
-    "LOG_BYTES_MAX", "STUCK_AFTER_S", "REDIS_BYTES_MAX",
+    "LOG_BYTES_MAX", "REDIS_BYTES_MAX",
 })  # fmt: skip
 """Fields of the settings classes that variables set."""
 
 DEVELOPMENT_FIELDS = frozenset({
     "adapter_keep_s", "adapters_max", "body_values_max", "cooperative", "give_up_s",
-    "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max",
-    "layerwise", "link_mb_s", "lora_start", "objects_rest_s", "oneshot_profile_s",
-    "report_interval_ms", "resubmit_silent_s", "resubmit_unpulled_s", "scheduler_dead_after_s",
-    "scheduler_learning_s", "scheduler_lease", "scheduler_lease_beat_ms",
-    "scheduler_lease_ttl_ms", "slow_request_s", "stalled_reader_s", "status_interval_s",
-    "tenant_adapter_changes_per_minute", "text_limit_s", "tracker_retry_s", "tracker_slack_s",
-    "write_behind",
+    "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max", "layerwise", "link_mb_s",
+    "lora_start", "objects_rest_s", "oneshot_profile_s", "report_interval_ms", "resubmit_silent_s",
+    "resubmit_unpulled_s", "scheduler_dead_after_s", "scheduler_learning_s", "scheduler_lease",
+    "scheduler_lease_beat_ms", "scheduler_lease_ttl_ms", "slow_request_s", "stalled_reader_s",
+    "status_interval_s", "stuck_after_s", "tenant_adapter_changes_per_minute",
+    "tenant_adapters_max", "text_limit_s", "tracker_retry_s", "tracker_slack_s", "write_behind",
 })  # fmt: skip
 """Fields of the settings classes that no user needs to set: tests and benchmarks set them in the
 constructor, or for processes that they start in the JSON object of ``SYMPHONY_DEVELOPMENT``.
 """
+
+OF_KEYS_FILE = "what the tenant's `limits` in the API keys file say"
 
 REMOVED = {
     "ADAPTERS_MAX": "100000",
@@ -115,7 +115,12 @@ REMOVED = {
     "SLOW_REQUEST_S": "30",
     "STALLED_READER_S": "30",
     "STATUS_INTERVAL_S": "2",
+    "STUCK_AFTER_S": "15",
+    "TENANT_ADAPTERS_MAX": "10000",
     "TENANT_ADAPTER_CHANGES_PER_MINUTE": "240",
+    "TENANT_JOBS_MAX": OF_KEYS_FILE,
+    "TENANT_JOB_BYTES_MAX": OF_KEYS_FILE,
+    "TENANT_WAITING_TOKENS_MAX": OF_KEYS_FILE,
     "TEXT_LIMIT_S": "10",
     "TRACES_PER_S": "20",
     "TRACKER_ACT_CHANCE_MIN": "0.1",
@@ -246,4 +251,5 @@ def _check_name(name: str, value: str, where: str = "") -> None:
 
 
 def _is_secret(name: str) -> bool:
-    return name.removeprefix(ENV_PREFIX) not in SETTINGS and bool(_SECRET_NAME.search(name))
+    is_known = name.removeprefix(ENV_PREFIX) in SETTINGS | REMOVED.keys()
+    return not is_known and bool(_SECRET_NAME.search(name))

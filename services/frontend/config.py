@@ -93,9 +93,6 @@ class FrontendConfig(ServiceConfig):
     trace_share: float = Field(default=1.0, ge=0, le=1)
     drain_s: float = Field(default=5.0, ge=0)
     tenant_turns_max: int = Field(default=0, ge=0)
-    tenant_waiting_tokens_max: int = Field(default=0, ge=0)
-    tenant_jobs_max: int = Field(default=0, ge=0)
-    tenant_job_bytes_max: int = Field(default=0, ge=0)
     tenant_sessions_max: int = Field(default=100_000, ge=0)
     tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
     tenant_priority: PriorityRange = PRIORITIES
@@ -181,9 +178,6 @@ class FrontendConfig(ServiceConfig):
         """Limits of a tenant that has none of its own."""
         return TenantLimits(
             turns=self.tenant_turns_max,
-            waiting_tokens=self.tenant_waiting_tokens_max,
-            jobs=self.tenant_jobs_max,
-            job_bytes=self.tenant_job_bytes_max,
             sessions=self.tenant_sessions_max,
             session_bytes=self.tenant_session_bytes_max,
             priority=self.tenant_priority,

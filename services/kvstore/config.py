@@ -35,7 +35,7 @@ class KvstoreConfig(ServiceConfig):
     objects_compression: of what is written there; both kinds are read.
     adapter_dirs: folders from which clients with the right to load adapters may load them.
     adapter_bytes_max: of one adapter's files.
-    tenant_adapters_max, tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.
+    tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.
     adapter_disk_bytes_max: of all tenants together, on this host; 0: any number.
     """
 
@@ -58,13 +58,13 @@ class KvstoreConfig(ServiceConfig):
     objects_compression: Literal["none", "zstd"] = "none"
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
-    tenant_adapters_max: int = Field(default=10_000, ge=0)
     tenant_adapter_bytes_max: int = Field(default=64 * GIB, ge=0)
     adapter_disk_bytes_max: int = Field(default=256 * GIB, ge=0)
 
-    # Names of adapters on a host, each of which takes memory; 0: any number. `bench adapters` tries
-    # more than this.
+    # Names of adapters on a host, of all tenants and of one: each takes memory. 0: any number, for
+    # `bench adapters`.
     adapters_max: int = constant(100_000)
+    tenant_adapters_max: int = constant(10_000)
     # Files of an adapter without a name stay for turns that run: longer than a turn may last.
     adapter_keep_s: float = constant(7200.0)
     # A session is written to the object store when it got no new blocks for this long.

@@ -148,9 +148,8 @@ def adapter_settings(sources: Path, disk_bytes: int) -> dict[str, str]:
     """Settings of a house that takes any number of adapters from a folder."""
     return {
         "SYMPHONY_ADAPTER_DIRS": json.dumps([str(sources)]),
-        "SYMPHONY_TENANT_ADAPTERS_MAX": "0",
         "SYMPHONY_TENANT_ADAPTER_BYTES_MAX": "0",
-        **as_variables({"adapters_max": "0"}),
+        **as_variables({"adapters_max": "0", "tenant_adapters_max": "0"}),
         "SYMPHONY_ADAPTER_DISK_BYTES_MAX": "0",
         "SYMPHONY_DISK_BYTES_MAX": str(disk_bytes),
     }
