@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_settings import BaseSettings, DotEnvSettingsSource
@@ -166,8 +167,13 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {**_read_file(ours.get(ENV_FILE, "")), **ours}
 
 
-def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
+def as_variables(
+    settings: Mapping[str, str], environ: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Variables that give a process these fields, whether users can set them or only developers.
+
+    Args:
+        environ: its other variables; what they say of constants stays, beside `settings`.
 
     >>> as_variables({"kv_bytes": "1", "link_mb_s": "2"})
     {'SYMPHONY_KV_BYTES': '1', 'SYMPHONY_DEVELOPMENT': '{"link_mb_s": "2"}'}
@@ -178,7 +184,10 @@ def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
         for name, value in settings.items()
         if name not in developed
     }
-    return variables | ({DEVELOPMENT: json.dumps(developed)} if developed else {})
+    if not developed:
+        return variables
+    before = development_fields(environ.get(DEVELOPMENT, ""))
+    return variables | {DEVELOPMENT: json.dumps(before | developed)}
 
 
 def development_fields(text: str) -> dict[str, Any]:

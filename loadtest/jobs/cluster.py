@@ -57,7 +57,7 @@ class Cluster:
             "SYMPHONY_HOST_ID": "bench",
             "SYMPHONY_LOG_LEVEL": "warning",
             "SYMPHONY_METRICS_PORT": "0",
-            **as_variables(settings),
+            **as_variables(settings, os.environ),
         }
         log_path = self._directory / f"{name}.log"
         child = start_child([sys.executable, *command], log_path=log_path, env=env)

@@ -67,7 +67,7 @@ class House:
             **self._env,
             "SYMPHONY_DATA_DIR": str(data_dir),
             BEATS_NAME: str(self._beats),
-            **as_variables(settings),
+            **as_variables(settings, self._env),
         }
         began_s = time.monotonic()
         command = [sys.executable, "-m", "loadtest.bench.scale.watched"]

@@ -97,6 +97,13 @@ def test_removed_values_are_the_constants() -> None:
             assert text == REMOVED[name.upper()], name
 
 
+def test_constants_of_an_environment_stay_beside_others() -> None:
+    environ = as_variables({"link_mb_s": "8", "lora_start": "wait"})
+    variables = environ | as_variables({"lora_start": "assist", "kv_bytes": "7"}, environ)
+    config = load_config(WorkerConfig, variables)
+    assert (config.link_mb_s, config.lora_start, config.kv_bytes) == (8.0, "assist", 7)
+
+
 def test_developers_set_constants_of_processes_that_they_start() -> None:
     variables = as_variables({"link_mb_s": "8", "lora_start": "wait", "kv_bytes": "70000000"})
     config = load_config(WorkerConfig, variables)
