@@ -1,5 +1,8 @@
 """Settings: one frozen class a service, read once from the environment (``SYMPHONY_...``) and an
 optional file by `load_config`.
+
+A class also holds constants that tests replace in the constructor. Those are declared with
+`constant`, no variable of their own sets them.
 """
 
 import os
@@ -21,10 +24,27 @@ from pydantic_settings import (
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import HostId, subject_token
-from shared.settings import ENV_PREFIX, read_variables, shown
+from shared.settings import (
+    DEVELOPMENT,
+    DEVELOPMENT_FIELDS,
+    ENV_PREFIX,
+    development_fields,
+    read_variables,
+    shown,
+)
 from shared.urls import check_http_url, check_nats_url, check_redis_url
 
 C = TypeVar("C", bound="ServiceConfig")
+
+
+def constant(default: Any) -> Any:
+    """A field that no user sets: by constructor, or one of `DEVELOPMENT_FIELDS`."""
+    return Field(default=default, json_schema_extra={"is_constant": True})
+
+
+def settings_of(kind: type[BaseSettings]) -> list[str]:
+    """Names of the fields that variables set: all but the constants."""
+    return [name for name, field in kind.model_fields.items() if not field.json_schema_extra]
 
 
 def default_host_id() -> str:
@@ -124,14 +144,21 @@ def load_config(kind: type[C], environ: Mapping[str, str] | None = None) -> C:
         ConfigError: names the first wrong variable and its value.
     """
     variables = read_variables(os.environ if environ is None else environ)
+    developed = development_fields(variables.get(DEVELOPMENT, ""))
+    own = {name: value for name, value in developed.items() if name in kind.model_fields}
     try:
-        return kind(**_Variables(kind, variables)())
+        return kind(**_Variables(kind, variables)(), **own)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         why = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # each value is right, but not beside the others
             raise ConfigError(why) from None
-        name = _variable(str(first["loc"][0]))
+        field = str(first["loc"][0])
+        if field in DEVELOPMENT_FIELDS:
+            raise ConfigError(
+                f"{DEVELOPMENT}: {field}={str(own.get(field, first['input']))!r}: {why}"
+            ) from None
+        name = _variable(field)
         value = variables.get(name, str(first.get("input")))
         raise ConfigError(f"{shown(name, value)}: {why}") from None
 

@@ -5,7 +5,7 @@ A worker and its kvstore run as processes of their own. There are more adapters 
 room for, and they are asked for in turn, so that none is there when its turn comes; right
 after it a turn with another prompt of the same length runs on the same adapter, which is there
 (`cached`). `wait`, `stream`, `assist` and `auto` are settings of the worker
-(`SYMPHONY_LORA_START`); `disk` is `auto` after the kvstore was started again, with nothing in its
+(`lora_start`); `disk` is `auto` after the kvstore was started again, with nothing in its
 arena; `advised` was announced, and came up before its turn. Over a link of 0 MB/s the pool is as
 near as the arena; other numbers make loads as slow as over such a link. `over_cached` compares
 medians; `others_tpot_ratio` is the time per token of turns that decode on the base model meanwhile,

@@ -24,12 +24,10 @@ from loadtest.simulator import Delay, Network, Result, Scenario, SimModel, find_
 from loadtest.simulator.arrivals import Arrivals, popularity
 from loadtest.simulator.models import copies, linear_model, zoo_models
 from loadtest.simulator.scenario import BAD_RATE_MAX
-from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.jobs import JobLimits
 from services.scheduler.policies import DEFAULT_POLICY
 from services.worker.oneshot.emulated import BATCH_MAX
-from shared.config import load_config
 from shared.errors import InvalidRequest
 from shared.messages import BatchDone
 from shared.zoo import Device, Subset
@@ -78,7 +76,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     """
     args = _parser().parse_args(argv)
     models = _models(args)
-    limits = load_config(SchedulerConfig).job_limits()
+    limits = JobLimits()
     scenario = make_scenario(args, models, limits)
     sim_goodput = 0.0
     if args.rps is None or args.search:

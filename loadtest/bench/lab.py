@@ -46,6 +46,7 @@ from shared.messages import (
     pack_ints,
     unpack_hashes,
 )
+from shared.settings import as_variables
 from shared.subjects import (
     KV_STATS,
     PROMPT_PULL,
@@ -123,7 +124,7 @@ class Lab:
     async def start(self, service: str, *, module: str = "", **settings: str) -> None:
         """Start a service (again), or what stands in `module` for it, and wait until it works."""
         self.stop(service)
-        env = {**self._env, **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()}}
+        env = {**self._env, **as_variables(settings, self._env)}
         log_path = self.directory / f"{service}.log"
         command = [sys.executable, "-m", module or f"services.{service}"]
         if service == "worker":
@@ -416,7 +417,7 @@ async def open_labs(*host_ids: HostId, **settings: str) -> AsyncIterator[list[La
             **os.environ,
             **start_servers(stack, directory).env,
             "SYMPHONY_LOG_LEVEL": "info",
-            **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()},
+            **as_variables(settings, os.environ),
         }
         bus = await Bus.connect(shared["SYMPHONY_NATS_URL"], "lab")
         labs = []

@@ -13,6 +13,7 @@ from loadtest.bench.adapters.sizes import sizes_of
 from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
 from services.worker.core.limits import LoraStart
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from shared.settings import as_variables
 
 RANKS = (4, 8, 16)
 ROOM_SHARE = 0.25  # of adapters that a pool has room for, beside the streams' KV
@@ -83,8 +84,7 @@ def offered(wanted: Wanted, num_turns: int, turn_tokens: int) -> Iterator[Offer]
         room = max(int(wanted.num * ROOM_SHARE), 1)
         settings = {
             "SYMPHONY_KV_BYTES": str(sizes.pool_bytes(room, num_turns, turn_tokens)),
-            "SYMPHONY_LORA_START": wanted.lora_start,
-            "SYMPHONY_LINK_MB_S": str(wanted.link_mb_s),
+            **as_variables({"lora_start": wanted.lora_start, "link_mb_s": str(wanted.link_mb_s)}),
         }
         link = wanted.link_mb_s * 1e6
         yield Offer(options, settings, wanted.num * sizes.image / link if link else 0.0)

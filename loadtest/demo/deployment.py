@@ -15,6 +15,7 @@ from loadtest.demo.script import Model
 from loadtest.deployment import Deployment
 from shared.errors import PeerUnavailable
 from shared.exposition import samples_of
+from shared.settings import as_variables
 
 NUM_HOSTS = 2
 ANSWER_S = 10.0
@@ -46,7 +47,7 @@ def settings_of(model: Model) -> dict[str, str]:
     return {
         "SYMPHONY_KV_BYTES": str(model.pool_tokens * model.kv_bytes_per_token),
         "SYMPHONY_ARENA_BYTES": str(model.arena_bytes),
-        "SYMPHONY_LINK_MB_S": f"{model.link_bytes_per_s / 1e6:g}",
+        **as_variables({"link_mb_s": f"{model.link_bytes_per_s / 1e6:g}"}),
         "SYMPHONY_PEER_BYTES_PER_S": f"{model.link_bytes_per_s:g}",
     }
 

@@ -27,6 +27,7 @@ from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
 from loadtest.jobs.encoder import make_classifier, make_encoder
 from services.frontend.api.fields import FIELDS
+from shared.settings import as_variables
 
 ANSWER_MAX_S = 60.0
 HEAD_S = 2.0  # patience of the frontend, which some requests exhaust
@@ -71,8 +72,7 @@ def deployment(args: argparse.Namespace) -> Iterator[Deployment]:
     """
     settings = {
         "SYMPHONY_MAX_TOKENS_DEFAULT": "4",
-        "SYMPHONY_SLOW_REQUEST_S": str(HEAD_S),
-        "SYMPHONY_ONESHOT_PROFILE_S": PROFILE_S,
+        **as_variables({"slow_request_s": str(HEAD_S), "oneshot_profile_s": PROFILE_S}),
     }
     with tempfile.TemporaryDirectory(prefix="symphony-models-") as name:
         folder = Path(name)

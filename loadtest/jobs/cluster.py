@@ -18,6 +18,7 @@ from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import WorkerId
 from shared.messages import BatchDone, WorkerReport
+from shared.settings import as_variables
 from shared.subjects import BATCH_DONE, WORKER_REPORT
 
 START_TIMEOUT_S = 120.0
@@ -56,7 +57,7 @@ class Cluster:
             "SYMPHONY_HOST_ID": "bench",
             "SYMPHONY_LOG_LEVEL": "warning",
             "SYMPHONY_METRICS_PORT": "0",
-            **{f"SYMPHONY_{key.upper()}": value for key, value in settings.items()},
+            **as_variables(settings, os.environ),
         }
         log_path = self._directory / f"{name}.log"
         child = start_child([sys.executable, *command], log_path=log_path, env=env)

@@ -10,7 +10,7 @@ from services.frontend.core.http.request_guard import HTTP_PORTS, HostPort, pars
 from services.frontend.core.limits.quotas import PRIORITIES, TenantLimits
 from services.frontend.core.models.model_names import parse_name
 from shared.adapters.record import ADAPTER_BYTES_MAX
-from shared.config import ServiceConfig
+from shared.config import ServiceConfig, constant
 from shared.errors import ConfigError
 from shared.expiry import EXPIRY_S_MAX
 from shared.hint_accounts import HintLimits
@@ -31,46 +31,36 @@ class FrontendConfig(ServiceConfig):
     """Attributes:
     http_address: where to listen. Anything but loopback needs `api_keys_file`.
     http_cert_file, http_key_file: PEM files, of a certificate (and those up to its authority) and
-        of its key; with both, HTTPS is spoken and nothing else.
+        of its key; with both the frontend speaks HTTPS only.
     api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes", "limits"}``.
-    allow_anonymous: listen beyond loopback without keys all the same.
+    allow_anonymous: listen beyond loopback without keys.
     allow_hosts: more names by which clients and web pages reach it, with a port or without.
-    cors_origins: whose web pages may send requests and read their answers; ``*``: everybody's, who
-        has a key.
+    cors_origins: origins whose web pages may send requests and read responses; ``*``: all, which
+        needs API keys.
     body_bytes_max: larger request bodies are answered with 413.
     requests_max: choices generated at once, of all requests together; more are answered with 429.
-    slow_request_s: how long a head may take, or a body that brings nothing.
-    stalled_reader_s: how long an answer may wait for a reader who takes nothing of it.
     connections_per_address: more from one address are closed at once; 0: any number.
-    body_values_max: bodies that hold more JSON values are answered with 400.
-    text_processes: that render and tokenize long texts, at most.
-    text_limit_s: how long one text may take them.
+    text_processes: most processes that render and tokenize long texts.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
-    tool_parser: how models write calls of tools, see `core.tools.families`; `auto`: as their chat
-        templates tell.
+    tool_parser: format of a model's tool calls, see `core.tools.families`; `auto`: found in its
+        chat template.
+    reasoning_parser: format of a model's reasoning, see `core.thoughts`; `auto`: found in its chat
+        template; `none`: reasoning is part of the content.
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
     deployed_models: models that the deployment serves: 503 while no worker does, and not 404.
-    metrics_of_house: ``/metrics`` has those of every process of the house.
-    reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
-        tell; `none`: they are part of what is said.
+    metrics_of_house: ``/metrics`` has those of every process of the deployment.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
     tracker_shards: processes among which the tracker divides sessions and workflows.
-    inputs_max: of one request to a one-shot model.
-    jobs_max: inputs for one-shot models at once; more are answered with 429.
-    job_bytes_max: of all those inputs together, and of large bodies of any kind.
-    image_bytes_max, image_pixels_max: of one image as it comes.
+    job_bytes_max: of all inputs for one-shot models, and of large bodies of any kind.
     adapter_bytes_max: of an adapter's files; more are answered with 413.
     session_expiry_s: how long an unused session is remembered.
-    tenant_adapter_changes_per_minute: additions and removals of adapters by a tenant's own keys;
-        more are answered with 429. 0: any number.
+    turn_s_max: a turn that runs longer ends with an error.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
-        `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
-    hints_per_client, hints_per_tenant: advisories that may come to nothing, see
+        `core.quotas.TenantLimits`; each frontend counts its own requests.
+    hints_per_client, hints_per_tenant: advisories that may stay unused, see
         `shared.hint_accounts.HintLimits`; each frontend counts its own.
-    turn_s_max: after this a turn ends, with an error if it is not over.
-    trace_share: of requests that name no trace of their sender's, how many are traced.
-    traces_per_s: that are traced at most, whoever asks for it; each frontend counts its own.
+    trace_share: share of requests that are traced, of those that bring no trace context.
     drain_s: on stop, how long open streams may take to finish.
     """
 
@@ -83,12 +73,8 @@ class FrontendConfig(ServiceConfig):
     allow_hosts: list[str] = Field(default_factory=list)
     cors_origins: list[str] = Field(default_factory=list)
     body_bytes_max: int = Field(default=20_000_000, gt=0)
-    body_values_max: int = Field(default=262_144, gt=0)
     text_processes: int = Field(default=2, gt=0)
-    text_limit_s: float = Field(default=10.0, gt=0)
     requests_max: int = Field(default=4096, gt=0)
-    slow_request_s: float = Field(default=30.0, gt=0)
-    stalled_reader_s: float = Field(default=30.0, gt=0)
     connections_per_address: int = Field(default=1024, ge=0)
     max_tokens_default: int = Field(default=0, ge=0)
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "seed_oss"] = (
@@ -99,33 +85,43 @@ class FrontendConfig(ServiceConfig):
     served_model_names: list[str] = Field(default_factory=list)
     deployed_models: list[str] = Field(default_factory=list)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
-    resubmit_unpulled_s: float = Field(default=3.0, gt=0)
-    resubmit_silent_s: float = Field(default=10.0, gt=0)
-    give_up_s: float = Field(default=60.0, gt=0)
     turn_s_max: float = Field(default=3600.0, gt=0)
     scheduler_shards: int = Field(default=1, gt=0)
     tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
-    inputs_max: int = Field(default=2048, gt=0)
-    jobs_max: int = Field(default=65_536, gt=0)
     job_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
-    image_bytes_max: int = Field(default=10_000_000, gt=0)
-    image_pixels_max: int = Field(default=40_000_000, gt=0)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     trace_share: float = Field(default=1.0, ge=0, le=1)
-    traces_per_s: float = Field(default=20.0, ge=0)
     drain_s: float = Field(default=5.0, ge=0)
     tenant_turns_max: int = Field(default=0, ge=0)
-    tenant_waiting_tokens_max: int = Field(default=0, ge=0)
-    tenant_jobs_max: int = Field(default=0, ge=0)
-    tenant_job_bytes_max: int = Field(default=0, ge=0)
     tenant_sessions_max: int = Field(default=100_000, ge=0)
-    tenant_adapter_changes_per_minute: int = Field(default=240, ge=0)
     tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
     tenant_priority: PriorityRange = PRIORITIES
     tenant_kv_expiry_s: int = Field(default=0, ge=0, le=EXPIRY_S_MAX)
     tenant_kv_expiry_s_max: int = Field(default=0, ge=0, le=EXPIRY_S_MAX)
     hints_per_client: int = Field(default=2048, ge=0)
     hints_per_tenant: int = Field(default=8192, ge=0)
+
+    # JSON values of a body: parsing this many takes some 10 ms of the event loop. More: 400.
+    body_values_max: int = constant(262_144)
+    # Inputs of one request to a one-shot model, as at OpenAI.
+    inputs_max: int = constant(2048)
+    # Inputs for one-shot models at once; `job_bytes_max` is reached earlier by all but tiny ones.
+    jobs_max: int = constant(65_536)
+    # One image as it comes: what cameras make.
+    image_bytes_max: int = constant(10_000_000)
+    image_pixels_max: int = constant(40_000_000)
+    # Rendering and tokenizing one text: the largest body with the slowest tokenizer takes less.
+    text_limit_s: float = constant(10.0)
+    # A client may take so long for a request's head, or to read what was sent.
+    slow_request_s: float = constant(30.0)
+    stalled_reader_s: float = constant(30.0)
+    # A turn is submitted again when no worker reports it, or its worker is silent; it fails without
+    # any scheduler for this long. Longer than a scheduler's or worker's replacement takes.
+    resubmit_unpulled_s: float = constant(3.0)
+    resubmit_silent_s: float = constant(10.0)
+    give_up_s: float = constant(60.0)
+    # Additions and removals of adapters by a tenant's own keys: each is a write in every kvstore.
+    tenant_adapter_changes_per_minute: int = constant(240)
 
     @field_validator("allow_hosts")
     @classmethod
@@ -153,7 +149,7 @@ class FrontendConfig(ServiceConfig):
 
     @property
     def tls_files(self) -> tuple[Path, Path] | None:
-        """Certificate and key, if HTTPS is to be spoken.
+        """Certificate and key, if the frontend speaks HTTPS.
 
         Raises:
             ConfigError: only one of the two is given, or they cannot be used.
@@ -174,17 +170,14 @@ class FrontendConfig(ServiceConfig):
 
     @property
     def hint_limits(self) -> HintLimits:
-        """Of those who send advisories."""
+        """Limits of senders of advisories."""
         return HintLimits(per_place=self.hints_per_client, per_tenant=self.hints_per_tenant)
 
     @property
     def tenant_limits(self) -> TenantLimits:
-        """Of a tenant that has none of its own."""
+        """Limits of a tenant that has none of its own."""
         return TenantLimits(
             turns=self.tenant_turns_max,
-            waiting_tokens=self.tenant_waiting_tokens_max,
-            jobs=self.tenant_jobs_max,
-            job_bytes=self.tenant_job_bytes_max,
             sessions=self.tenant_sessions_max,
             session_bytes=self.tenant_session_bytes_max,
             priority=self.tenant_priority,
@@ -197,11 +190,11 @@ class FrontendConfig(ServiceConfig):
         """`cors_origins`.
 
         Raises:
-            ConfigError: they are all, and nobody asks for a key.
+            ConfigError: they are all, and there are no API keys.
         """
         if "*" in self.cors_origins and self.api_keys_file is None:
             raise ConfigError(
-                "SYMPHONY_CORS_ORIGINS: every page may come only where it needs a key: set "
+                "SYMPHONY_CORS_ORIGINS: all origins may be allowed only with API keys: set "
                 "SYMPHONY_API_KEYS_FILE, or name the origins"
             )
         return frozenset(self.cors_origins)

@@ -155,7 +155,7 @@ def build_tenants(
 def build_observability(runtime: Runtime, config: FrontendConfig, ports: Ports) -> Observability:
     """Metrics, dashboard and traces."""
     metrics = DeploymentMetrics(runtime.bus, runtime.process)
-    sampler = TraceSampler(config.trace_share, config.traces_per_s)
+    sampler = TraceSampler(config.trace_share)
     return Observability(
         metrics=metrics,
         feed=DeploymentFeed(runtime.bus, runtime.clock, metrics),

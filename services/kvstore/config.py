@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.adapters.record import ADAPTER_BYTES_MAX
-from shared.config import ServiceConfig
-from shared.eviction import EvictionName
+from shared.config import ServiceConfig, constant
 from shared.sessions import DEFAULT_EXPIRY_S
 from shared.urls import split_address
 
@@ -21,28 +20,23 @@ class KvstoreConfig(ServiceConfig):
     arena_dir: where the arenas are; must be memory. ``/dev/shm/symphony-<host_id>`` by default.
     arena_bytes: of each arena (one a page size), capped to what fits.
     disk_bytes_max: blocks on disk occupy at most about this.
-    disk_bytes_per_s: that are written to the disk, on average; 0: any number.
+    disk_bytes_per_s: written to the disk, on average; 0: any number.
     expiry_s: blocks unused for this long are deleted.
-    eviction: which pages of an arena make room, see `shared.eviction`.
-    peer_secret_file: holds a secret that all hosts share; without it no KV goes from host to host.
+    peer_secret_file: a secret that all hosts share; without it no KV goes from host to host.
     peer_listen: address and port where other hosts fetch KV; port 0: a free one.
-    peer_address: how they reach that, if not as it is written there.
-    peer_bytes_per_s: that they may take together; 0: any number.
-    peer_cert_file, peer_key_file: PEM files: what is sent to them goes through TLS.
-    peer_ca_file: certificates to trust: what is fetched from them comes through TLS.
-    objects_url: the object store that all hosts share, ``s3://bucket/prefix``; none: there is none.
-    objects_bytes_max: what this host writes there is at most about this.
-    objects_expiry_s: sessions unused for this long leave it.
-    objects_rest_s: sessions are written there when nothing new of them came for this long.
-    objects_bytes_per_s: that are written there, on average; 0: any number.
+    peer_address: how other hosts reach that, if not as it is written there.
+    peer_bytes_per_s: sent to all other hosts together; 0: any number.
+    peer_cert_file, peer_key_file: PEM files: KV is sent through TLS.
+    peer_ca_file: certificates to trust: KV is fetched through TLS.
+    objects_url: the object store that all hosts share, ``s3://bucket/prefix``.
+    objects_bytes_max: this host's objects there take at most about this.
+    objects_expiry_s: sessions unused for this long are deleted there.
+    objects_bytes_per_s: written there, on average; 0: any number.
     objects_compression: of what is written there; both kinds are read.
-    adapter_dirs: folders that adapters may be loaded from, by users who may load some.
+    adapter_dirs: folders from which clients with the right to load adapters may load them.
     adapter_bytes_max: of one adapter's files.
-    adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
-    tenant_adapters_max, tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.
-    adapters_max, adapter_disk_bytes_max: of all tenants together, on this host; 0: any number.
-    adapter_keep_s: how long an adapter's files stay that no name points to; longer than a turn may
-        last.
+    tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.
+    adapter_disk_bytes_max: of all tenants together, on this host; 0: any number.
     """
 
     arena_dir: Path | None = None
@@ -50,7 +44,6 @@ class KvstoreConfig(ServiceConfig):
     disk_bytes_max: int = Field(default=16 * GIB, gt=0)
     disk_bytes_per_s: float = Field(default=0.0, ge=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
-    eviction: EvictionName = "layer"
     peer_secret_file: Path | None = None
     peer_listen: str = "127.0.0.1:0"
     peer_address: str | None = None
@@ -61,18 +54,21 @@ class KvstoreConfig(ServiceConfig):
     objects_url: str | None = None
     objects_bytes_max: int = Field(default=1024 * GIB, gt=0)
     objects_expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
-    objects_rest_s: float = Field(default=30.0, ge=0)
     objects_bytes_per_s: float = Field(default=0.0, ge=0)
     objects_compression: Literal["none", "zstd"] = "none"
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
-    adapter_header_bytes_max: int = Field(default=4 * 1024**2, gt=0)
-    adapter_tensors_max: int = Field(default=16_384, gt=0)
-    tenant_adapters_max: int = Field(default=10_000, ge=0)
     tenant_adapter_bytes_max: int = Field(default=64 * GIB, ge=0)
-    adapters_max: int = Field(default=100_000, ge=0)
     adapter_disk_bytes_max: int = Field(default=256 * GIB, ge=0)
-    adapter_keep_s: float = Field(default=7200.0, ge=0)
+
+    # Names of adapters on a host, of all tenants and of one: each takes memory. 0: any number, for
+    # `bench adapters`.
+    adapters_max: int = constant(100_000)
+    tenant_adapters_max: int = constant(10_000)
+    # Files of an adapter without a name stay for turns that run: longer than a turn may last.
+    adapter_keep_s: float = constant(7200.0)
+    # A session is written to the object store when it got no new blocks for this long.
+    objects_rest_s: float = constant(30.0)
 
     @field_validator("peer_secret_file", "peer_cert_file", "peer_key_file", "peer_ca_file")
     @classmethod

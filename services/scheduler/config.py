@@ -7,8 +7,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from services.scheduler.core import DEFAULT_POLICY as DEFAULT_PLACEMENT
 from services.scheduler.core import Limits
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.jobs import JobLimits
 from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_placement
+from shared.config import constant
 from shared.errors import ConfigError
 from shared.lease.settings import LeaseConfig
 from shared.shards import Share
@@ -16,27 +16,19 @@ from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 
 class SchedulerConfig(LeaseConfig):
-    """Times in seconds; what they mean is told in `services.scheduler.core.Limits`."""
+    """Times in seconds; `services.scheduler.core.Limits` documents what they mean."""
 
     scheduler_policy: str = DEFAULT_PLACEMENT
-    scheduler_learning_s: float = Field(default=0.75, ge=0)
-    scheduler_dead_after_s: float = Field(default=2.5, gt=0)
     scheduler_placement_wait_s: float = Field(default=15.0, ge=0)
-    scheduler_affinity_margin: int = Field(default=1, ge=0)
-    scheduler_turns_max: int = Field(default=100_000, gt=0)
-    scheduler_queue_max: int = Field(default=65_536, gt=0)
     scheduler_role: Literal["all", "rank", "shard"] = "all"
     scheduler_shard: int = Field(default=0, ge=0)
     scheduler_shards: int = Field(default=1, gt=0)
     tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
     batch_policy: str = DEFAULT_POLICY
-    batch_learning_ms: float = Field(default=150.0, ge=0)
-    batch_ctrl_ms: float = Field(default=2.0, ge=0)
-    batch_data_ms: float = Field(default=0.05, ge=0)
-    batch_slack_ms: float = Field(default=4.0, ge=0)
-    batch_return_ms: float = Field(default=1.0, ge=0)
-    batch_overdue_ms: float = Field(default=50.0, gt=0)
-    batch_jobs_max: int = Field(default=200_000, gt=0)
+
+    # One and a half report intervals of a worker, and five of them.
+    scheduler_learning_s: float = constant(0.75)
+    scheduler_dead_after_s: float = constant(2.5)
 
     @field_validator("scheduler_policy")
     @classmethod
@@ -79,26 +71,12 @@ class SchedulerConfig(LeaseConfig):
             return Share(self.scheduler_shard, self.scheduler_shards)
         return Share()
 
-    def job_limits(self) -> JobLimits:
-        """The job cores' numbers."""
-        return JobLimits(
-            learning_ns=_ns(self.batch_learning_ms / 1e3),
-            ctrl_ns=_ns(self.batch_ctrl_ms / 1e3),
-            data_ns=_ns(self.batch_data_ms / 1e3),
-            slack_ns=_ns(self.batch_slack_ms / 1e3),
-            return_ns=_ns(self.batch_return_ms / 1e3),
-            overdue_ns=_ns(self.batch_overdue_ms / 1e3),
-            jobs_max=self.batch_jobs_max,
-        )
-
     def limits(self) -> Limits:
         """The core's numbers."""
         return Limits(
             learning_ns=_ns(self.scheduler_learning_s),
             dead_after_ns=_ns(self.scheduler_dead_after_s),
             placement_wait_ns=_ns(self.scheduler_placement_wait_s),
-            affinity_margin=self.scheduler_affinity_margin,
-            turns_max=self.scheduler_turns_max,
         )
 
 

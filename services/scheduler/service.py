@@ -82,6 +82,7 @@ PAYLOAD_SHARE = 0.5  # of a message, for what is only estimated
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
 PREFETCHES = counter("scheduler_prefetches_total", "Prefetches asked of workers")
+EVENTS_MAX = 65_536  # seconds of the highest load seen; what is dropped, its sender repeats
 DROPPED = counter("scheduler_events_dropped_total", "Messages dropped because the queue was full")
 WORKERS = gauge("scheduler_workers", "Workers by state", ["state"])
 TURNS_NOW = gauge("scheduler_turns_held", "Turns by state", ["state"])
@@ -116,7 +117,7 @@ class SchedulerService:
         self._share, self._shard = config.share, str(config.share.index)
         leadership.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
-            config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
+            EVENTS_MAX, runtime.clock, self._core.on_wake, DROPPED
         )
 
     async def start(self) -> None:

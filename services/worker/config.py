@@ -6,8 +6,7 @@ from pydantic import Field
 
 from services.worker.core.limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
-from shared.config import ServiceConfig
-from shared.eviction import EvictionName
+from shared.config import ServiceConfig, constant
 from shared.messages import SLO_MS_MAX
 
 
@@ -19,37 +18,23 @@ class WorkerConfig(ServiceConfig):
     emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
     true_pages: emulated pages are as large as the profile's model would have them, in a pool of
         `kv_bytes`; else they are small, and the pool has as many as the profile says.
-    max_model_len: tokens of a prompt and its reply together; 0: as many as each model for text can
-        take, which is the most that it may be.
+    max_model_len: tokens of a prompt and its reply together; 0: the limit of each model, which is
+        also the largest value.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
-    gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
-    kv_stored_dtype: what KV is stored as outside of the pool: what the `model` computes, or `int8`,
-        rounded to half of bf16's bytes.
-    eviction: which pages make room, see `shared.eviction`.
-    cooperative: what no turn runs on stays in the pool until its pages are needed, and announced
-        turns are brought there; else only as far as the arena.
+    gpu_memory_share: share for KV pages of the GPU memory left beside weights and the largest step.
+    kv_stored_dtype: element type of KV outside of the pool: the `model`'s, or `int8`, rounded to
+        half of bf16's bytes.
     num_threads: cores to compute on; 0: all.
-    layers: `fast` ones in place of transformers' own where they compute the same, or `plain`; or
-        `invariant`, whose answers do not depend on what else is computed with them.
-    oneshot_variants: input lengths, tokens, that text models are batched at; longer ones than a
-        model can take are left out, and its own limit is added.
+    layers: `fast` layers in place of transformers' own where they compute the same, `plain`
+        (transformers' own), or `invariant`, whose results do not depend on the rest of the batch.
+    oneshot_variants: input lengths, tokens, that text models are batched at; lengths above a
+        model's limit are left out, and the limit is added.
     oneshot_batch_max: largest batch of a one-shot model; 0: 16 on a CPU, 64 on a GPU, and as many
         as the target allows when emulated.
     oneshot_slo_ms: target of requests that name none; 0: three times a batch of 8 at the longest
         variant, at least 50.
-    oneshot_profile_s: time to measure each one-shot model's batches in, at its first start.
-    oneshot_queue_max: batches held at a time; more are refused.
-    oneshot_pull_ms: how long after its expected start a batch waits for inputs.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
-    layerwise: passes begin while later layers of a prompt's history are on their way; off, to see
-        what that is worth.
-    slo_ttft_ms: target for the time to the first token of turns that bring none; 0: none.
-    lora_start: how turns begin whose adapter is on its way: `wait` for all of it, `stream` its
-        layers behind the pass where they come in time, `assist` by computing on the host what is
-        not there, or `auto`, the best that there is.
-    assist_helpers: processes for that; 0: one a core, beside a GPU at most eight.
-    link_mb_s: on a CPU, and of emulated models, loads into the KV pool take as long as over a link
-        of so many MB/s; 0: as fast as memory is.
+    slo_ttft_ms: target for the time to the first token of requests without one; 0: none.
     """
 
     models: list[str] = Field(default_factory=list)
@@ -62,26 +47,33 @@ class WorkerConfig(ServiceConfig):
     kv_bytes: int = Field(0, ge=0)
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
     kv_stored_dtype: StoredDtype = "model"
-    eviction: EvictionName = "layer"
-    cooperative: bool = True
     num_threads: int = Field(0, ge=0)
     layers: Literal["fast", "plain", "invariant"] = "fast"
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)
     prefill_admission: AdmissionName = "eager"
-    layerwise: bool = True
     slo_ttft_ms: float = Field(2000.0, ge=0)
-    lora_start: LoraStart = "auto"
-    assist_helpers: int = Field(0, ge=0)
-    link_mb_s: float = Field(0.0, ge=0)
-    write_behind: bool = True
-    report_interval_ms: int = Field(500, ge=10)
     drain_ms: int = Field(5000, ge=0)
     oneshot_variants: list[Annotated[int, Field(ge=1)]] = Field(
         [32, 64, 128, 256, 512], min_length=1
     )
     oneshot_batch_max: int = Field(0, ge=0, le=1024)
     oneshot_slo_ms: float = Field(0.0, ge=0, le=SLO_MS_MAX)
-    oneshot_profile_s: float = Field(20.0, ge=0)
-    oneshot_queue_max: int = Field(16, ge=1)
-    oneshot_pull_ms: int = Field(50, ge=1)
+
+    # Idle KV stays in the pool until its pages are needed, and KV of announced turns is prefetched
+    # into it. Off: KV leaves the pool with its turn, as in the paper's ablation.
+    cooperative: bool = constant(True)
+    # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
+    layerwise: bool = constant(True)
+    # How a turn starts whose adapter is loading: `wait` for all of it, `stream` its layers behind
+    # the pass, `assist` by computing on the host what is missing, or `auto`, the best that works.
+    lora_start: LoraStart = constant("auto")
+    # MB/s of loads into the pool on a CPU and of emulated models, to try a GPU's link; 0: memory's.
+    link_mb_s: float = constant(0.0)
+    # Off: no kvstore is used. KV exists only in the pool.
+    write_behind: bool = constant(True)
+    # The scheduler takes a worker for dead after five missing reports.
+    report_interval_ms: int = constant(500)
+    # Each one-shot model's batches are measured so long at its first start: enough for its variants
+    # on a CPU. The result is kept in the data folder.
+    oneshot_profile_s: float = constant(20.0)

@@ -164,7 +164,7 @@ def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.orders import Spec
 
-    num_helpers = config.assist_helpers or config.num_threads or len(os.sched_getaffinity(0))
+    num_helpers = config.num_threads or len(os.sched_getaffinity(0))
     spec = Spec(model.lora, model.dtype, tuple(model.lora_sites), ASSIST_TOKENS_MAX)
     return HostCrew(spec, num_helpers)
 
@@ -178,7 +178,7 @@ def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew
     from services.worker.device.cuda import cuda_crew
 
     num_cores = len(os.sched_getaffinity(0)) - CORES_LEFT
-    num_helpers = config.assist_helpers or min(max(num_cores, 1), ASSIST_HELPERS)
+    num_helpers = min(max(num_cores, 1), ASSIST_HELPERS)
     spec = Spec(
         model.lora, model.dtype, tuple(model.lora_sites), ASSIST_TOKENS_MAX, is_streamed=True
     )

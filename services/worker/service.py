@@ -161,16 +161,13 @@ class Worker:
         return report
 
     def _add_oneshots(self, models: list[OneshotModel]) -> None:
-        runtime, config = self._runtime, self._config
-        limits = BatchLimits(
-            batches_max=config.oneshot_queue_max, pull_wait_ns=config.oneshot_pull_ms * 1_000_000
-        )
+        runtime = self._runtime
         self._oneshot = OneshotRunner(
             runtime.bus,
             runtime.clock,
             self._worker_id,
             {model.card.model_id: model for model in models},
-            limits,
+            BatchLimits(),
             self._thread,
             on_leader=self._report_now.set,
         )
@@ -194,7 +191,7 @@ class Worker:
         )
         core = EngineCore(
             limits,
-            PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),
+            PagePool(info.num_pages, info.num_layers, is_cooperative=config.cooperative),
             info.page_bytes,
             info.end_token_ids,
             info.block_tokens,

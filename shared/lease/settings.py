@@ -2,29 +2,33 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
-from shared.config import ServiceConfig
+from shared.config import ServiceConfig, constant
 from shared.lease.core.times import LeaseTimes
 
 
 class LeaseConfig(ServiceConfig):
-    """Of a service of which one process leads and others are its spares. They began with the
-    scheduler, and have its name.
+    """Constants of a service of which one process leads and others are its spares.
+
+    Attributes:
+        scheduler_lease: `auto`: with a lease where NATS has JetStream, without one elsewhere; `off`
+            leads at once, without spares.
+        scheduler_lease_beat_ms: between two renewals by the leader; a spare looks four times as
+            often.
+        scheduler_lease_ttl_ms: silence after which a spare takes over: turns that wait notice it.
     """
 
-    scheduler_lease: Literal["auto", "off"] = "auto"
-    scheduler_lease_beat_ms: int = Field(default=250, gt=0)
-    scheduler_lease_ttl_ms: int = Field(default=2000, gt=0)
+    scheduler_lease: Literal["auto", "off"] = constant("auto")
+    scheduler_lease_beat_ms: int = constant(250)
+    scheduler_lease_ttl_ms: int = constant(2000)
 
     @field_validator("scheduler_lease_ttl_ms")
     @classmethod
     def _outlives_a_lost_renewal(cls, value: int, info: ValidationInfo) -> int:
         beat_ms = info.data.get("scheduler_lease_beat_ms", 0)
         if value < 3 * beat_ms:
-            raise ValueError(
-                f"must be at least three times SYMPHONY_SCHEDULER_LEASE_BEAT_MS ({beat_ms})"
-            )
+            raise ValueError(f"must be at least three times scheduler_lease_beat_ms ({beat_ms})")
         return value
 
     def lease_times(self) -> LeaseTimes:

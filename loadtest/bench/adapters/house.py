@@ -23,6 +23,7 @@ from loadtest.bench.adapters.worker_metrics import WorkerMetrics, read_metrics
 from loadtest.deployment import Deployment, deployed
 from loadtest.jobs.processes import Memory, memory_of
 from shared.errors import PeerUnavailable
+from shared.settings import as_variables
 
 WORKER = "worker-0"
 WATCHED = ("worker-0", "kvstore", "scheduler", "frontend")
@@ -147,9 +148,8 @@ def adapter_settings(sources: Path, disk_bytes: int) -> dict[str, str]:
     """Settings of a house that takes any number of adapters from a folder."""
     return {
         "SYMPHONY_ADAPTER_DIRS": json.dumps([str(sources)]),
-        "SYMPHONY_TENANT_ADAPTERS_MAX": "0",
         "SYMPHONY_TENANT_ADAPTER_BYTES_MAX": "0",
-        "SYMPHONY_ADAPTERS_MAX": "0",
+        **as_variables({"adapters_max": "0", "tenant_adapters_max": "0"}),
         "SYMPHONY_ADAPTER_DISK_BYTES_MAX": "0",
         "SYMPHONY_DISK_BYTES_MAX": str(disk_bytes),
     }

@@ -28,6 +28,7 @@ from shared.ids import HostId
 from shared.locations import KV_HOSTS_KEY, decode_claim
 from shared.messages import Empty, KvStats
 from shared.redis_client import RedisClient
+from shared.settings import as_variables
 from shared.subjects import KV_STATS, SCHEDULER_STATUS
 
 HOST_ID = HostId("scale")
@@ -66,7 +67,7 @@ class House:
             **self._env,
             "SYMPHONY_DATA_DIR": str(data_dir),
             BEATS_NAME: str(self._beats),
-            **{f"SYMPHONY_{name.upper()}": value for name, value in settings.items()},
+            **as_variables(settings, self._env),
         }
         began_s = time.monotonic()
         command = [sys.executable, "-m", "loadtest.bench.scale.watched"]

@@ -24,6 +24,7 @@ from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, make_lane, vector
 from loadtest.jobs.encoder import make_encoder
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
+from shared.settings import as_variables
 
 VICTIM = TenantId("acme")
 THIEF = TenantId("evil")
@@ -55,9 +56,10 @@ def deployment(args: argparse.Namespace) -> Iterator[Deployment]:
         keys.write_bytes(orjson.dumps([_entry(who) for who in TENANTS]))
         settings = {
             "SYMPHONY_API_KEYS_FILE": str(keys),
-            "SYMPHONY_ONESHOT_PROFILE_S": "1",
-            "SYMPHONY_HINTS_PER_CLIENT": "0",  # else most of the thief's would be refused unread
-            "SYMPHONY_HINTS_PER_TENANT": "0",
+            # Without limits, or most of the thief's advisories would be refused unread.
+            **as_variables(
+                {"oneshot_profile_s": "1", "hints_per_client": "0", "hints_per_tenant": "0"}
+            ),
         }
         encoder = make_encoder(Path(name) / "encoder")
         options = ("--model", MODEL, "--model", str(encoder))

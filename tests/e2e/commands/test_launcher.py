@@ -205,7 +205,7 @@ def test_a_service_started_alone_refuses_what_the_deployment_would(tmp_path: Pat
         timeout=60,
         check=False,
     )
-    assert_one_line(done, "SYMPHONY_TRACKER_TTL='5'", "do you mean SYMPHONY_TRACKER_TTL_S?")
+    assert_one_line(done, "SYMPHONY_TRACKER_SHAR='5'", "do you mean SYMPHONY_TRACKER_SHARD?")
 
 
 def test_a_deployment_without_its_redis_starts_and_says_what_it_lacks(tmp_path: Path) -> None:

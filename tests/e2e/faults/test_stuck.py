@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from loadtest.deployment import wait_until
+from shared.settings import as_variables
 from tests.cluster import Cluster
 
-IMPATIENT = {"SYMPHONY_STATUS_INTERVAL_S": "0.5", "SYMPHONY_STUCK_AFTER_S": "6"}
+IMPATIENT = as_variables({"status_interval_s": "0.5", "stuck_after_s": "6"})
 
 
 @pytest.fixture(scope="module")

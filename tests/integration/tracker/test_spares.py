@@ -20,6 +20,7 @@ from shared.messages import (
     SessionPlacement,
     TurnArrived,
 )
+from shared.settings import as_variables
 from shared.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
@@ -76,7 +77,7 @@ def start(instance: str, url: str, folder: Path) -> Popen[bytes]:
         **os.environ,
         "SYMPHONY_NATS_URL": url,
         "SYMPHONY_INSTANCE": instance,
-        "SYMPHONY_TRACKER_SLACK_S": "0.2",
+        **as_variables({"tracker_slack_s": "0.2"}),
     }
     command = [sys.executable, "-m", "services.tracker"]
     return start_child(command, log_path=folder / f"{instance}.log", env=env)

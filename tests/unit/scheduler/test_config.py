@@ -3,13 +3,19 @@
 import pytest
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core import Limits
 from shared.config import load_config
 from shared.errors import ConfigError
 
 
+def test_the_constants_are_the_core_s() -> None:
+    limits = load_config(SchedulerConfig, {}).limits()
+    assert limits == Limits()
+
+
 def test_seconds_become_the_core_s_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYMPHONY_SCHEDULER_DEAD_AFTER_S", "0.5")
-    assert load_config(SchedulerConfig).limits().dead_after_ns == 500_000_000
+    monkeypatch.setenv("SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S", "0.5")
+    assert load_config(SchedulerConfig).limits().placement_wait_ns == 500_000_000
 
 
 def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +54,11 @@ def test_a_shard_s_batch_policy_is_a_name(monkeypatch: pytest.MonkeyPatch) -> No
         load_config(SchedulerConfig)
 
 
-def test_a_lease_shorter_than_three_beats_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYMPHONY_SCHEDULER_LEASE_BEAT_MS", "700")
-    with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS='2000'.*three times"):
-        load_config(SchedulerConfig)
+def test_a_lease_shorter_than_three_beats_is_refused() -> None:
+    given = {"SYMPHONY_DEVELOPMENT": '{"scheduler_lease_beat_ms": 700}'}
+    why = r"SYMPHONY_DEVELOPMENT: scheduler_lease_ttl_ms='2000'.*three times"
+    with pytest.raises(ConfigError, match=why):
+        load_config(SchedulerConfig, given)
 
 
 def test_milliseconds_of_the_lease_become_nanoseconds() -> None:

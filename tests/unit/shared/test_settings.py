@@ -13,9 +13,18 @@ from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.worker.config import WorkerConfig
-from shared.config import ServiceConfig, load_config
+from shared.config import ServiceConfig, load_config, settings_of
 from shared.errors import ConfigError
-from shared.settings import ENV_PREFIX, NAMES, OTHERS, SETTINGS, read_variables
+from shared.settings import (
+    DEVELOPMENT_FIELDS,
+    ENV_PREFIX,
+    NAMES,
+    OTHERS,
+    REMOVED,
+    SETTINGS,
+    as_variables,
+    read_variables,
+)
 
 CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
@@ -24,9 +33,14 @@ NAME = re.compile(rf"\b{ENV_PREFIX}([A-Z][A-Z_]*[A-Z])\b(?!_)")
 
 
 def test_the_list_is_what_the_services_read() -> None:
-    fields = {name.upper() for kind in CONFIGS for name in kind.model_fields}
-    assert fields == SETTINGS
+    settings = {name.upper() for kind in CONFIGS for name in settings_of(kind)}
+    assert settings == SETTINGS
     assert not SETTINGS & OTHERS
+    fields = {name for kind in CONFIGS for name in kind.model_fields}
+    constants = fields - {name.lower() for name in settings}
+    assert constants == DEVELOPMENT_FIELDS
+    assert {name.upper() for name in constants} <= REMOVED.keys()
+    assert not REMOVED.keys() & (SETTINGS | OTHERS)
 
 
 def names_in(*paths: Path) -> Iterator[tuple[str, str]]:
@@ -66,6 +80,49 @@ def test_a_misspelled_name_is_refused_with_the_nearest(name: str, near: str) -> 
 def test_a_name_like_none_is_refused_without_a_guess() -> None:
     with pytest.raises(ConfigError, match=r"SYMPHONY_QQ='': no such setting$"):
         read_variables({"SYMPHONY_QQ": ""})
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_a_removed_name_is_refused_with_the_value_that_is_fixed(name: str) -> None:
+    why = f"SYMPHONY_{name}='7': this setting was removed, its value is now always {REMOVED[name]}"
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load_config(ServiceConfig, {f"SYMPHONY_{name}": "7"})
+
+
+def test_removed_values_are_the_constants() -> None:
+    for kind in CONFIGS:
+        made = kind()
+        for name in kind.model_fields.keys() & DEVELOPMENT_FIELDS:
+            text = str(getattr(made, name)).lower().removesuffix(".0")
+            assert text == REMOVED[name.upper()], name
+
+
+def test_constants_of_an_environment_stay_beside_others() -> None:
+    environ = as_variables({"link_mb_s": "8", "lora_start": "wait"})
+    variables = environ | as_variables({"lora_start": "assist", "kv_bytes": "7"}, environ)
+    config = load_config(WorkerConfig, variables)
+    assert (config.link_mb_s, config.lora_start, config.kv_bytes) == (8.0, "assist", 7)
+
+
+def test_developers_set_constants_of_processes_that_they_start() -> None:
+    variables = as_variables({"link_mb_s": "8", "lora_start": "wait", "kv_bytes": "70000000"})
+    config = load_config(WorkerConfig, variables)
+    assert (config.link_mb_s, config.lora_start, config.kv_bytes) == (8.0, "wait", 70_000_000)
+    assert load_config(KvstoreConfig, {"SYMPHONY_DEVELOPMENT": variables["SYMPHONY_DEVELOPMENT"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"kv_bytes": 1}', "no such field: kv_bytes"),
+        ('{"link_mb_s": "fast"}', "link_mb_s='fast'"),
+    ],
+)
+def test_wrong_constants_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"SYMPHONY_DEVELOPMENT.*{why}"):
+        load_config(WorkerConfig, {"SYMPHONY_DEVELOPMENT": text})
 
 
 def test_the_file_counts_where_the_environment_is_silent(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class TraceSampler:
     """
 
     share: float
-    per_s: float
+    per_s: float = 20.0  # what a collector of one machine takes beside its work
     _free_at_ns: int = 0  # when a whole second's worth is there again
 
     def takes(self, sender: TraceContext | None, draw: float, now_ns: int) -> bool:

@@ -28,10 +28,10 @@ def test_the_defaults_can_start_and_every_service_is_looked_at(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("SYMPHONY_GIVE_UP_S", "soon"),
+        ("SYMPHONY_TURN_S_MAX", "soon"),
         ("SYMPHONY_ARENA_BYTES", "1000"),
         ("SYMPHONY_SCHEDULER_POLICY", "nonsense"),
-        ("SYMPHONY_TRACKER_TTL_S", "0"),
+        ("SYMPHONY_HINTS_PER_CLIENT", "-1"),
         ("SYMPHONY_ONESHOT_BATCH_MAX", "-1"),
         ("SYMPHONY_LOG_BYTES_MAX", "-1"),
         ("SYMPHONY_ENV_FILE", "/no/such/file"),

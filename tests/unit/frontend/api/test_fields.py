@@ -51,7 +51,7 @@ BODIES: dict[type[Body], dict[str, Any]] = {
     CohereEmbedBody: {"texts": ["a"]},
 }
 PAGE = ROOT / "docs" / "fields.md"
-HEAD = "| field | endpoints | what becomes of it |\n|---|---|---|\n"
+HEAD = "| endpoints | fields | handling |\n|---|---|---|\n"
 
 
 def parsed(kind: type[Body], **fields: Any) -> Body:
@@ -59,13 +59,16 @@ def parsed(kind: type[Body], **fields: Any) -> Body:
 
 
 def page_rows() -> str:
-    """The table as the page shows it."""
+    """The table as the page shows it: one row for all fields of the same endpoints and handling."""
     order = list(get_args(Endpoint))
-    rows = []
-    for field in sorted(FIELDS, key=lambda f: (f.name, order.index(f.endpoints[0]))):
+    rows: dict[tuple[str, str], list[str]] = {}
+    for field in sorted(FIELDS, key=lambda f: (order.index(f.endpoints[0]), f.name)):
         names = ", ".join(sorted(field.endpoints, key=order.index))
-        rows.append(f"| `{field.name}` | {names} | {fate_of(field)} |\n")
-    return HEAD + "".join(rows)
+        rows.setdefault((names, fate_of(field)), []).append(f"`{field.name}`")
+    return HEAD + "".join(
+        f"| {endpoints} | {', '.join(names)} | {fate} |\n"
+        for (endpoints, fate), names in rows.items()
+    )
 
 
 def fate_of(field: Field) -> str:

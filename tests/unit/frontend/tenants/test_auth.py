@@ -78,7 +78,7 @@ def ring_of(tmp_path: Path, *entries: dict[str, object], **settings: object) -> 
     return load_keyring(FrontendConfig.model_validate({"api_keys_file": path, **settings}))
 
 
-def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: Path) -> None:
+def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_default(tmp_path: Path) -> None:
     limits = {"turns": 8, "sessions": 0, "priority": [-1, 1], "kv_expiry_s": 60}
     ring = ring_of(
         tmp_path,
@@ -87,16 +87,16 @@ def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: 
         {"key": "3", "tenant": "a", "limits": dict(reversed(limits.items()))},
         {"key": "4", "tenant": "b"},
         {"key": "5", "limits": {"jobs": 1}},
-        tenant_waiting_tokens_max=100,
+        tenant_kv_expiry_s_max=100,
     )
     assert set(ring.limits) == {"a", DEFAULT_TENANT}
     assert ring.limits[TenantId("a")] == TenantLimits(
         turns=8,
-        waiting_tokens=100,
         sessions=0,
         session_bytes=256 * 1024 * 1024,
         priority=(-1, 1),
         kv_expiry_s=60,
+        kv_expiry_s_max=100,
     )
     assert ring.limits[DEFAULT_TENANT].jobs == 1
 

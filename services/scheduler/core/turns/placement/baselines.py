@@ -20,7 +20,7 @@ class Recompute(PlacementPolicy):
 
     Modelled: the paper gives vLLM its own global controller, which evens out the load, and so does
     this. History comes from the worker's own pool, as vLLM finds it with its prefix cache, or is
-    computed. The paper's vLLM computed all of it: for that, add `SYMPHONY_COOPERATIVE=false`. Not
+    computed. The paper's vLLM computed all of it: for that, set `cooperative` to false. Not
     modelled: swapping of preempted requests.
     """
 
