@@ -102,9 +102,5 @@ def _transport(
 
 
 def _adapters(config: KvstoreConfig) -> AdapterFolders:
-    limits = AdapterLimits(
-        num_bytes=config.adapter_bytes_max,
-        header_bytes=config.adapter_header_bytes_max,
-        num_tensors=config.adapter_tensors_max,
-    )
+    limits = AdapterLimits(num_bytes=config.adapter_bytes_max)
     return AdapterFolders(config.adapters_path, config.adapter_dirs, limits)

@@ -130,7 +130,6 @@ def limits(config: KvstoreConfig) -> Limits:
         disk_bytes_max=config.disk_bytes_max,
         expiry_ns=expiry_ns,
         noted_ns=expiry_ns // NOTED_SHARE,
-        eviction=config.eviction,
         disk_bytes_per_s=config.disk_bytes_per_s,
         has_objects=config.objects_url is not None,
         objects_bytes_max=config.objects_bytes_max,

@@ -1,4 +1,4 @@
-"""Deferred admission on an emulated GPU: decodes gain, targets are kept. The seeded simulation holds
+"""Deferred admission on an emulated GPU: decodes gain, targets are kept. The simulation holds
 its invariants.
 """
 
