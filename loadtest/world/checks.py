@@ -8,7 +8,7 @@ from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
 from services.scheduler.core.jobs import JobsCore
-from services.scheduler.core.turns.arrivals import Arrivals
+from services.scheduler.core.turns.expected_turns import ExpectedTurns
 from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
 from services.worker.core.engine import EngineCore
@@ -170,7 +170,7 @@ def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
     """
     for worker in core._fleet:
         assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
-        is_empty = not worker.num_turns and worker.kept_by is None
+        is_empty = not worker.num_turns and worker.isolation.claimed_by is None
         assert worker.alive or is_empty, f"{worker.worker_id} is dead and keeps its turns"
         for turn in worker.turns.values():
             assert turn.worker is worker, f"{turn.turn_id} is in two places"
@@ -185,13 +185,13 @@ def _check_load(worker: Worker) -> None:
     held = list(worker.reservations.values())
     assert worker.num_far == sum(each.is_far for each in held), "far places are miscounted"
     num_urgent = sum(turn.is_urgent for turn in worker.turns.values())
-    num_urgent += sum(turn.is_urgent for turn in worker.others.values())
+    num_urgent += sum(turn.is_urgent for turn in worker.peer_turns.values())
     num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
-    expected = Arrivals()
+    expected = ExpectedTurns()
     for each in held:
         expected.add(each.arrives_at_ns)
-    assert worker.arrivals == expected, "expected turns are miscounted"
+    assert worker.expected == expected, "expected turns are miscounted"
 
 
 def check_tracker(core: TrackerCore) -> None:

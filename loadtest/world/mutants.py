@@ -19,9 +19,9 @@ HUNT_MIN_S, SEED_MAX_S = 120.0, 0.5  # a hunt that takes longer is given up
 FRONTEND_TURNS = "services/frontend/core/turns.py"
 FRONTEND_JOBS = "services/frontend/core/jobs.py"
 SCHEDULER_TURNS = "services/scheduler/core/turns/turns.py"
-SCHEDULER_BOARD = "services/scheduler/core/turns/board.py"
-OTHERS = "services/scheduler/core/turns/others.py"
-TRIALS = "services/scheduler/core/turns/trials.py"
+SCHEDULER_BOARD = "services/scheduler/core/turns/turn_table.py"
+OTHERS = "services/scheduler/core/turns/peer_turns.py"
+TRIALS = "services/scheduler/core/turns/quarantine.py"
 SCHEDULER = "services/scheduler/core/turns/core.py"
 FLEET = "services/scheduler/core/turns/fleet.py"
 RESERVATIONS = "services/scheduler/core/turns/reservations.py"
@@ -113,7 +113,7 @@ MUTANTS = (
     # Turns, at the scheduler.
     Mutant(
         "every turn fails", SCHEDULER_TURNS,
-        "        if len(self._board) >= self._limits.turns_max:", "        if True:",
+        "        if len(self._table) >= self._limits.turns_max:", "        if True:",
     ),
     Mutant(
         "a scheduler takes others' turns for its own", SCHEDULER_TURNS,
@@ -125,13 +125,13 @@ MUTANTS = (
     ),
     Mutant(
         "a suspect does not wait for others' turns", TRIALS,
-        "        if worker.others:\n            self._others.keep(worker, now_ns)",
-        "        if False:\n            self._others.keep(worker, now_ns)",
+        "        if worker.peer_turns:\n            self._peer_turns.claim(worker, now_ns)",
+        "        if False:\n            self._peer_turns.claim(worker, now_ns)",
     ),
     Mutant(
         "a lost turn is never placed again", SCHEDULER_TURNS,
         "            self._place(turn, now_ns, avoid=worker)",
-        "            self._board.close(turn)",
+        "            self._table.close(turn)",
     ),
     Mutant(
         "attempts do not grow", SCHEDULER_BOARD,
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "waiting turns are not placed when a worker comes", SCHEDULER,
-        "            self._turns.admit(heard.opened, now_ns)\n", "",
+        "            self._turns.admit(change.opened, now_ns)\n", "",
     ),
     Mutant(
         "reservations do not expire", RESERVATIONS,
@@ -585,7 +585,7 @@ MUTANTS = (
     ),
     Mutant(
         "a place that is told of again is expected twice", RESERVATIONS,
-        "            held.worker.arrivals.remove(held.arrives_at_ns)\n", "",
+        "        worker.expected.remove(held.arrives_at_ns)\n", "",
     ),
     Mutant(
         "a paused turn keeps its row in the step", "services/worker/core/planner.py",

@@ -54,8 +54,9 @@ def _check_schedulers(leadership: Leadership) -> None:
     held = core._reservations._held
     near = [key for key in held if key[0] != SPAMMERS or not held[key].is_far]
     assert not near, f"places are still kept for {near}"
-    assert not core._turns.others._where, "turns of others are still counted"
-    assert all(worker.kept_by is None for worker in core._fleet), "a worker is still kept"
+    assert not core._turns.peer_turns._where, "turns of others are still counted"
+    claims = [worker for worker in core._fleet if worker.isolation.claimed_by is not None]
+    assert not claims, "a worker is still claimed"
 
 
 def _check_announced(process: Tracker) -> None:

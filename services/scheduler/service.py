@@ -16,17 +16,17 @@ from services.scheduler.core import (
     Effect,
     FailTurn,
     NotifyArrival,
+    NotifyFrontends,
+    NotifyPeer,
+    NotifyPeers,
     ProbeWorker,
     SchedulerCore,
     SendPrefetch,
     StartTurn,
     StartTurns,
-    TellOthers,
-    TellPlace,
-    TellPlaced,
-    together,
+    merge_effects,
 )
-from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_placement
@@ -124,7 +124,7 @@ class SchedulerService:
         core = self._core
         self._events.put(core.on_wake)
         self._runtime.spawn(
-            consume(self._events, self._leadership, self._perform, together),
+            consume(self._events, self._leadership, self._perform, merge_effects),
             "scheduler events",
         )
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
@@ -186,10 +186,10 @@ class SchedulerService:
                 await self._bus.publish(WORKER_PREFETCH, prefetch, worker_id)
             case DropPrefetch(worker_id, drop):
                 await self._bus.publish(WORKER_PREFETCH_DROP, drop, worker_id)
-            case TellPlace(placed):
+            case NotifyFrontends(placed):
                 await self._bus.publish(SESSION_PLACED, placed)
-            case TellOthers(turns, kept):
-                await self._tell_others(turns, kept)
+            case NotifyPeers(turns, kept):
+                await self._notify_peers(turns, kept)
             case NotifyArrival(arrived):
                 for wire, ids, told in arrival_wires(arrived, self._num_tracker_shards):
                     await self._bus.publish(wire, told, *ids)
@@ -200,7 +200,7 @@ class SchedulerService:
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
-            case StartTurn() | TellPlaced():
+            case StartTurn() | NotifyPeer():
                 raise AssertionError("these go together")
 
     async def _start(self, worker_id: WorkerId, starts: list[StartTurn]) -> None:
@@ -213,7 +213,7 @@ class SchedulerService:
             self._traces.on_started(worker_id, each.start, each.reason)
             _log_placed(worker_id, each.start, each.reason)
 
-    async def _tell_others(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:
+    async def _notify_peers(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:
         shard = self._share.index
         room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
         groups = list(in_groups(turns, lambda _: PLACED_BYTES, room))

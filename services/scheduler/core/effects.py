@@ -78,14 +78,14 @@ class DropPrefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class TellPlace:
+class NotifyFrontends:
     """Tell the frontends where a session's turn is expected."""
 
     placed: SessionPlaced
 
 
 @dataclass(frozen=True, slots=True)
-class TellPlaced:
+class NotifyPeer:
     """Tell the other schedulers among which turns are divided what goes to a worker, or that it is
     kept for one turn alone. Those of one event go together.
     """
@@ -95,7 +95,7 @@ class TellPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class TellOthers:
+class NotifyPeers:
     """All of an event; made by `together`."""
 
     turns: list[PlacedTurn]
@@ -130,9 +130,9 @@ Effect = (
     | FailTurn
     | SendPrefetch
     | DropPrefetch
-    | TellPlace
-    | TellPlaced
-    | TellOthers
+    | NotifyFrontends
+    | NotifyPeer
+    | NotifyPeers
     | NotifyArrival
     | ProbeWorker
     | CountTurn
@@ -140,15 +140,15 @@ Effect = (
 )
 
 
-def together(effects: list[Effect]) -> list[Effect]:
+def merge_effects(effects: list[Effect]) -> list[Effect]:
     """The same, with all starts at one worker as one effect, where the first of them was, and all
     that the other schedulers are told as the last one.
     """
     found: dict[WorkerId, StartTurns] = {}
     kept_apart: list[Effect] = []
-    told = TellOthers([], [])
+    told = NotifyPeers([], [])
     for effect in effects:
-        if isinstance(effect, TellPlaced):
+        if isinstance(effect, NotifyPeer):
             if effect.turn is not None:
                 told.turns.append(effect.turn)
             if effect.kept is not None and effect.kept not in told.kept:

@@ -123,18 +123,18 @@ class JobsCore:
             if seen.leadership == self._leadership and seen.fence > self._batches.fence:
                 self._out.append(Deposed(seen.fence))
                 return self._take_effects(now_ns)
-        heard = self.devices.hear(report, now_ns)
-        if heard is None:
+        change = self.devices.take_report(report, now_ns)
+        if change is None:
             return self._take_effects(now_ns)
-        device = heard.device
-        if heard.restarted:
+        device = change.device
+        if change.restarted:
             self._take_off(device, now_ns)
         for card in device.cards:
             for spec in self._latencies.learn(card):
                 self._batcher.add_model(spec)
         device.is_refusing = False
         self._reconcile(device, report, now_ns)
-        self._settle(device, now_ns, keys_changed=heard.keys_changed)
+        self._settle(device, now_ns, keys_changed=change.keys_changed)
         return self._take_effects(now_ns)
 
     def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[JobsEffect]:
@@ -176,14 +176,14 @@ class JobsCore:
         still or had no bus, no worker could be heard.
         """
         if self._timers.is_standstill(now_ns):
-            self.devices.pardon(now_ns)
+            self.devices.restart_silence(now_ns)
         self._timers.run_due(now_ns)
         while self._batcher.wake_at_ns <= now_ns:
             self._perform(self._batcher.on_wake(now_ns), now_ns)
         return self._take_effects(now_ns)
 
     def _end_interval(self, now_ns: int) -> None:
-        for spec in self._latencies.start_anew({batch.key for batch in self._batches}):
+        for spec in self._latencies.reset_stale({batch.key for batch in self._batches}):
             self._batcher.add_model(spec)
         for device in self.devices.silent(now_ns):
             self._out.append(ProbeWorker(device.worker_id))
@@ -201,15 +201,15 @@ class JobsCore:
         for device in self.devices:
             self._settle(device, now_ns, keys_changed=True)
         for early in held:
-            self._submit(early.frontend_id, early.submit, early.heard_at_ns, now_ns)
+            self._submit(early.frontend_id, early.submit, early.reported_at_ns, now_ns)
 
     def _submit(
-        self, frontend_id: FrontendId, submit: JobSubmit, heard_at_ns: int, now_ns: int
+        self, frontend_id: FrontendId, submit: JobSubmit, reported_at_ns: int, now_ns: int
     ) -> None:
         job_id = submit.job_id
         if job_id in self._foreign or self._ledger.knows(job_id, now_ns):
             return
-        submitted = self._intake.record(frontend_id, submit, heard_at_ns, now_ns)
+        submitted = self._intake.record(frontend_id, submit, reported_at_ns, now_ns)
         job, key = submitted.job, model_key(submitted)
         num_workers = self.devices.num_serving(key)
         if num_workers == 0:

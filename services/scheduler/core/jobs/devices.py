@@ -12,7 +12,7 @@ FORGET_AFTER_NS = 600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DeviceChange:
     """What a report changed. `restarted`: the old process is gone, with what it held."""
 
     device: Device
@@ -59,15 +59,15 @@ class Devices:
         for device in self:
             if (
                 device.keys
-                and now_ns - device.heard_at_ns > MAX_SILENT_REPORTS * device.interval_ns
+                and now_ns - device.reported_at_ns > MAX_SILENT_REPORTS * device.interval_ns
             ):
                 yield device
 
-    def pardon(self, now_ns: int) -> None:
+    def restart_silence(self, now_ns: int) -> None:
         """Nobody was listened to for a while: the workers' silence begins now."""
         for device in self:
             if device.keys:
-                device.heard_at_ns = now_ns
+                device.reported_at_ns = now_ns
 
     def close(self, device: Device) -> None:
         """It can be given nothing until it is heard of again."""
@@ -79,12 +79,12 @@ class Devices:
             device
             for device in self
             if not (device.keys or device.batches or device.foreign or device.is_added)
-            and now_ns - device.heard_at_ns > FORGET_AFTER_NS
+            and now_ns - device.reported_at_ns > FORGET_AFTER_NS
         ]
         for device in gone:
             del self._by_worker[device.worker_id], self._by_number[device.number]
 
-    def hear(self, report: WorkerReport, now_ns: int) -> Heard | None:
+    def take_report(self, report: WorkerReport, now_ns: int) -> DeviceChange | None:
         """Take a report in; None if it is older than what is known, or of no matter here."""
         device = self._by_worker.get(report.worker_id)
         restarted = False
@@ -104,7 +104,7 @@ class Devices:
         elif report.seq <= device.seq:
             return None
         device.seq = report.seq
-        device.heard_at_ns = now_ns
+        device.reported_at_ns = now_ns
         device.interval_ns = report.interval_ns
         device.cards = [sound for card in report.oneshot if (sound := _sound(card)) is not None]
         keys = frozenset(
@@ -115,7 +115,7 @@ class Devices:
         )
         keys_changed = keys != device.keys
         self._set_keys(device, keys)
-        return Heard(device, restarted, keys_changed)
+        return DeviceChange(device, restarted, keys_changed)
 
     def _set_keys(self, device: Device, keys: frozenset[Hashable]) -> None:
         for key in device.keys - keys:

@@ -11,12 +11,12 @@ from shared.messages import JobsSubmit, JobSubmit
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
+class HeldJob:
     """A submit that came while learning. Its deadline counts from when it was heard."""
 
     frontend_id: FrontendId
     submit: JobSubmit
-    heard_at_ns: int
+    reported_at_ns: int
 
 
 class Intake:
@@ -29,13 +29,13 @@ class Intake:
     def __init__(self, limits: JobLimits) -> None:
         self.is_open = False
         self._limits = limits
-        self._held: list[Early] = []
+        self._held: list[HeldJob] = []
 
     def admit(self, message: JobsSubmit, now_ns: int) -> list[JobSubmit]:
         """Those of a message's jobs that come in now; the others are held."""
         if self.is_open:
             return message.jobs
-        self._held += (Early(message.frontend_id, submit, now_ns) for submit in message.jobs)
+        self._held += (HeldJob(message.frontend_id, submit, now_ns) for submit in message.jobs)
         return []
 
     def cancel(self, job_ids: Iterable[JobId]) -> None:
@@ -44,18 +44,18 @@ class Intake:
             gone = set(job_ids)
             self._held = [early for early in self._held if early.submit.job_id not in gone]
 
-    def open(self) -> list[Early]:
+    def open(self) -> list[HeldJob]:
         """From now on everything comes in at once; what was held comes now."""
         self.is_open = True
         held, self._held = self._held, []
         return held
 
     def record(
-        self, frontend_id: FrontendId, submit: JobSubmit, heard_at_ns: int, now_ns: int
+        self, frontend_id: FrontendId, submit: JobSubmit, reported_at_ns: int, now_ns: int
     ) -> Submitted:
         """A job that comes in: its result must exist early enough to find its way back."""
         slo_ns = min(submit.slo_ns, self._limits.slo_max_ns)
-        deadline_ns = heard_at_ns + slo_ns - self._limits.return_ns
+        deadline_ns = reported_at_ns + slo_ns - self._limits.return_ns
         key = ModelKey(submit.model_id, submit.fingerprint, submit.variant)
         job = Job(key, deadline_ns, now_ns)
         job.ref = submitted = Submitted(submit.job_id, frontend_id, job)

@@ -66,7 +66,7 @@ class Latencies:
         """A job of this model was dropped because it could not be done in time."""
         self._missed.setdefault(key, False)
 
-    def start_anew(self, running: Collection[ModelKey]) -> list[ModelSpec]:
+    def reset_stale(self, running: Collection[ModelKey]) -> list[ModelSpec]:
         """Once an interval: the specs of models that lost jobs and ran none for an interval since.
 
         They may have looked slow for a while, slower than their targets allow, and no batch would

@@ -6,7 +6,7 @@ each way; shards allow for it in their dispatch delay.
 
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.batching.offer_book import Offer
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.rank import Grant, RankTable
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.devices import Devices
@@ -41,7 +41,7 @@ class RankCore:
         self._shard_of: dict[ModelKey, int] = {}
         self._last_seq: dict[ModelKey, int] = {}
         self._granted: dict[int, _Granted] = {}
-        self._heard_at_ns: dict[int, int] = {}  # by device
+        self._seen_at_ns: dict[int, int] = {}  # by device
         self._probed_at_ns: dict[int, int] = {}
         self._last_done: dict[int, BatchId] = {}
         self._next_grant = first_grant
@@ -50,15 +50,15 @@ class RankCore:
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[JobsEffect]:
         """A worker tells its state."""
-        heard = self._devices.hear(report, now_ns)
-        if heard is not None:
-            number, keys = heard.device.number, heard.device.keys
+        change = self._devices.take_report(report, now_ns)
+        if change is not None:
+            number, keys = change.device.number, change.device.keys
             is_known = number in self._rank.gpus
-            self._heard_at_ns[number] = now_ns
-            if is_known and (heard.restarted or not keys):
+            self._seen_at_ns[number] = now_ns
+            if is_known and (change.restarted or not keys):
                 self._remove(number)
                 is_known = False
-            if keys and (heard.keys_changed or not is_known):
+            if keys and (change.keys_changed or not is_known):
                 busy_ns = max((batch.remaining_ns for batch in report.batches), default=0)
                 self._rank.add_gpu(number, keys, now_ns + max(busy_ns, 0))
             elif is_known and not report.batches:
@@ -84,7 +84,7 @@ class RankCore:
         if message.latest_in_ns is None:
             self._rank.withdraw(key)
         else:
-            offer = Offer(key, now_ns + message.latest_in_ns, message.delay_ns)
+            offer = ExecutionCandidate(key, now_ns + message.latest_in_ns, message.delay_ns)
             grant = self._rank.offer(offer, now_ns)
             if grant is not None:
                 self._send(grant, now_ns)
@@ -102,7 +102,7 @@ class RankCore:
         """A worker is done with a batch."""
         device = self._devices.get(done.worker_id)
         if device is not None:
-            self._heard_at_ns[device.number] = now_ns
+            self._seen_at_ns[device.number] = now_ns
             if done.batch_id != self._last_done.get(device.number):  # else told twice
                 self._last_done[device.number] = done.batch_id
                 self._meter.ran(done.run_ns)
@@ -130,7 +130,7 @@ class RankCore:
 
     def _probe(self, number: int, since_ns: int, now_ns: int) -> None:
         """Ask whether the worker is there, unless it was heard of or asked for since then."""
-        last_ns = max(self._heard_at_ns.get(number, 0), self._probed_at_ns.get(number, 0))
+        last_ns = max(self._seen_at_ns.get(number, 0), self._probed_at_ns.get(number, 0))
         if number in self._rank.gpus and last_ns <= since_ns:
             self._probed_at_ns[number] = now_ns
             self._out.append(ProbeWorker(self._devices.numbered(number).worker_id))

@@ -67,7 +67,7 @@ class Device:
         keys: models that it can be given batches of; empty while it is not ready.
         foreign: batches that an earlier scheduler sent; until they are over it gets no other.
         retired: incarnations that are over: what is heard of them comes late.
-        heard_at_ns, interval_ns: when its last report came, and how long until the next.
+        reported_at_ns, interval_ns: when its last report came, and how long until the next.
         free_since_ns: end of its last batch, as heard here.
         is_added: the batcher has it.
         is_refusing: it refused a batch since its last report.
@@ -82,7 +82,7 @@ class Device:
     batches: dict[BatchId, Batch] = field(default_factory=dict)
     foreign: set[BatchId] = field(default_factory=set)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_RETIRED))
-    heard_at_ns: int = 0
+    reported_at_ns: int = 0
     interval_ns: int = 0
     free_since_ns: int = 0
     is_added: bool = False

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Hashable, Sequence
 
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.effects import Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays
-from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.batching.rules import MakeRules
 from services.scheduler.core.batching.shard import ModelShard
@@ -34,7 +34,7 @@ class RemoteRank:
         self.now_ns = now_ns
         self._granted[gpu] = grant_id
 
-    def offer(self, offer: Offer, now_ns: int) -> Grant | None:
+    def offer(self, offer: ExecutionCandidate, now_ns: int) -> Grant | None:
         latest_in_ns = max(offer.latest_at_ns - now_ns, 0)
         self._send_offer(offer.model, latest_in_ns, offer.delay_ns)
         return None
