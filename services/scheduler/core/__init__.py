@@ -1,4 +1,4 @@
-"""Decisions of the scheduler: pure, synchronous, told the time."""
+"""Decisions of the scheduler: pure and synchronous; the time is an argument."""
 
 from services.scheduler.core.effects import (
     CancelTurn,
