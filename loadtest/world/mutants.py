@@ -213,7 +213,7 @@ MUTANTS = (
     ),
     Mutant(
         "a spare tracker acts", TRACKER,
-        "            self._unsaid.add(followed.foreseen, now_ns)\n            return []\n", "",
+        "            self._unannounced.add(followed.foreseen, now_ns)\n            return []\n", "",
     ),
     Mutant(
         "a shard expects what is another's", TRACKER_SHARDS,
@@ -245,23 +245,23 @@ MUTANTS = (
     # Hints.
     Mutant(
         "a turn proves later advisories wrong", "services/tracker/core/order.py",
-        "max(number, self._came.get(record.sender, 0))", "self._num_sent + 1",
+        "max(number, self._came.get(record.origin.sender, 0))", "self._num_sent + 1",
     ),
     Mutant(
         "what a client announces stays the tracker's own", TRACKER,
-        "            self._num_foreseen -= record.is_own and foreseen is None\n", "",
+        "            self._live_limits.num_foreseen -= record.origin.is_own and foreseen is None\n", "",
     ),
     Mutant(
         "no frontend is told what became of advisories", TRACKER,
-        "        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]",
+        "        self._out += [SendVerdicts(*verdicts) for verdicts in self._verdicts.due(now_ns)]",
         "        self._verdicts.due(now_ns)",
     ),
     Mutant(
         "a hint of one tenant is taken for another's session", TRACKER,
         "        record = self._live.get(key)\n"
-        "        if record is None:\n            self._check_room",
+        "        if record is None:\n            self._live_limits.check",
         "        record = next((r for k, r in self._live.items() if k[1] == key[1]), None)\n"
-        "        if record is None:\n            self._check_room",
+        "        if record is None:\n            self._live_limits.check",
     ),
     Mutant(
         "a place of one tenant is told to another's session", RESERVATIONS,

@@ -16,10 +16,10 @@ from services.tracker.core import (
     Effect,
     Expect,
     Limits,
-    Pass,
-    SeeLead,
+    ForwardForeseen,
+    ObserveLead,
     Shards,
-    Tell,
+    SendVerdicts,
     TrackerCore,
     check_foreseen,
 )
@@ -162,11 +162,11 @@ class Tracker(Candidate):
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
                         ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
-                case Count() | SeeLead():
+                case Count() | ObserveLead():
                     pass
-                case Pass(shard, message):
+                case ForwardForeseen(shard, message):
                     self._hand_on(shard, message)
-                case Tell(frontend_id, told):
+                case SendVerdicts(frontend_id, told):
                     self.house.wires.send(self, HINTS_ENDED, told, frontend_id)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)

@@ -10,7 +10,7 @@ import pytest
 from services.scheduler import service as scheduler
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
-from services.tracker.front import HANDED_ON, MISDIRECTED
+from services.tracker.routing import HANDED_ON, MISDIRECTED
 from services.tracker.service import main
 from shared.bus import Bus
 from shared.errors import NobodyListens, NoCapacity

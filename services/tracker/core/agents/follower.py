@@ -9,7 +9,7 @@ from math import ceil
 from services.tracker.core.agents.graph import CallGraph, Successor, is_tool
 from services.tracker.core.agents.hints import AgentHint, LiveHint, Outcomes
 from services.tracker.core.agents.limits import AgentLimits
-from services.tracker.core.agents.workflow import Turn, Workflow
+from services.tracker.core.agents.workflow import AgentTurn, Workflow
 from shared.ids import SessionId, TenantId
 
 WorkflowKey = tuple[TenantId, str]
@@ -131,14 +131,14 @@ class AgentFollower:
             workflow.finish()
             workflow.hints.clear()
 
-    def _announce(self, workflow: Workflow, turn: Turn, now_ns: int) -> list[AgentHint]:
+    def _announce(self, workflow: Workflow, turn: AgentTurn, now_ns: int) -> list[AgentHint]:
         hints: list[AgentHint] = []
         beside = None if is_tool(turn.agent) else turn.generation
-        for successor in self._likely(workflow.graph.successors(turn.place)):
+        for successor in self._likely(workflow.graph.successors(turn.position)):
             for session_id in self._sessions(workflow, turn, successor):
                 hint = self._hint(successor, session_id, is_over=turn.ended_at_ns is not None)
                 is_far = (hint.arrives_in_ns or 0) > self._limits.arrival_max_ns
-                if is_far or workflow.hints.is_told(hint, beside, now_ns):
+                if is_far or workflow.hints.is_announced(hint, beside, now_ns):
                     continue
                 workflow.hints.add(hint, turn.generation, now_ns)
                 hints.append(hint)
@@ -175,7 +175,7 @@ class AgentFollower:
             yield successor
 
     def _sessions(
-        self, workflow: Workflow, turn: Turn, successor: Successor
+        self, workflow: Workflow, turn: AgentTurn, successor: Successor
     ) -> list[SessionId | None]:
         """In which sessions the successor will be called; None: in a new one.
 
@@ -183,7 +183,7 @@ class AgentFollower:
         that were not called for longest: agents that take up their work file by file.
         """
         edge = successor.edge
-        if is_tool(turn.agent) and successor.agent == turn.place.context[0]:
+        if is_tool(turn.agent) and successor.agent == turn.position.context[0]:
             return [turn.session_id]
         known = workflow.sessions_of(successor.agent)
         if not known or (edge is not None and edge.session == "fresh"):
@@ -215,7 +215,7 @@ class AgentFollower:
             self.on_workflow_over(tenant, workflow_id)
 
     def _is_idle(self, workflow: Workflow, now_ns: int) -> bool:
-        return now_ns - workflow.heard_at_ns > self._limits.workflow_idle_ns
+        return now_ns - workflow.active_at_ns > self._limits.workflow_idle_ns
 
     def _forget_workflow(self) -> None:
         """Make room for one: the tenant with most of them loses its oldest."""

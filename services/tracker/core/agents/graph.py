@@ -21,11 +21,11 @@ def is_tool(name: str) -> bool:
     return name.startswith(TOOL)
 
 
-def place_of(agent: str, recent: Sequence[str]) -> str:
+def standing_of(agent: str, recent: Sequence[str]) -> str:
     """Where an agent stands among those of its workflow, the one called last first: what agents
     without a common name have in common.
 
-    >>> place_of("b", ["a", "b"]), place_of("c", ["a", "b"])
+    >>> standing_of("b", ["a", "b"]), standing_of("c", ["a", "b"])
     ('#1', '#new')
     """
     return f"#{min(recent.index(agent), PLACES_MAX)}" if agent in recent else NOWHERE
@@ -49,12 +49,12 @@ class Successor:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where a turn stands in a graph.
 
     Attributes:
         context: the agent before it, if there was one, and its own.
-        standing: where its own agent stood among those called lately (`place_of`).
+        standing: where its own agent stood among those called lately (`standing_of`).
         recent: the workflow's agents, the last called first.
     """
 
@@ -107,7 +107,7 @@ class CallGraph:
             found |= dict.fromkeys(table.edges)
         return list(found)
 
-    def see(self, place: Place, *, by_tool: bool = False) -> None:
+    def see(self, position: Position, *, by_tool: bool = False) -> None:
         """A turn was there, and what follows it is known, or that nothing does.
 
         Args:
@@ -115,9 +115,9 @@ class CallGraph:
         """
         if self.is_frozen:
             return
-        contexts = self._contexts(place)
-        if is_tool(place.agent):
-            contexts.append(_of_tool(place))
+        contexts = self._contexts(position)
+        if is_tool(position.agent):
+            contexts.append(_of_tool(position))
         for context in contexts:
             table = self.tables.get(context)
             if table is None:
@@ -126,13 +126,13 @@ class CallGraph:
                 table = self.tables[context] = self.new_table()
             self.tables.move_to_end(context)
             table.see()
-        if not by_tool and not is_tool(place.agent):
-            self.standings.setdefault(place.standing, self.new_table(PLACES_MAX + 2)).see()
+        if not by_tool and not is_tool(position.agent):
+            self.standings.setdefault(position.standing, self.new_table(PLACES_MAX + 2)).see()
             self.everywhere.see()
 
     def credit(
         self,
-        place: Place,
+        position: Position,
         agent: str,
         delay_ns: int,
         session: SessionKind | None = None,
@@ -147,13 +147,13 @@ class CallGraph:
         """
         if self.is_frozen:
             return
-        found = [(self.tables.get(context), agent) for context in self._contexts(place)]
-        if is_tool(place.agent):
-            name = CALLER if agent == place.context[0] else agent
-            found.append((self.tables.get(_of_tool(place)), name))
+        found = [(self.tables.get(context), agent) for context in self._contexts(position)]
+        if is_tool(position.agent):
+            name = CALLER if agent == position.context[0] else agent
+            found.append((self.tables.get(_of_tool(position)), name))
         elif not is_tool(agent):
-            standing = place_of(agent, place.recent)
-            general = self.standings.get(place.standing), self.everywhere
+            standing = standing_of(agent, position.recent)
+            general = self.standings.get(position.standing), self.everywhere
             for index, (table, name) in enumerate(zip(general, (standing, agent), strict=True)):
                 self.fit[index] *= self._kept
                 self.fit[index] += table.chance(name) if table is not None else 0.0
@@ -162,18 +162,18 @@ class CallGraph:
             if table is not None:  # else forgotten since
                 table.credit(name, delay_ns, session, is_first=is_first)
 
-    def successors(self, place: Place) -> list[Successor]:
+    def successors(self, position: Position) -> list[Successor]:
         """The agents that may follow a turn there, the likeliest first. A tool is looked through:
         what follows it follows the turn, so much later.
         """
         found: dict[str, Successor] = {}
-        for name in self._names_after(place):
-            chance, edge = self._chance(place, name)
+        for name in self._names_after(position):
+            chance, edge = self._chance(position, name)
             if not is_tool(name):
                 _add(found, Successor(name, chance, edge))
                 continue
             way_ns = edge.delays.quantile(0.5) if edge is not None and edge.delays.weights else 0
-            behind = Place((place.agent, name), TOOL, place.recent)
+            behind = Position((position.agent, name), TOOL, position.recent)
             for agent in self._names_after(behind):
                 if not is_tool(agent):
                     onward, edge = self._chance(behind, agent)
@@ -187,34 +187,34 @@ class CallGraph:
             for edge in table.edges.values():
                 edge.delays.weights.clear()
 
-    def _contexts(self, place: Place) -> list[Context]:
+    def _contexts(self, position: Position) -> list[Context]:
         """The tables that know places by name, the most telling first."""
-        longest = place.context if len(place.context) == 2 else ("", *place.context)
-        if is_tool(place.agent):
+        longest = position.context if len(position.context) == 2 else ("", *position.context)
+        if is_tool(position.agent):
             return [longest]
         if not self.limits.backs_off:
             return [longest[-self.limits.order_max :]]
         return [longest[-order:] for order in range(self.limits.order_max, 0, -1)]
 
-    def _names_after(self, place: Place) -> list[str]:
+    def _names_after(self, position: Position) -> list[str]:
         names: dict[str, None] = {}
-        for context in self._contexts(place):
+        for context in self._contexts(position):
             if (table := self.tables.get(context)) is not None:
                 names |= dict.fromkeys(table.edges)
-        if is_tool(place.agent):
-            names[place.context[0]] = None
+        if is_tool(position.agent):
+            names[position.context[0]] = None
         elif self.limits.backs_off:
             names |= dict.fromkeys(self.everywhere.edges)
-            names |= dict.fromkeys(place.recent)
+            names |= dict.fromkeys(position.recent)
         return list(names)
 
-    def _chance(self, place: Place, name: str) -> tuple[float, Edge | None]:
+    def _chance(self, position: Position, name: str) -> tuple[float, Edge | None]:
         """That `name` follows, and the edge that tells how: rather that of the last agent than that
         of the last two, which is seen too rarely to tell a time.
         """
-        chance, edge = self._general_chance(place, name)
+        chance, edge = self._general_chance(position, name)
         named: Edge | None = None
-        for context in reversed(self._contexts(place)):
+        for context in reversed(self._contexts(position)):
             table = self.tables.get(context)
             if table is None:
                 continue
@@ -223,11 +223,11 @@ class CallGraph:
             named = named or table.edges.get(name)
         return chance, named or edge
 
-    def _general_chance(self, place: Place, name: str) -> tuple[float, Edge | None]:
+    def _general_chance(self, position: Position, name: str) -> tuple[float, Edge | None]:
         """What is known of `name`, whatever was before it, and of who stands where it does."""
-        if is_tool(place.agent):
-            table = self.tables.get(_of_tool(place))
-            if name != place.context[0]:
+        if is_tool(position.agent):
+            table = self.tables.get(_of_tool(position))
+            if name != position.context[0]:
                 return 0.0, None
             if table is None:
                 return RETURN_CHANCE, None
@@ -235,8 +235,8 @@ class CallGraph:
             return chance, table.edges.get(CALLER)
         if not self.limits.backs_off or is_tool(name):
             return 0.0, None
-        by_standing = self.standings.get(place.standing)
-        standing = place_of(name, place.recent)
+        by_standing = self.standings.get(position.standing)
+        standing = standing_of(name, position.recent)
         first, second = self.fit
         chance = self.everywhere.chance(name) * second
         edge = self.everywhere.edges.get(name)
@@ -247,9 +247,9 @@ class CallGraph:
         return chance / (first + second), edge
 
 
-def _of_tool(place: Place) -> Context:
+def _of_tool(position: Position) -> Context:
     """Where it is known how a tool's callers come back, whoever they are."""
-    return ("", place.agent)
+    return ("", position.agent)
 
 
 def _add(found: dict[str, Successor], successor: Successor) -> None:

@@ -59,7 +59,7 @@ class Outcomes:
     num_expired: int = 0
 
 
-class HintBook:
+class LiveHints:
     """The live hints of one workflow, at most one a target.
 
     Args:
@@ -73,7 +73,7 @@ class HintBook:
     def __len__(self) -> int:
         return len(self._live)
 
-    def is_told(self, hint: AgentHint, generation: int | None, now_ns: int) -> bool:
+    def is_announced(self, hint: AgentHint, generation: int | None, now_ns: int) -> bool:
         """Whether giving it changes nothing: a turn of this generation has given it, or its turn is
         expected at that time already.
         """
