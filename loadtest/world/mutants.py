@@ -249,7 +249,8 @@ MUTANTS = (
     ),
     Mutant(
         "what a client announces stays the tracker's own", TRACKER,
-        "            self._live_limits.num_foreseen -= record.origin.is_own and foreseen is None\n", "",
+        "            self._live_limits.num_foreseen -= record.origin.is_own and foreseen is None\n",
+        "",
     ),
     Mutant(
         "no frontend is told what became of advisories", TRACKER,

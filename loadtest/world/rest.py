@@ -67,8 +67,8 @@ def _check_announced(process: Tracker) -> None:
     strange = [key for key in tracker._live if key[0] != SPAMMERS]
     assert not live and not strange, f"advisories still live: {live}, {strange}"
     assert not len(tracker._order), "an order of nobody"
-    assert not tracker._num_foreseen, "of none that live some are foreseen"
-    assert tracker._verdicts.tell_at_ns is None, "what became of advisories is not told"
+    assert not tracker._live_limits.num_foreseen, "of none that live some are foreseen"
+    assert tracker._verdicts.send_at_ns is None, "what became of advisories is not told"
 
 
 def _check_hints(frontend: Frontend) -> None:

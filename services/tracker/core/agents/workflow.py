@@ -1,4 +1,4 @@
-"""One workflow as it runs: whose turns follow whose, and in which sessions."""
+"""One running workflow: which turns follow which, and in which sessions."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -17,19 +17,18 @@ from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import SessionKind
 from shared.ids import SessionId
 
-FOLLOWED_MAX = 16  # turns of one generation that one learns from, of however many
-AGENTS_MAX = 32  # called lately, by which an agent's place is told
+FOLLOWED_MAX = 16  # turns of one generation that are learned from
+AGENTS_MAX = 32  # recently called agents, which define an agent's standing
 
 
 @dataclass(slots=True, eq=False)
 class AgentTurn:
-    """A turn of an agent, or a call of a tool that one of its turns ended with.
+    """A turn of an agent, or the tool call that a turn ended with.
 
     Attributes:
-        generation: it began when turns of the one before had ended; turns of one generation run
-            beside each other.
-        followed_by: agents that did.
-        is_seen: the graph knows that it was there, or will not be told.
+        generation: turns of one generation run concurrently, after those of the one before.
+        followed_by: agents that followed it.
+        is_seen: the graph has counted it, or does not learn from it.
     """
 
     position: Position
@@ -47,8 +46,8 @@ class AgentTurn:
 
 class Workflow:
     """Attributes:
-    graph: what its turns are told to.
-    hints: what was announced of it.
+    graph: the call graph that learns from its turns.
+    hints: its live announcements.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Workflow:
         self._sessions: OrderedDict[SessionId, str] = OrderedDict()  # last called last
 
     def begin(self, agent: str, session_id: SessionId | None, now_ns: int) -> AgentTurn:
-        """A turn of it began: those that it follows are known now."""
+        """A turn began: learn which turns it follows."""
         self.active_at_ns = now_ns
         self._end_older(session_id, now_ns)
         before = self._before(session_id)
@@ -71,7 +70,7 @@ class Workflow:
         for turn in before[:FOLLOWED_MAX]:
             self._follow(turn, agent, now_ns, session)
         for turn in before[FOLLOWED_MAX:]:
-            turn.is_seen = True  # not learned from, nor that nothing followed
+            turn.is_seen = True  # neither its successors nor their absence is learned
         generation = before[-1].generation + 1 if before else 0
         turn = AgentTurn(self._position(agent, before), session_id, generation, now_ns)
         self._remember(turn)
@@ -83,7 +82,7 @@ class Workflow:
         return turn
 
     def end(self, agent: str, session_id: SessionId | None, now_ns: int) -> AgentTurn | None:
-        """The agent's turn in this session is over; None: it was not known to be there."""
+        """The agent's turn in this session ended; None if it is unknown."""
         self.active_at_ns = now_ns
         for turn in reversed(self._turns):
             is_it = turn.agent == agent and turn.session_id == session_id
@@ -93,7 +92,7 @@ class Workflow:
         return None
 
     def call(self, turn: AgentTurn, tools: Iterable[str], now_ns: int) -> AgentTurn:
-        """A turn ended with calls of these tools, which follow it as one."""
+        """A turn ended with calls of these tools, which count as one successor."""
         name = TOOL + "+".join(dict.fromkeys(tools))
         self._follow(turn, name, now_ns)
         position = Position((turn.agent, name), TOOL, tuple(self._recent))
@@ -102,17 +101,17 @@ class Workflow:
         return call
 
     def finish(self) -> None:
-        """It is over: nothing follows the last turns."""
+        """The workflow ended: nothing follows its last turns."""
         for turn in self._turns:
             self._see(turn)
         self._turns.clear()
 
     def sessions_of(self, agent: str) -> list[SessionId]:
-        """Those in which the agent was called here, the one called last first."""
+        """Sessions in which the agent was called, the last one first."""
         return [session for session, name in reversed(self._sessions.items()) if name == agent]
 
     def num_beside(self, turn: AgentTurn) -> int:
-        """Turns of its generation, itself included."""
+        """Number of turns of its generation, including itself."""
         return sum(each.generation == turn.generation for each in self._turns)
 
     def _position(self, agent: str, before: list[AgentTurn]) -> Position:
@@ -125,8 +124,8 @@ class Workflow:
         return Position(context, standing, tuple(self._recent))
 
     def _before(self, session_id: SessionId | None) -> list[AgentTurn]:
-        """The turns that one of this session follows, the last to end last: the tool that this
-        session waits for, or else the latest generation that has ended.
+        """The turns that a new one of this session follows, in the order of their ends: the tool
+        call that the session waits for, or else the latest generation that has ended.
         """
         for turn in reversed(self._turns):
             if session_id is not None and turn.session_id == session_id and is_tool(turn.agent):
@@ -141,7 +140,7 @@ class Workflow:
     def _kind_of(
         self, agent: str, session_id: SessionId | None, before: list[AgentTurn]
     ) -> SessionKind | None:
-        """None: it is called for the first time, or so are those that run beside it."""
+        """The kind of session; None: this generation is the first that calls the agent."""
         latest = before[-1].generation if before else 0
         is_known = any(turn.agent == agent and turn.generation <= latest for turn in self._turns)
         if not is_known or session_id is None:
@@ -168,7 +167,7 @@ class Workflow:
             self.graph.see(turn.position, by_tool=by_tool)
 
     def _end_older(self, session_id: SessionId | None, now_ns: int) -> None:
-        """A session has one turn at a time, and no turn lasts for ever: whose end was not heard."""
+        """End turns whose end was not reported: older ones of the session, and those too old."""
         for turn in self._turns:
             if turn.ended_at_ns is None and not is_tool(turn.agent):
                 is_same = session_id is not None and turn.session_id == session_id
