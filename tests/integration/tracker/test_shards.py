@@ -200,7 +200,7 @@ def test_sessions_of_a_shard_that_is_gone_are_served_without_hints_and_others_wi
                 await until(gone, "used")
             with pytest.raises(NobodyListens):
                 await bus.request(SHARD_ADVISORY_SUBMIT, advisory(gone), "1", grace_s=0)
-            with pytest.raises(NoCapacity, match="nobody serves"):
+            with pytest.raises(NoCapacity, match="no process serves"):
                 await bus.request(ADVISORY_SUBMIT, advisory(gone))
             await bus.request(ADVISORY_SUBMIT, advisory(there))
             await until(there, "placed")

@@ -185,7 +185,7 @@ def test_who_comes_past_the_frontends_has_an_account_here() -> None:
     d = Driver(Limits(accounts=HintLimits(per_place=20, per_tenant=100)))
     for number in range(5):
         hint(d, f"x{number}")
-    with pytest.raises(Exception, match="from nats came to nothing"):
+    with pytest.raises(Exception, match="from nats were not used"):
         hint(d, "s")
     hint(d, "s", frontend_id=FrontendId("f"))
     assert d.core.status(d.now_ns).throttled[0].place == "nats"
