@@ -69,6 +69,6 @@ class House:
         return self.twins is not None and self.twins.random() < TWIN_SHARE
 
     @property
-    def uses_hints(self) -> bool:
+    def hears_hints(self) -> bool:
         """Whether places are kept for announced turns."""
-        return self.is_scattered or POLICIES[self.placement](Limits()).uses_hints
+        return self.is_scattered or POLICIES[self.placement](Limits()).hears_hints

@@ -61,7 +61,7 @@ def run_world(world: World) -> None:
     watch.check_ends()
     assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
     trackers = world.leading_trackers
-    hoped = "used" if world.house.uses_hints else "late"
+    hoped = "used" if world.house.hears_hints else "late"
     ends_of = {"before": "overtaken", last.session.session_id: hoped, "after": "expired"}
     if not _are_together(world, "before", last.session.session_id):
         ends_of["before"] = "expired"  # a shard knows the order of its own sessions

@@ -14,7 +14,7 @@ RESTLESS = "restless"  # how names of sessions begin that move
 class Moving(PlacementPolicy):
     """On the first worker by name; a restless session's turn, if it can, not where its last ran."""
 
-    uses_hints: ClassVar[bool] = False
+    hears_hints: ClassVar[bool] = False
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand

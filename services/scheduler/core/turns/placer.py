@@ -60,9 +60,9 @@ class Placer:
         return self._policy.kv_from
 
     @property
-    def uses_hints(self) -> bool:
+    def hears_hints(self) -> bool:
         """Whether announced turns get reservations."""
-        return self._policy.uses_hints
+        return self._policy.hears_hints
 
     def choose(
         self,

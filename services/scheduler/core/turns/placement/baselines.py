@@ -25,7 +25,7 @@ class Recompute(PlacementPolicy):
     """
 
     kv_from: ClassVar[KvFrom] = "pool"
-    uses_hints: ClassVar[bool] = False
+    hears_hints: ClassVar[bool] = False
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
@@ -43,7 +43,7 @@ class Sticky(PlacementPolicy):
     """
 
     kv_from: ClassVar[KvFrom] = "arena"
-    uses_hints: ClassVar[bool] = False
+    hears_hints: ClassVar[bool] = False
     leaves_home: ClassVar[bool] = False
 
     def choose(
@@ -93,7 +93,7 @@ class Remote(PlacementPolicy):
     what happens to be near is taken from there.
     """
 
-    uses_hints: ClassVar[bool] = False
+    hears_hints: ClassVar[bool] = False
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand

@@ -65,7 +65,7 @@ class PlacementPolicy:
 
     Attributes:
         kv_from: the lowest tier that workers fetch a turn's history from.
-        uses_hints: announced turns get reservations and prefetches.
+        hears_hints: announced turns get reservations and prefetches.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
         relieves: running turns migrate; see `relief_of`.
         num_looked_at: number of workers that are enough to choose among, beside those near the
@@ -73,7 +73,7 @@ class PlacementPolicy:
     """
 
     kv_from: ClassVar[KvFrom] = "any"
-    uses_hints: ClassVar[bool] = True
+    hears_hints: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
     relieves: ClassVar[bool] = False
     num_looked_at: ClassVar[int | None] = None
