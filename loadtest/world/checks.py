@@ -20,7 +20,7 @@ from shared.locations import OBJECTS
 from shared.owners import NOBODY
 from shared.urgency import is_urgent
 
-EXPIRY_NS = 3600 * SECOND  # of what nobody said anything of
+EXPIRY_NS = 3600 * SECOND  # of sessions without an expiry of their own
 
 
 def check_worker(core: EngineCore) -> None:
@@ -112,7 +112,7 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
     users = {turn for turn in turns if turn.adapter is not None}
     images = core.adapters.images.values()
     assert users == {turn for image in images for turn in image.users}, "an adapter without users"
-    assert all(image.users or image.is_wished for image in images), "an adapter nobody wants"
+    assert all(image.users or image.is_wished for image in images), "an adapter without users"
     live, leaving = set(map(id, core.turns.values())), set(map(id, core._leaving))
     held = set(map(id, turns))
     assert len(held) == len(turns), "a turn is queued twice"

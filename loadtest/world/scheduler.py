@@ -177,8 +177,8 @@ class Scheduler(Candidate):
             case NotifyFrontends(placed):
                 wires.send(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
-                for wire, ids, told in arrival_wires(arrived, self.house.num_tracker_shards):
-                    wires.send(self, wire, told, *ids)
+                for wire, ids, message in arrival_wires(arrived, self.house.num_tracker_shards):
+                    wires.send(self, wire, message, *ids)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
             case CountTurn():
