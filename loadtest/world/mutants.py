@@ -204,7 +204,7 @@ MUTANTS = (
     # Advisories.
     Mutant(
         "the tracker never asks", TRACKER,
-        "        self._out.append(Expect(message))", "        pass",
+        "        self._out.append(Expect(record.ask(now_ns)))", "        record.ask(now_ns)",
     ),
     Mutant(
         "an advisory outlives its time", TRACKER,

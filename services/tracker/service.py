@@ -82,12 +82,12 @@ class TrackerService:
         self._runtime = runtime
         self._bus = runtime.bus
         self._clock = runtime.clock
-        self._agents = _agents_of(config, agent_limits)
+
         self._shards = Shards(config.tracker_shards, config.tracker_shard)
         self._router = ShardRouter(runtime.bus, runtime.clock, self._shards)
         self._core = TrackerCore(
             config.limits(),
-            self._agents,
+            _agents_of(config, agent_limits),
             tracker_id=new_id("tracker"),
             is_spare=True,
             shards=self._shards,
@@ -187,14 +187,7 @@ class TrackerService:
             self._count_hints()
 
     def _count_hints(self) -> None:
-        agents = self._agents
-        counts = {
-            "given": agents.outcomes.num_given,
-            "used": agents.outcomes.num_used,
-            "expired": agents.outcomes.num_expired,
-            "of_prefix": agents.num_of_prefix,
-            "without_session": agents.num_without_session,
-        }
+        counts = self._core.agent_hint_counts()
         for outcome, num in counts.items() if self._is_leading else ():
             AGENT_HINTS.labels(outcome).inc(num - self._num_counted.get(outcome, 0))
         self._num_counted = counts

@@ -87,12 +87,8 @@ class Connection:
             PeerUnavailable: no server answered in time; says why the last attempt failed.
         """
         options = (access or NatsAccess()).options()
-        if pace is None:
-            client = Client()
-            bus = cls(client, url)
-        else:
-            client = PacedClient(pace)
-            bus = cls(client, url, PACED_PENDING_MAX)
+        client = Client() if pace is None else PacedClient(pace)
+        bus = cls(client, url) if pace is None else cls(client, url, PACED_PENDING_MAX)
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(

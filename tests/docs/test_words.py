@@ -23,7 +23,7 @@ BUDGETS = {
     "kernels": 9,
     "cli": 253,
     "clients": 111,
-    "loadtest": 1242,
+    "loadtest": 1180,
     "docs": 335,
     "README.md": 11,
 }

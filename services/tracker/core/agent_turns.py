@@ -70,6 +70,17 @@ class AgentTurns:
         self.num_of_prefix = 0
         self.num_without_session = 0
 
+    def counts(self) -> dict[str, int]:
+        """All hints so far, by outcome."""
+        outcomes = self.outcomes
+        return {
+            "given": outcomes.num_given,
+            "used": outcomes.num_used,
+            "expired": outcomes.num_expired,
+            "of_prefix": self.num_of_prefix,
+            "without_session": self.num_without_session,
+        }
+
     def on_arrived(self, arrived: TurnArrived, now_ns: int) -> Followed:
         """A turn was placed: expect its agent's successors."""
         if arrived.agent is None:

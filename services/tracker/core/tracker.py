@@ -116,6 +116,10 @@ class TrackerCore:
         """What `symphony status` shows."""
         return self._learned.status(len(self._live), now_ns)
 
+    def agent_hint_counts(self) -> dict[str, int]:
+        """Hints of agents' next turns so far, by outcome."""
+        return self._agents.counts()
+
     def on_submit(self, advisory: Advisory, now_ns: int) -> tuple[Record, list[Effect]]:
         """A client announces a session's turn, perhaps again.
 
@@ -321,8 +325,7 @@ class TrackerCore:
         self._out.append(ObserveLead((now_ns - record.created_at_ns) / 1e9))
 
     def _ask(self, record: Record, now_ns: int) -> None:
-        message = record.ask(now_ns)
-        self._out.append(Expect(message))
+        self._out.append(Expect(record.ask(now_ns)))
 
     def _drop(self, record: Record) -> None:
         """Release its reservation, or the one that is requested."""
