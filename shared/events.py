@@ -1,4 +1,4 @@
-"""What stands between a service's handlers and its core: one bounded queue, one alarm."""
+"""The link between a service's handlers and its core: one bounded queue and one alarm."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ WAKE_RETRY_S = 0.05
 
 
 class EventQueue(Generic[E]):
-    """Events for one core, passed to it one after the other with the time at which each is taken.
+    """Events for one core, passed to it one by one with the time at which each is dequeued.
 
     An event is a function of the time that calls the core and returns its effects (of type `E`).
 
@@ -45,11 +45,11 @@ class EventQueue(Generic[E]):
         return True
 
     async def put_surely(self, event: Callable[[int], list[E]]) -> None:
-        """Queue an event that the core counts on: wait for room."""
+        """Queue an event that must not be dropped: wait for room."""
         await self._events.put(event)
 
     async def ask(self, handler: Callable[[M, int], tuple[R, list[E]]], message: M) -> R:
-        """Tell the core `message` in its turn, and return what it answers.
+        """Queue `message` for the core, and return the core's result.
 
         Raises:
             NoCapacity: too many events wait.
@@ -67,28 +67,28 @@ class EventQueue(Generic[E]):
             return effects
 
         if not self.put(event):
-            raise NoCapacity("too many events wait here")
+            raise NoCapacity("too many events are waiting")
         return await answer
 
     async def next_effects(self) -> list[E]:
-        """Wait for the next event, tell the core, and return what it wants done."""
+        """Wait for the next event, pass it to the core, and return the effects."""
         event = await self._events.get()
         return event(self._clock.now_ns())
 
     def set_alarm(self, at_ns: int) -> None:
-        """Wake the core at this instant, or within a millisecond after it; replaces an earlier
+        """Wake the core at this instant or up to a millisecond later; replaces an earlier
         alarm.
         """
         self.stop()
-        # The loop counts whole milliseconds: less would ring at once, over and over until then.
+        # The loop rounds to whole milliseconds: rounding down would wake too early, repeatedly.
         delay_ms = -(-max(at_ns - self._clock.now_ns(), 0) // 1_000_000)
         self._alarm = asyncio.get_running_loop().call_later(delay_ms / 1e3, self._wake)
 
     def stop(self) -> None:
-        """No more alarms."""
+        """Cancel the alarm."""
         if self._alarm is not None:
             self._alarm.cancel()
 
     def _wake(self) -> None:
-        if not self.put(self._on_wake):  # the core waits for this one: it must not be lost
+        if not self.put(self._on_wake):  # the core depends on this wake
             self._alarm = asyncio.get_running_loop().call_later(WAKE_RETRY_S, self._wake)

@@ -1,15 +1,15 @@
-"""Which senders may send advisories, by the outcome of earlier ones: token buckets refilled by it.
+"""Rate limits of advisories by their outcomes: token buckets that used advisories refill.
 
-An advisory costs one token. One whose turn comes gives back several, one that its sender takes back
-gives half, an unused one gives none. So a sender that is right at least once in `USED_GAIN` times
-sends as many as it likes, and the others send what a bucket holds and then a few a second. A
-sender is one place of a tenant's (an address, or NATS); the tenant has a bucket for all of them
-together, so that many addresses help little. A tenant's turns fill its own bucket too, one for
-each: so one of many people is not taken for a flood while none of its advisories was used yet.
+An advisory costs one token. One whose turn comes returns several, one that its sender withdraws
+returns half, an unused one none. So a sender that is right at least once in `USED_GAIN` times is
+not limited, and others may send the content of a bucket and then a few per second. A sender is one
+address of a tenant, or NATS; the tenant has one more bucket for all of its senders, so that many
+addresses help little. A tenant's turns refill its own bucket too, one token each: so a tenant with
+many users is not mistaken for a flood before the first outcomes are known.
 
-A newcomer's bucket is a quarter full, so that a flood costs little before it is known for one.
-No sender is refused for ever: buckets also fill by themselves. Advisories whose outcome a tracker
-has lost are refunded.
+A new bucket is a quarter full, so that a flood costs little before it is detected. No sender is
+refused for ever: buckets also refill with time. Outcomes that a restarted tracker has lost are
+refunded.
 """
 
 from collections import OrderedDict
@@ -24,24 +24,24 @@ from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 USED_GAIN = 4.0
 TAKEN_BACK_GAIN = 0.5
-TURN_GAIN = 1.0  # to its tenant: an advisory that comes with a turn costs little more
-REFUND_GAIN = 0.75  # of one that only repeats what is known, or that was not taken
+TURN_GAIN = 1.0  # to its tenant: a sender that pays for each advisory with a turn costs little more
+REFUND_GAIN = 0.75  # of one that only repeated a known turn, or that no tracker took
 FIRST_SHARE = 0.25  # of a bucket, for an unknown sender
-TAKE_BACK_COST = 0.25  # of taking one back, whether there is one or not
+TAKE_BACK_COST = 0.25  # of withdrawing one, whether it exists or not
 PLACE_PER_S = 1.0
 TENANT_PER_S = 8.0
 ACCOUNTS_MAX = 16_384
-PROVEN_USED = 8.0  # so many of a place's were used lately, and at least half of all
-KEPT = 0.98  # of what is known of a place's when one more is
-THROTTLED_NS = 10_000_000_000  # it is called throttled for so long after it was refused
+PROVEN_USED = 8.0  # recently used ones of a proven sender, whose share of used ones is half or more
+KEPT = 0.98  # decay of a sender's counts with each outcome
+THROTTLED_NS = 10_000_000_000  # how long it is listed as throttled after a refusal
 SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintLimits:
     """Attributes:
-    per_place: tokens of one place of a tenant's; 0: any number.
-    per_tenant: of all of a tenant's; 0: any number.
+    per_place: tokens of one sender; 0: no limit.
+    per_tenant: tokens of all senders of a tenant; 0: no limit.
     """
 
     per_place: int = 2048
@@ -51,9 +51,9 @@ class HintLimits:
 @dataclass(slots=True)
 class _Account:
     """Attributes:
-    open_at: spent on advisories whose outcome is not reported yet, by the shard of the tracker that
+    open_at: tokens of advisories whose outcome is not reported yet, by the tracker shard that
         will report it.
-    used, ended: lately; older ones weigh less.
+    used, ended: recent counts; older ones weigh less.
     """
 
     tokens: float
@@ -66,11 +66,11 @@ class _Account:
 
     @property
     def open(self) -> float:
-        """Of all shards."""
+        """Open tokens of all shards."""
         return sum(self.open_at.values())
 
     def settle(self, shard: int, num: float) -> None:
-        """So many of those that are open there are not any more."""
+        """Count so many of a shard's open tokens as settled."""
         if (left := self.open_at.get(shard, 0.0) - num) > 0:
             self.open_at[shard] = left
         else:
@@ -82,18 +82,18 @@ class _Account:
 
 
 class _Accounts:
-    """Of one kind. Of too many, the one unused for longest is forgotten, of the tenant with most of
-    them: no account is forgotten for another tenant's many addresses.
+    """Accounts of senders, or of tenants. Above the limit the least recently used one of the tenant
+    with the most is forgotten, so that many addresses of one tenant do not evict others'.
     """
 
     def __init__(self, size: int, per_s: float) -> None:
         self.size = size
         self.per_s = per_s
         self.of: OrderedDict[tuple[TenantId, str], _Account] = OrderedDict()
-        self._of_tenant: dict[TenantId, OrderedDict[str, None]] = {}  # unused for longest first
+        self._of_tenant: dict[TenantId, OrderedDict[str, None]] = {}  # least recently used first
 
     def at(self, key: tuple[TenantId, str], now_ns: int) -> _Account:
-        """The account as it is now."""
+        """The account, refilled up to now."""
         account = self.of.get(key)
         if account is None:
             account = self.of[key] = _Account(self.size * FIRST_SHARE, now_ns)
@@ -109,16 +109,16 @@ class _Accounts:
         return account
 
     def sent(self, key: tuple[TenantId, str], shard: int) -> None:
-        """The outcome of one will be reported by this shard."""
+        """Count an advisory whose outcome this shard will report."""
         if (account := self.of.get(key)) is not None:
             account.open_at[shard] = account.open_at.get(shard, 0.0) + 1.0
 
     def gain(self, key: tuple[TenantId, str], tokens: float, now_ns: int) -> None:
-        """It may send so many more."""
+        """Add tokens."""
         self._gain(self.at(key, now_ns), tokens)
 
     def settle(self, key: tuple[TenantId, str], verdict: HintVerdict, shard: int) -> None:
-        """What became of some; of a forgotten account nothing is kept."""
+        """Apply outcomes; those of a forgotten account are ignored."""
         account = self.of.get(key)
         if account is None:
             return
@@ -130,22 +130,22 @@ class _Accounts:
         self._gain(account, USED_GAIN * num_used + TAKEN_BACK_GAIN * verdict.num_taken_back)
 
     def refund(self, key: tuple[TenantId, str], shard: int) -> None:
-        """The outcome of one will not be reported."""
+        """Refund an advisory whose outcome will not be reported."""
         if (account := self.of.get(key)) is not None:
             account.settle(shard, 1.0)
             self._gain(account, REFUND_GAIN)
 
-    def forgive(self, shard: int) -> None:
-        """The outcome of those that are open there will not be reported."""
+    def refund_all(self, shard: int) -> None:
+        """Refund all open advisories of a shard: their outcomes are lost."""
         for account in self.of.values():
             self._gain(account, account.open_at.pop(shard, 0.0))
 
     def _forget(self, newcomer: TenantId) -> None:
-        """Make room for one that just came."""
+        """Forget one account, to make room for a new one."""
         tenants = self._of_tenant
         if len(self.of) == len(tenants):  # one each
             tenant = next(iter(self.of))[0]
-        elif len(tenants[newcomer]) * len(tenants) > 2 * len(self.of):  # no search for each
+        elif len(tenants[newcomer]) * len(tenants) > 2 * len(self.of):  # avoids a search
             tenant = newcomer
         else:
             tenant = max(tenants, key=lambda each: len(tenants[each]))
@@ -159,11 +159,7 @@ class _Accounts:
 
 
 class HintAccounts:
-    """Of all senders that one service hears.
-
-    Args:
-        limits: of everybody.
-    """
+    """The accounts of all senders of one service."""
 
     def __init__(self, limits: HintLimits) -> None:
         self._places = _Accounts(limits.per_place, PLACE_PER_S)
@@ -171,14 +167,14 @@ class HintAccounts:
         self._tracker_ids: dict[int, str] = {}  # by shard
 
     def take(self, tenant: TenantId, place: str, now_ns: int, cost: float = 1.0) -> None:
-        """One more advisory.
+        """Charge an advisory.
 
         Args:
-            cost: `TAKE_BACK_COST` of what takes one back.
+            cost: `TAKE_BACK_COST` for a withdrawal.
 
         Raises:
-            HintsThrottled: too many of the sender's came to nothing, or of its tenant's and it has
-                not shown yet that its own are better.
+            HintsThrottled: too many of the sender's were unused, or too many of its tenant's and
+                the sender is not proven.
         """
         of_place = self._places.at((tenant, place), now_ns)
         of_tenant = self._tenants.at((tenant, ""), now_ns)
@@ -191,43 +187,43 @@ class HintAccounts:
             account.tokens = max(account.tokens - cost, 0.0)
 
     def on_turn(self, tenant: TenantId, now_ns: int) -> None:
-        """A turn of a session, announced or not."""
+        """Credit the tenant for a turn, announced or not."""
         self._tenants.gain((tenant, ""), TURN_GAIN, now_ns)
 
     def on_sent(self, tenant: TenantId, place: str, shard: int = 0) -> None:
-        """One that was let in goes to this shard of the tracker."""
+        """Count a charged advisory as sent to this shard of the tracker."""
         self._places.sent((tenant, place), shard)
         self._tenants.sent((tenant, ""), shard)
 
     def on_refund(self, tenant: TenantId, place: str, shard: int = 0) -> None:
-        """One that was sent there said what was known already, or was not taken."""
+        """Refund an advisory that repeated a known turn, or was not taken."""
         self._places.refund((tenant, place), shard)
         self._tenants.refund((tenant, ""), shard)
 
     def on_ended(self, ended: HintsEnded) -> None:
-        """A shard of the tracker reports the outcome of some.
+        """Apply outcomes that a shard of the tracker reports.
 
         Raises:
-            MalformedMessage: there can be no such shard.
+            MalformedMessage: the shard number is invalid.
         """
         shard = ended.shard
         if not 0 <= shard < TRACKER_SHARDS_MAX:
-            raise MalformedMessage(f"HintsEnded: shard {shard} cannot be", "shard")
+            raise MalformedMessage(f"HintsEnded: shard {shard} is out of range", "shard")
         before = self._tracker_ids.get(shard)
         self._tracker_ids[shard] = ended.tracker_id
         if before not in (None, ended.tracker_id):
-            self._places.forgive(shard)
-            self._tenants.forgive(shard)
+            self._places.refund_all(shard)
+            self._tenants.refund_all(shard)
         self.on_verdicts(ended.verdicts, shard)
 
     def on_verdicts(self, verdicts: Sequence[HintVerdict], shard: int = 0) -> None:
-        """What became of some."""
+        """Apply outcomes."""
         for verdict in verdicts:
             self._places.settle((verdict.tenant, verdict.place), verdict, shard)
             self._tenants.settle((verdict.tenant, ""), verdict, shard)
 
     def throttled(self, now_ns: int) -> list[Throttled]:
-        """Who was refused just now, those first that were most often."""
+        """Recently refused senders, the most often refused first."""
         found = [
             Throttled(
                 tenant=tenant,
@@ -243,14 +239,14 @@ class HintAccounts:
 
 
 def _refuse(
-    kind: _Accounts, account: _Account, cost: float, now_ns: int, whose: str
+    kind: _Accounts, account: _Account, cost: float, now_ns: int, source: str
 ) -> HintsThrottled:
     if now_ns - account.refused_at_ns >= THROTTLED_NS:
         account.num_refused = 0
     account.num_refused += 1
     account.refused_at_ns = now_ns
     return HintsThrottled(
-        f"too many advisories {whose} came to nothing: send fewer, or only those whose turns come",
+        f"too many advisories {source} were not used: send fewer, or only those whose turns come",
         retry_after_s=ceil(_wait_s(kind, account, cost)),
     )
 

@@ -1,21 +1,21 @@
-"""What announced turns may hold, in every service: a hint is a guess, and a stranger's."""
+"""Limits of what announced turns may hold, in every service: a hint is an untrusted guess."""
 
 from collections import Counter
 
 from shared.ids import TenantId
 
-# So long after its turn was expected nothing is held for a hint, however long it lives.
+# How long after its expected turn something is held for a hint, whatever its expiry.
 HINT_HOLD_NS = 120_000_000_000
-HINTED_SHARE = 0.8  # of pages: new KV, and turns that are here, find some whatever is announced
-TENANT_SHARE = 0.6  # so that there is some left when others come
+HINTED_SHARE = 0.8  # of pages; the rest is always left for new KV and arrived turns
+TENANT_SHARE = 0.6  # of pages; the rest is left for other tenants
 
 
 class HintShares:
-    """How much of something hints hold, all of them and each tenant's.
+    """Counts how much hints hold, in total and per tenant.
 
     Args:
-        most: of all.
-        most_of_one: of one tenant's.
+        most: limit of the total.
+        most_of_one: limit of one tenant.
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
@@ -26,30 +26,30 @@ class HintShares:
 
     @classmethod
     def of_pages(cls, num_pages: int) -> "HintShares":
-        """Of an arena or a pool."""
+        """The shares of a host memory tier or a GPU pool."""
         return cls(int(HINTED_SHARE * num_pages), int(TENANT_SHARE * num_pages))
 
     def resize(self, num_pages: int) -> None:
-        """There are so many pages now."""
+        """Set the number of pages."""
         self._most = int(HINTED_SHARE * num_pages)
         self._most_of_one = int(TENANT_SHARE * num_pages)
 
     def held_by(self, tenant: TenantId) -> int:
-        """How much a tenant's hold."""
+        """How much a tenant's hints hold."""
         return self._num_of[tenant]
 
     def room(self, tenant: TenantId) -> int:
-        """How much more a tenant's may hold now."""
+        """How much more a tenant's hints may hold now."""
         of_one = self._most_of_one - self._num_of[tenant]
         return max(min(of_one, self._most - self.num_held), 0)
 
     def take(self, tenant: TenantId, num: int) -> None:
-        """So much more is held."""
+        """Count more as held."""
         self.num_held += num
         self._num_of[tenant] += num
 
     def give(self, tenant: TenantId, num: int) -> None:
-        """So much is not held any more."""
+        """Count as released."""
         self.num_held -= num
         self._num_of[tenant] -= num
         if not self._num_of[tenant]:

@@ -1,4 +1,4 @@
-"""The shell around every service: signals, logs, bus, metrics, status, readiness, drain.
+"""The process around every service: signals, logs, bus, metrics, status, readiness, drain.
 
 A service's ``main`` connects what it needs on the runtime's exit stack, calls `Runtime.ready`, and
 waits for `stopping`.
@@ -40,18 +40,18 @@ PEER_ERRNOS = {
 
 
 class Runtime:
-    """What a running service stands on.
+    """The environment of a running service.
 
     Attributes:
         bus: connected and reconnecting.
-        process: what it is called among all: see `ServiceMetrics`.
+        process: its unique name: see `ServiceMetrics`.
         clock: monotonic and wall time.
-        stack: closed in reverse order at the end; push what must be closed.
+        stack: closed in reverse order at the end; push resources here.
         stopping: set on SIGTERM or SIGINT, and by `fail`.
-        models: tells which models can be asked here now; empty unless this is a frontend.
-        hints: tells what is known here of advisories; None unless this is a frontend or tracker.
-        tracer: where spans begin.
-        parts: what runs here, by name, for checks from outside (simulation, integrity).
+        models: returns the models that are served here now; empty unless this is a frontend.
+        hints: returns the state of advisories; None unless this is a frontend or tracker.
+        tracer: begins spans.
+        parts: components by name, for checks from outside (simulation, integrity).
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Runtime:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
-        """Everything is subscribed: tell the server, then whoever asks for status."""
+        """All subscriptions are made: flush them to the server, then report ready."""
         await self.bus.flush()
         self.state = "ready"
         log.info("ready")
 
     def spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
-        """Run `work` for the service's life. If it raises, the process ends: a core must not be
-        half alive.
+        """Run `work` as a task of the service. If it raises, the process ends: a service must not
+        run partially.
         """
 
         async def guarded() -> None:
@@ -97,13 +97,13 @@ class Runtime:
         return task
 
     def fail(self, why: str, error: BaseException | None = None) -> None:
-        """End the process with status 1 after the orderly shutdown."""
+        """Shut down in order, and exit with status 1."""
         log.error(why, exc_info=error)
         self.exit_code = 1
         self.stopping.set()
 
     async def cancel_tasks(self) -> None:
-        """Cancel everything spawned and wait for it."""
+        """Cancel all tasks and wait for them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -115,7 +115,7 @@ class Runtime:
             self.fail(f"task {task.get_name()} failed", error)
 
     async def _metrics(self, wanted: MetricsWanted) -> ServiceMetrics:
-        # In a thread: they are many where there are many layers, and turns do not wait for them.
+        # In a thread: there may be many, for which turns must not wait.
         text = await asyncio.to_thread(own_metrics, as_openmetrics=wanted.as_openmetrics)
         return ServiceMetrics(service=self.service, process=self.process, packed=pack_text(text))
 
@@ -145,25 +145,23 @@ def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitab
 
 
 class Machine:
-    """What a service's process stands on. The simulation has one of its own."""
+    """Creates a service's bus and runtime. The simulation has another implementation."""
 
     async def connect(self, config: ServiceConfig, name: str) -> Bus:
-        """The bus, however long NATS takes to come up: a machine's servers and services start in
-        any order.
-        """
+        """The bus. Waits for NATS without limit, since servers and services start in any order."""
         return await Bus.connect(config.nats_url, name, config.nats_access, timeout_s=None)
 
     def make_runtime(
         self, service: str, config: ServiceConfig, bus: Bus, stack: AsyncExitStack
     ) -> Runtime:
-        """The runtime, which signals stop and threads' errors end."""
+        """The runtime, which stops on signals and fails on errors of threads."""
         runtime = Runtime(service, config.instance, bus, stack)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, runtime.stopping.set)
         threading.excepthook = partial(_on_thread_error, loop, runtime)
         metrics.expose(config.metrics_port, config.metrics_address)
-        if config.otlp_endpoint:  # what spans take is imported where they are recorded
+        if config.otlp_endpoint:  # imported only where spans are recorded
             from shared.tracing.otlp import OtlpTracer
 
             runtime.tracer = OtlpTracer(
@@ -176,7 +174,7 @@ class Machine:
 async def run_on(
     machine: Machine, service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]
 ) -> int:
-    """Run a service from its first connection to its orderly end; returns the exit status."""
+    """Run a service from its first connection to its shutdown; returns the exit status."""
     async with AsyncExitStack() as stack:
         bus = await machine.connect(config, f"{service}-{config.instance}")
         stack.push_async_callback(bus.drain)
@@ -196,15 +194,15 @@ async def run_on(
 def _on_thread_error(
     loop: asyncio.AbstractEventLoop, runtime: Runtime, args: threading.ExceptHookArgs
 ) -> None:
-    """A thread of our own died: what it did is done by nobody any more."""
+    """A thread of this process died: end the process, since its work would be missing."""
     name = args.thread.name if args.thread is not None else "unknown"
     with suppress(RuntimeError):  # the loop is closed: the process ends anyway
         loop.call_soon_threadsafe(runtime.fail, f"thread {name} failed", args.exc_value)
 
 
 def _is_of_a_peer(error: object) -> bool:
-    """Whether a connection broke, which is its peer's affair; a full disk or too many open files
-    are ours.
+    """Whether it is a broken connection, which is no error of this process, unlike a full disk or
+    too many open files.
     """
     if isinstance(error, ConnectionError | TimeoutError):
         return True

@@ -1,15 +1,15 @@
-"""Background work of one component: kept until it is over, and never failing in silence."""
+"""Background tasks of one component, whose failures are never silent."""
 
 import asyncio
 from collections.abc import Coroutine
 
 
 class Tasks:
-    """Work that is not awaited. What breaks in it goes to the loop's exception handler, which
-    ends the process: a component must not be half alive.
+    """Tasks without a waiter. Their exceptions go to the loop's exception handler, which ends the
+    process: a component must not run partially.
 
     Args:
-        failure: says in the log what broke.
+        failure: log message of a failed task.
     """
 
     def __init__(self, failure: str) -> None:
@@ -17,19 +17,19 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Begin, and go on without waiting."""
+        """Start a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Let what is under way end, for so long at most; whether it all did."""
+        """Wait for all tasks, at most this long; whether all ended."""
         if not self._tasks:
             return True
         return not (await asyncio.wait(list(self._tasks), timeout=timeout_s))[1]
 
     def cancel(self) -> None:
-        """End all of it where it waits."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 
@@ -42,8 +42,8 @@ class Tasks:
 
 
 def end_if_cancelled() -> None:
-    """End the task that calls this if it was cancelled and a library kept that for itself, as
-    Python 3.11's `asyncio.wait_for` does when what it waits for ends in the same instant.
+    """End the calling task if it was cancelled and a library swallowed that, as `asyncio.wait_for`
+    of Python 3.11 does when the awaited task ends at the same instant.
 
     Raises:
         CancelledError: it was cancelled.
@@ -55,8 +55,8 @@ def end_if_cancelled() -> None:
 
 
 async def wait_set(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for an event, at most so long; whether it came. For loops: unlike `asyncio.wait_for` it
-    never keeps a cancellation for itself.
+    """Wait for an event, at most this long; whether it is set. Unlike `asyncio.wait_for` it never
+    swallows a cancellation, which matters in loops.
     """
     try:
         async with asyncio.timeout(timeout_s):

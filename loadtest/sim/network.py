@@ -207,8 +207,8 @@ class Network:
                 del self._listeners[subscription.subject]
 
     def publish(self, process: Peer, message: Message, num_bytes: int = 0) -> None:
-        """Send to everybody who listens when it gets to the server; where nobody does, who waits
-        for an answer gets a message that says so.
+        """Send to all subscribers at the time when it reaches the server; without any, a sender
+        that waits for a reply gets a message that says so.
         """
         tap = self.taps.get(message.subject.rpartition(".")[2])
         if tap is not None:
@@ -273,7 +273,7 @@ class Network:
             process.run(process.life, process.on_disconnected)
 
     def _connect(self, process: Peer, connection: _Connection) -> None:
-        """Soon, if nothing is in the way by then; whoever removes what is calls again."""
+        """Connect soon, if no fault prevents it by then; the end of a fault calls this again."""
         timeline, number = self._timeline, connection.number
 
         def connect() -> None:

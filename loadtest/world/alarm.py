@@ -14,7 +14,7 @@ class Alarm:
     """Rings at the instant it was set to last, in this life of its process.
 
     Args:
-        ring: whether it was heard; if not, it rings again soon.
+        ring: returns whether the event was accepted; if not, the alarm rings again soon.
     """
 
     def __init__(self, process: Process, ring: Callable[[], bool]) -> None:

@@ -83,7 +83,7 @@ class BucketSide:
     """One kvstore's side, for one life of it; as `services/kvstore/tiers/objects` does it.
 
     Args:
-        on_listed: told once when it is known what was there at the start.
+        on_listed: called once the objects that existed at the start are listed.
     """
 
     def __init__(self, kvstore: PeerHost, bucket: Bucket, on_listed: Callable[[], None]) -> None:

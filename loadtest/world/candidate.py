@@ -49,7 +49,7 @@ class Election:
         assert len(leaders) <= 1, f"{leaders} lead at once"
 
     def on_lead(self, name: str, fence: int) -> None:
-        """No fence is ever told to two processes."""
+        """No two processes ever lead under the same fence."""
         owner = self._leader_of.setdefault(fence, name)
         assert owner == name, f"{owner} and {name} both lead under {fence}"
         self._timeline.note(f"{name} leads")
@@ -105,7 +105,7 @@ class Candidate(Process):
         return self.is_ready and has_connection and self.lease.is_leading(self.now_ns)
 
     def raise_fence(self, above: int) -> None:
-        """Somebody has seen a higher fence."""
+        """A worker has seen a higher fence."""
         self._lead_on(self.lease.raise_fence(above, self.now_ns))
 
     def hear_lease(self, stored: le.Stored) -> None:

@@ -8,7 +8,7 @@ from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
 from services.scheduler.core.jobs import JobsCore
-from services.scheduler.core.turns.arrivals import Arrivals
+from services.scheduler.core.turns.expected_turns import ExpectedTurns
 from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
 from services.worker.core.engine import EngineCore
@@ -20,7 +20,7 @@ from shared.locations import OBJECTS
 from shared.owners import NOBODY
 from shared.urgency import is_urgent
 
-EXPIRY_NS = 3600 * SECOND  # of what nobody said anything of
+EXPIRY_NS = 3600 * SECOND  # of sessions without an expiry of their own
 
 
 def check_worker(core: EngineCore) -> None:
@@ -130,7 +130,7 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
     users = {turn for turn in turns if turn.adapter is not None}
     images = core.adapters.images.values()
     assert users == {turn for image in images for turn in image.users}, "an adapter without users"
-    assert all(image.users or image.is_wished for image in images), "an adapter nobody wants"
+    assert all(image.users or image.is_wished for image in images), "an adapter without users"
     live, leaving = set(map(id, core.turns.values())), set(map(id, core._leaving))
     held = set(map(id, turns))
     assert len(held) == len(turns), "a turn is queued twice"
@@ -188,7 +188,7 @@ def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
     """
     for worker in core._fleet:
         assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
-        is_empty = not worker.num_turns and worker.kept_by is None
+        is_empty = not worker.num_turns and worker.isolation.claimed_by is None
         assert worker.alive or is_empty, f"{worker.worker_id} is dead and keeps its turns"
         for turn in worker.turns.values():
             assert turn.worker is worker, f"{turn.turn_id} is in two places"
@@ -203,13 +203,13 @@ def _check_load(worker: Worker) -> None:
     held = list(worker.reservations.values())
     assert worker.num_far == sum(each.is_far for each in held), "far places are miscounted"
     num_urgent = sum(turn.is_urgent for turn in worker.turns.values())
-    num_urgent += sum(turn.is_urgent for turn in worker.others.values())
+    num_urgent += sum(turn.is_urgent for turn in worker.peer_turns.values())
     num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
-    expected = Arrivals()
+    expected = ExpectedTurns()
     for each in held:
         expected.add(each.arrives_at_ns)
-    assert worker.arrivals == expected, "expected turns are miscounted"
+    assert worker.expected == expected, "expected turns are miscounted"
 
 
 def check_tracker(core: TrackerCore) -> None:

@@ -85,7 +85,7 @@ class Clients:
     def check_progress(
         self, *, is_served: bool, is_undisturbed: bool, stall_max_ns: int, calm_stall_max_ns: int
     ) -> None:
-        """No open turn stands still while somebody is there to serve it, and less so while nothing
+        """No open turn stands still while a worker could serve it, and less so while nothing
         goes wrong but that processes die.
         """
         now_ns = self._timeline.now_ns
@@ -104,7 +104,7 @@ class Clients:
 
     @property
     def are_done(self) -> bool:
-        """Nobody waits for anything any more."""
+        """No request is open any more."""
         return not self._open and not self._num_waiting and all(self._ledger.job_ends.values())
 
     def _on_broken(self, frontend: Frontend) -> None:

@@ -24,7 +24,7 @@ RETURN_NS = SECOND
 
 
 class Desk(Generic[E]):
-    """Tells one core of a scheduler its events, and has done what follows while it leads.
+    """Passes events to one core of a scheduler, and performs its effects while it leads.
 
     Args:
         on_wake, on_gone: the core's own, for an alarm and for a worker that does not answer.

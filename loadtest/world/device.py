@@ -55,7 +55,7 @@ class _Step:
         read: by pool page, what helpers read instead of it.
         places: by row, where in the arena that was, and under which generations.
         late: pool pages that some of its rows waited for long enough.
-        void: rows whose turn's row failed in the step before: nobody may look at what they give.
+        void: rows whose turn failed in the step before: their results must not be used.
     """
 
     plan: StepPlan
@@ -108,7 +108,7 @@ class Owner(Protocol):
 class Device:
     """What a worker's threads and its GPU do.
 
-    Loads and passes write when their bytes would land, whoever holds the page by then.
+    Loads and passes write when their bytes would land, whichever block has the page by then.
 
     Args:
         hardware: which kind it is: that decides between tokens that are close.
@@ -256,7 +256,7 @@ class Device:
     def _store(
         self, write: BlockWrite, arena: ArenaMemory | None, epoch: int, sums: list[int]
     ) -> None:
-        """One page after the other, whoever has it by then."""
+        """Copy page by page, whichever block has the page by then."""
         if arena is None or self._arena is not arena or self._epoch != epoch:
             self._owner.later(0, partial(self._owner.on_stored, {write.number: []}))
             return
@@ -274,7 +274,7 @@ class Device:
         self._owner.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
 
     def check_stored(self, writes: list[BlockWrite]) -> None:
-        """What is to be told to the kvstore is, in every layer, the KV of what its key names."""
+        """What is offloaded to the kvstore is, in every layer, the KV that its key names."""
         assert self._arena is not None
         for write in writes:
             for layer, page in enumerate(write.arena_pages):

@@ -146,12 +146,12 @@ class Frontend(Process):
                 self.hints.on_refund(tenant, place, shard)
 
         kv_at = known_places(self.located(tenant, session_id))
-        told = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
+        sent = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
         wire, ids = at_shard(ADVISORY_SUBMIT, tenant, session_id, num_shards)
         if num_shards > 1 and self.house.random.random() < PUBLIC_SHARE and not advisory.ordered:
             wire, ids = ADVISORY_SUBMIT, ()
         self.house.wires.request(
-            self, wire, told, on_reply, lambda _: None, ident="".join(ids), timeout_ns=500 * MS
+            self, wire, sent, on_reply, lambda _: None, ident="".join(ids), timeout_ns=500 * MS
         )
 
     def located(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
@@ -251,7 +251,7 @@ class Frontend(Process):
             return
         model = self.house.model
         root = self._root(new)
-        tokens = tokens[:-1]  # nobody ran on the last one
+        tokens = tokens[:-1]  # no step ran on the last one
         keys = chain_keys(root, tokens, model.block_tokens)
         if rest := tokens[len(keys) * model.block_tokens :]:
             keys.append(child_key(keys[-1] if keys else root, rest))

@@ -25,7 +25,7 @@ class Hinters:
     """Senders of advisories without sessions.
 
     Args:
-        random: their own, so that nobody else's acts depend on them.
+        random: their own generator, so that no other process depends on theirs.
         asking_ns: they send in that time.
     """
 
@@ -40,7 +40,7 @@ class Hinters:
             timeline.after(random.randrange(asking_ns), self._spam)
 
     def order(self) -> bool:
-        """Whether somebody says of an advisory that it stands in order, be it true or not."""
+        """Whether an advisory claims to be in order, truly or not."""
         return self._random.random() < 0.2
 
     def announce_around(self, last: Advisory, frontend: Frontend) -> None:
@@ -58,8 +58,8 @@ class Hinters:
             frontend.run(frontend.life, partial(frontend.advise, advisory))
 
     def announce_far(self, random: Random, num_sessions: int) -> None:
-        """Somebody may announce for tomorrow: turns of sessions that are there, which end sooner,
-        and turns of such names that the sender has no session of, and of names that nobody has.
+        """Announce for tomorrow: turns of existing sessions, which end sooner,
+        of sessions of other tenants, and of sessions that do not exist.
 
         Args:
             random: decides when and what.

@@ -157,7 +157,7 @@ class FrontendJobs:
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
                 case fe.AnswerPull():
-                    raise AssertionError("nobody pulled")
+                    raise AssertionError("no prompt was pulled")
 
 
 class SchedulerJobs:
@@ -221,7 +221,7 @@ class WorkerJobs:
     """A worker's batches of one-shot jobs.
 
     Args:
-        report: tells the schedulers what the worker holds.
+        report: reports the worker's batches to the schedulers.
     """
 
     def __init__(self, worker: Process, worker_id: WorkerId, report: Action) -> None:

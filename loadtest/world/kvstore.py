@@ -364,7 +364,7 @@ class Kvstore(PeerHost):
         self._perform(self.core.on_drop_more(self.now_ns))
 
     def check_expired(self) -> None:
-        """No tier keeps what nobody wants any more."""
+        """No tier keeps expired blocks."""
         check_expired(self.core, self.now_ns)
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -510,7 +510,7 @@ class Kvstore(PeerHost):
             self._perform(self.core.on_written(results, self.now_ns))
 
     def _check_alike(self, key: BlockKey, contents: list[Content]) -> None:
-        """Whoever writes a block, on whichever host, writes the same."""
+        """All hosts that write a block write the same content."""
         for host in self.others.values():
             held = host.disk.get(key)
             assert held is None or held.contents == contents, f"{host.name} has another {key.hex()}"

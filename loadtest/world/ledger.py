@@ -1,4 +1,4 @@
-"""What was asked for, as clients see it, and what nobody may do about it."""
+"""What clients asked for and got, and what must never happen to it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class ClientTurn:
     """A turn as its client sees it.
 
     Attributes:
-        moved_at_ns: when it last heard something, or could not have.
+        moved_at_ns: when it last received something, or could not have.
         calm_since_ns: nothing but deaths went wrong since then.
         end: how it ended: a finish reason, the code of a failure, or ``gone``.
     """
@@ -48,7 +48,7 @@ class ClientTurn:
 
 
 class Ledger:
-    """Clients write it; whoever starts or runs something for them tells it so.
+    """Clients write it, and so do processes that start or run something for them.
 
     Attributes:
         turns: every turn that was ever asked for.

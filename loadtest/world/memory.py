@@ -1,7 +1,7 @@
 """What is in pages, by what it is the KV of. Bytes are not modelled: their origin is.
 
-An origin names the tenant, the model and every token up to its end, as whoever computed it knew
-them, never by a block key: so a key that names too little shows.
+An origin names the tenant, the model and every token up to its end, as the worker that computed it
+knew them, never by a block key: so a key that names too little is detected.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class ArenaMemory:
         self.contents = [GARBAGE] * self.num_pages
 
     def set_word(self, page: int, generation: int, state: PageState) -> None:
-        """As the kvstore does; whoever looks at the page again and again sees it now."""
+        """Write as the kvstore does: readers that poll the page see it from now on."""
         old, _ = self.words[page]
         assert generation > old if state is PageState.FILLING else generation == old
         self.words[page] = (generation, state)

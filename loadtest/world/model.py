@@ -24,7 +24,7 @@ NO_ADAPTER = ""
 
 
 def adapter(name: str, lora_rank: int) -> AdapterRef:
-    """An adapter of this rank; its name tells its weights."""
+    """An adapter of this rank; its name determines its weights."""
     return AdapterRef(adapter_hash=name, name=name, lora_rank=lora_rank, ranks={"q": lora_rank})
 
 

@@ -19,9 +19,9 @@ HUNT_MIN_S, SEED_MAX_S = 120.0, 0.5  # a hunt that takes longer is given up
 FRONTEND_TURNS = "services/frontend/core/turns/turns.py"
 FRONTEND_JOBS = "services/frontend/core/turns/jobs.py"
 SCHEDULER_TURNS = "services/scheduler/core/turns/turns.py"
-SCHEDULER_BOARD = "services/scheduler/core/turns/board.py"
-OTHERS = "services/scheduler/core/turns/others.py"
-TRIALS = "services/scheduler/core/turns/trials.py"
+SCHEDULER_BOARD = "services/scheduler/core/turns/turn_table.py"
+OTHERS = "services/scheduler/core/turns/peer_turns.py"
+TRIALS = "services/scheduler/core/turns/quarantine.py"
 SCHEDULER = "services/scheduler/core/turns/core.py"
 FLEET = "services/scheduler/core/turns/fleet.py"
 RESERVATIONS = "services/scheduler/core/turns/reservations.py"
@@ -115,7 +115,7 @@ MUTANTS = (
     # Turns, at the scheduler.
     Mutant(
         "every turn fails", SCHEDULER_TURNS,
-        "        if len(self._board) >= self._limits.turns_max:", "        if True:",
+        "        if len(self._table) >= self._limits.turns_max:", "        if True:",
     ),
     Mutant(
         "a scheduler takes others' turns for its own", SCHEDULER_TURNS,
@@ -127,13 +127,13 @@ MUTANTS = (
     ),
     Mutant(
         "a suspect does not wait for others' turns", TRIALS,
-        "        if worker.others:\n            self._others.keep(worker, now_ns)",
-        "        if False:\n            self._others.keep(worker, now_ns)",
+        "        if worker.peer_turns:\n            self._peer_turns.claim(worker, now_ns)",
+        "        if False:\n            self._peer_turns.claim(worker, now_ns)",
     ),
     Mutant(
         "a lost turn is never placed again", SCHEDULER_TURNS,
         "            self._place(turn, now_ns, avoid=worker)",
-        "            self._board.close(turn)",
+        "            self._table.close(turn)",
     ),
     Mutant(
         "attempts do not grow", SCHEDULER_BOARD,
@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         "waiting turns are not placed when a worker comes", SCHEDULER,
-        "            self._turns.admit(heard.opened, now_ns)\n", "",
+        "            self._turns.admit(change.opened, now_ns)\n", "",
     ),
     Mutant(
         "reservations do not expire", RESERVATIONS,
@@ -206,7 +206,7 @@ MUTANTS = (
     # Advisories.
     Mutant(
         "the tracker never asks", TRACKER,
-        "        self._out.append(Expect(message))", "        pass",
+        "        self._out.append(Expect(record.ask(now_ns)))", "        record.ask(now_ns)",
     ),
     Mutant(
         "an advisory outlives its time", TRACKER,
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "a spare tracker acts", TRACKER,
-        "            self._unsaid.add(followed.foreseen, now_ns)\n            return []\n", "",
+        "            self._unannounced.add(followed.foreseen, now_ns)\n            return []\n", "",
     ),
     Mutant(
         "a shard expects what is another's", TRACKER_SHARDS,
@@ -247,23 +247,24 @@ MUTANTS = (
     # Hints.
     Mutant(
         "a turn proves later advisories wrong", "services/tracker/core/order.py",
-        "max(number, self._came.get(record.sender, 0))", "self._num_sent + 1",
+        "max(number, self._came.get(record.origin.sender, 0))", "self._num_sent + 1",
     ),
     Mutant(
         "what a client announces stays the tracker's own", TRACKER,
-        "            self._num_foreseen -= record.is_own and foreseen is None\n", "",
+        "            self._live_limits.num_foreseen -= record.origin.is_own and foreseen is None\n",
+        "",
     ),
     Mutant(
         "no frontend is told what became of advisories", TRACKER,
-        "        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]",
+        "        self._out += [SendVerdicts(*verdicts) for verdicts in self._verdicts.due(now_ns)]",
         "        self._verdicts.due(now_ns)",
     ),
     Mutant(
         "a hint of one tenant is taken for another's session", TRACKER,
         "        record = self._live.get(key)\n"
-        "        if record is None:\n            self._check_room",
+        "        if record is None:\n            self._live_limits.check",
         "        record = next((r for k, r in self._live.items() if k[1] == key[1]), None)\n"
-        "        if record is None:\n            self._check_room",
+        "        if record is None:\n            self._live_limits.check",
     ),
     Mutant(
         "a place of one tenant is told to another's session", RESERVATIONS,
@@ -587,7 +588,7 @@ MUTANTS = (
     ),
     Mutant(
         "a place that is told of again is expected twice", RESERVATIONS,
-        "            held.worker.arrivals.remove(held.arrives_at_ns)\n", "",
+        "        worker.expected.remove(held.arrives_at_ns)\n", "",
     ),
     Mutant(
         "a paused turn keeps its row in the step", "services/worker/core/planner.py",

@@ -97,7 +97,7 @@ class Peering:
         self._waiting: dict[HostId, deque[list[PageReads]]] = {}
 
     def locate(self, message: m.KvStage, keys: list[BlockKey], then: OnOffer) -> None:
-        """Who else has more of this sequence; told once those who may have answered or did not."""
+        """Which peers have more of this sequence; answered once all have replied or timed out."""
         kvstore = self._kvstore
         core = kvstore.core
         if not kvstore.house.has_peers:

@@ -100,7 +100,7 @@ class Redis:
         on_failed: Action,
     ) -> None:
         """Set this field in each of these hashes, or remove it, in one step, if it has this value
-        `before` in this one; whoever asked may not hear that it is done.
+        `before` in this one; the caller may not receive the confirmation.
         """
         can_be = self.is_up and self.takes_writes
         if before is not None:

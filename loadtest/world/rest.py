@@ -1,4 +1,4 @@
-"""What must hold of all processes at rest, once nobody asks for anything any more."""
+"""Invariants of all processes at rest, after the last request has ended."""
 
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
@@ -22,7 +22,7 @@ AGAIN_NS = 2 * SECOND
 
 
 def check_rest(world: World) -> None:
-    """Nobody holds anything for anybody."""
+    """No process holds anything for a request or session."""
     for frontend in world.frontends:
         assert not len(frontend.turns), f"{frontend.name} still waits for turns"
         assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
@@ -54,29 +54,30 @@ def _check_schedulers(leadership: Leadership) -> None:
     held = core._reservations._held
     near = [key for key in held if key[0] != SPAMMERS or not held[key].is_far]
     assert not near, f"places are still kept for {near}"
-    assert not core._turns.others._where, "turns of others are still counted"
-    assert all(worker.kept_by is None for worker in core._fleet), "a worker is still kept"
+    assert not core._turns.peer_turns._where, "turns of others are still counted"
+    claims = [worker for worker in core._fleet if worker.isolation.claimed_by is not None]
+    assert not claims, "a worker is still claimed"
 
 
 def _check_announced(process: Tracker) -> None:
-    """Those live whose turns are expected tomorrow, and were by nobody else expected before."""
+    """Only advisories of turns that are expected tomorrow, and not before, still live."""
     tracker, tomorrow_ns = process.core, process.now_ns + FAR_NS
     assert tracker is not None
     live = [record for record in tracker._live.values() if record.arrives_at_ns < tomorrow_ns]
     strange = [key for key in tracker._live if key[0] != SPAMMERS]
     assert not live and not strange, f"advisories still live: {live}, {strange}"
-    assert not len(tracker._order), "an order of nobody"
-    assert not tracker._num_foreseen, "of none that live some are foreseen"
-    assert tracker._verdicts.tell_at_ns is None, "what became of advisories is not told"
+    assert not len(tracker._order), "an order without advisories"
+    assert not tracker._live_limits.num_foreseen, "of none that live some are foreseen"
+    assert tracker._verdicts.send_at_ns is None, "outcomes of advisories are not reported"
 
 
 def _check_hints(frontend: Frontend) -> None:
-    """Buckets hold what they may, and whoever was refused may come again."""
+    """Buckets are within their limits, and refused senders may send again."""
     for kind in (frontend.hints._places, frontend.hints._tenants):
         for key, account in kind.of.items():
             assert 0 <= account.tokens <= kind.size and account.open >= 0, f"an account of {key}"
             is_last = key == (LAST_TENANT, LAST_PLACE)
-            assert not (is_last and account.open), "nobody tells what became of an advisory"
+            assert not (is_last and account.open), "the outcome of an advisory is never reported"
     later_ns = frontend.now_ns + AGAIN_NS
     for place in PLACES:
         frontend.hints.take(SPAMMERS, place, later_ns)
@@ -109,11 +110,11 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         if worker.host_id == kvstore.host_id
         for page in worker.core.writeback._stock
     }
-    assert leased == stock, f"{kvstore.name}: leases of nobody: {leased ^ stock}"
+    assert leased == stock, f"{kvstore.name}: unowned leases: {leased ^ stock}"
     for worker in kvstore.core.workers:
-        assert not worker.tickets, f"{kvstore.name}: tickets of nobody"
+        assert not worker.tickets, f"{kvstore.name}: unowned tickets"
     for arena in kvstore.core.arenas.values():
-        assert not any(block.num_pins for block in arena.holding.values()), "pins of nobody"
+        assert not any(block.num_pins for block in arena.holding.values()), "unowned pins"
 
 
 def _check_told(kvstore: Kvstore, redis: Redis) -> None:
@@ -128,14 +129,14 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     saved = core.objects.tier.count_all_leading()
     lives = decode_lives(redis.raw(KV_HOSTS_KEY))
     for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
-        told: dict[str, int] = {}
+        reported: dict[str, int] = {}
         for key in redis.hashes:
-            # Of its own alone: of all, readers are told the most only.
+            # Its own only: of all, readers get only the most.
             own = {name: data for name, data in redis.raw(key).items() if name == place.encode()}
             if key != KV_HOSTS_KEY and (found := decode_locations(own, lives)):
-                told[key] = found[place]
+                reported[key] = found[place]
         expected = {location_redis_key(owner): num for owner, num in of_place.items()}
-        said = {key: num for key, num in told.items() if num}
+        said = {key: num for key, num in reported.items() if num}
         assert said == expected, f"{kvstore.name} is mistaken about {place}"
 
 

@@ -95,7 +95,7 @@ class _Watch:
         self._sample()
 
     def _sample(self) -> None:
-        """Note the moments at which nobody could have served a turn."""
+        """Record the instants at which no worker could have served a turn."""
         world, options = self._world, self._world.options
         timeline = world.house.timeline
         for leadership in (*world.scheduling, *world.tracking):
@@ -125,7 +125,7 @@ class _Watch:
         timeline.after(SAMPLE_NS, self._sample)
 
     def check_ends(self) -> None:
-        """Every turn ended well, unless nobody was there to serve it for too long."""
+        """Every turn ended well, unless there was no worker to serve it for too long."""
         for turn in self._world.ledger.turns.values():
             assert turn.end is not None
             if turn.sampling.seed == BREAKER:

@@ -21,17 +21,17 @@ from services.scheduler.core import (
     FailTurn,
     Limits,
     NotifyArrival,
+    NotifyFrontends,
+    NotifyPeers,
     ProbeWorker,
     SchedulerCore,
     SendPrefetch,
     StartTurns,
-    TellOthers,
-    TellPlace,
-    together,
+    merge_effects,
 )
-from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.core.turns.core import EVERYTHING
 from services.scheduler.core.turns.placement.policy import PlacementPolicy
+from services.scheduler.core.turns.turn_table import first_attempt
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
 from shared.messages import (
@@ -122,7 +122,7 @@ class Scheduler(Candidate):
             attempt_floor=first_attempt(self.fence),
             share=self._share,
         )
-        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, together)
+        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, merge_effects)
         self._desk.put(core.on_wake)
         wires, shard = self.house.wires, str(self._share.index)
         self._be_present()
@@ -171,14 +171,14 @@ class Scheduler(Candidate):
                 wires.send(self, WORKER_PREFETCH, prefetch, worker_id)
             case DropPrefetch(worker_id, drop):
                 wires.send(self, WORKER_PREFETCH_DROP, drop, worker_id)
-            case TellOthers(turns, kept):
+            case NotifyPeers(turns, kept):
                 placed_now = TurnsPlaced(shard=self._share.index, turns=turns, kept=kept)
                 wires.send(self, TURNS_PLACED, placed_now)
-            case TellPlace(placed):
+            case NotifyFrontends(placed):
                 wires.send(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
-                for wire, ids, told in arrival_wires(arrived, self.house.num_tracker_shards):
-                    wires.send(self, wire, told, *ids)
+                for wire, ids, message in arrival_wires(arrived, self.house.num_tracker_shards):
+                    wires.send(self, wire, message, *ids)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
             case CountTurn():

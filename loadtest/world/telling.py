@@ -1,4 +1,4 @@
-"""A kvstore tells Redis where sessions' KV is: the production core, answered in its time."""
+"""A kvstore publishes its sessions' KV locations in Redis: the production core, with delays."""
 
 from loadtest.sim.timeline import SECOND
 from loadtest.world.process import Process
@@ -56,15 +56,15 @@ class Telling:
     def _tell(self) -> None:
         if (update := self._locations.take()) is None:
             return  # so few sessions are looked at in one go
-        told: dict[str, str | None] = {
+        published: dict[str, str | None] = {
             location_redis_key(owner): encode_location(update.claim.life, num) if num else None
             for owner, num in update.sessions.items()
         }
-        told[KV_HOSTS_KEY] = encode_claim(update.claim)
+        published[KV_HOSTS_KEY] = encode_claim(update.claim)
         before = None if update.before is None else (KV_HOSTS_KEY, encode_claim(update.before))
         self._is_busy = True
         self._redis.write_hashes(
-            self._process, self._host_id, before, told, self._on_told, self._on_failed
+            self._process, self._host_id, before, published, self._on_told, self._on_failed
         )
 
     def _on_told(self) -> None:

@@ -15,11 +15,11 @@ from services.tracker.core import (
     Drop,
     Effect,
     Expect,
+    ForwardForeseen,
     Limits,
-    Pass,
-    SeeLead,
+    ObserveLead,
+    SendVerdicts,
     Shards,
-    Tell,
     TrackerCore,
     check_foreseen,
 )
@@ -78,7 +78,7 @@ class Tracker(Candidate):
     def on_start(self) -> None:
         self._has_led = False
         self.follower = AgentFollower(self.agent_limits)
-        self._told: set[tuple[TenantId, SessionId]] = set()
+        self._known: set[tuple[TenantId, SessionId]] = set()
         self._keys: set[tuple[TenantId, BlockKey]] = set()  # that agents' prompts began with
         self.core = TrackerCore(
             self.limits,
@@ -117,7 +117,7 @@ class Tracker(Candidate):
         )  # fmt: skip
 
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
-        self._told.add((advisory.tenant, advisory.session_id))
+        self._known.add((advisory.tenant, advisory.session_id))
         try:
             record, effects = self.core.on_submit(advisory, self.now_ns)
         except SymphonyError as error:
@@ -130,7 +130,7 @@ class Tracker(Candidate):
         reply(state)
 
     def _on_arrived(self, arrived: TurnArrived) -> None:
-        self._told.add((arrived.tenant, arrived.session_id))
+        self._known.add((arrived.tenant, arrived.session_id))
         self._perform(self.core.on_turn_arrived(arrived, self.now_ns))
         most = self.agent_limits.workflows_max
         assert self.follower.num_workflows <= most, "too many workflows are followed"
@@ -142,13 +142,13 @@ class Tracker(Candidate):
     def _on_foreseen(self, message: TurnsForeseen) -> None:
         check_foreseen(message)
         turns = [each.advisory for each in message.turns]
-        self._told.update((turn.tenant, turn.session_id) for turn in turns)
+        self._known.update((turn.tenant, turn.session_id) for turn in turns)
         self._perform(self.core.on_foreseen(message, self.now_ns))
 
     def _hand_on(self, shard: int, message: TurnsForeseen) -> None:
         turns = [each.advisory for each in message.turns]
-        known = [(turn.tenant, turn.session_id) in self._told for turn in turns]
-        assert all(known), "somebody is told of a session that nobody has"
+        known = [(turn.tenant, turn.session_id) in self._known for turn in turns]
+        assert all(known), "a placement of an unknown session is published"
         self.house.wires.send(self, TURNS_FORESEEN, message, str(shard))
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -162,25 +162,25 @@ class Tracker(Candidate):
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
                         ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
-                case Count() | SeeLead():
+                case Count() | ObserveLead():
                     pass
-                case Pass(shard, message):
+                case ForwardForeseen(shard, message):
                     self._hand_on(shard, message)
-                case Tell(frontend_id, told):
-                    self.house.wires.send(self, HINTS_ENDED, told, frontend_id)
+                case SendVerdicts(frontend_id, ended):
+                    self.house.wires.send(self, HINTS_ENDED, ended, frontend_id)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
 
     def _ask(self, message: ExpectSession) -> None:
         key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
         if message.prefix is None:
-            is_told = (message.tenant, message.session_id) in self._told
-            assert is_told, f"{message.tenant} has no session {message.session_id}"
+            is_known = (message.tenant, message.session_id) in self._known
+            assert is_known, f"{message.tenant} has no session {message.session_id}"
         else:
             assert message.session_id == prefix_session(message.prefix.agent)
             keys = unpack_keys(message.prefix.keys)
-            are_told = self._keys.issuperset((message.tenant, key) for key in keys)
-            assert keys and are_told, f"no agent of {message.tenant} begins so"
+            are_known = self._keys.issuperset((message.tenant, key) for key in keys)
+            assert keys and are_known, f"no agent of {message.tenant} begins so"
 
         def on_reply(placement: Any) -> None:
             self._perform(self.core.on_placed(key, placement.worker_id, self.now_ns))

@@ -79,7 +79,7 @@ class Wires(Network):
         def deliver(reply: Message) -> None:
             headers = reply.headers or {}
             if "Status" in headers:
-                settle(NobodyListens("nobody listens"))
+                settle(NobodyListens("no process listens"))
             elif ERROR_HEADER in headers:
                 settle(error_from_wire(reply.data))
             else:

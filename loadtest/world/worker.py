@@ -305,7 +305,7 @@ class Worker(Process):
     @property
     def is_writing(self) -> bool:
         """Whether blocks are on their way below: also some that were given up at first, while
-        nobody asks for anything."""
+        there are no requests."""
         writeback = self.core.writeback
         return bool(writeback._storing or writeback._committing)
 

@@ -48,12 +48,12 @@ class Options:
     Attributes:
         faults_for_ns: as long as things go wrong; turns are asked for during that time.
         calm_max_ns: by then, with nothing going wrong, everything must be over.
-        settle_ns: what a new leader and new connections need until everybody is served again.
-        rest_ns: after that nobody may hold anything any more.
-        stall_max_ns: how long a turn may stand still while somebody could serve it.
-        calm_stall_max_ns: the same, where nothing is lost and nobody is frozen or cut off; less
+        settle_ns: time for a new leader and new connections until all requests are served again.
+        rest_ns: after that no process may hold anything.
+        stall_max_ns: how long a turn may stand still while a worker could serve it.
+        calm_stall_max_ns: the same, without losses, frozen or disconnected processes; less
             than it takes a frontend to submit again.
-        unserved_ns: how long nobody can have been there to serve a turn that was refused.
+        unserved_ns: how long there may have been no worker before a turn was refused.
     """
 
     faults_for_ns: int = 8 * SECOND
@@ -166,7 +166,7 @@ class World:
 
     @property
     def is_whole(self) -> bool:
-        """Whoever is left is well again, and nothing slow is on its way."""
+        """The remaining processes are healthy again, and no slow message is in flight."""
         bucket = self.bucket
         is_slow = bucket is not None and self.house.timeline.now_ns < bucket.slow_until_ns
         is_well = all(process.is_well for process in self.processes)

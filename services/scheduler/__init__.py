@@ -1,1 +1,1 @@
-"""The batch scheduler: places turns on workers, keeps places for expected sessions."""
+"""The scheduler: places turns on workers, and reserves places for announced sessions."""

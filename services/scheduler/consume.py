@@ -1,5 +1,5 @@
-"""What the shells of this service's cores share: the loop from events to effects, and the question
-whether a silent worker is there.
+"""Shared by the shells of this service's cores: the loop from events to effects, and the probe of a
+silent worker.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ E = TypeVar("E")
 
 EVENTS_PER_TURN_OF_LOOP = 64
 SILENT_S = 2.0
-RETURN_S = 1.0  # in which others have found a server that is back, too
+RETURN_S = 1.0  # in which peers reconnect to a server that has restarted
 
 UNSENT = counter("scheduler_effects_unsent_total", "Effects that the bus did not take")
 PROBES = counter(
@@ -37,11 +37,11 @@ async def consume(
     perform: Callable[[E], Awaitable[None]],
     gather: Callable[[list[E]], list[E]] = list,
 ) -> Never:
-    """Tell the core its events and perform what it wants, while this process leads. `gather` puts
-    together what one event led to and one message can hold.
+    """Feed the core its events and perform its effects, while this process leads. `gather` merges
+    the effects of one event that one message can hold.
 
-    An effect that cannot be sent is made good by the protocol: reports repeat, frontends submit
-    again, what was lost is found missing.
+    The protocol makes up for an effect that cannot be sent: reports repeat, frontends submit again,
+    and missing turns are noticed.
     """
     num_handled = 0
     while True:
@@ -51,12 +51,12 @@ async def consume(
             try:
                 await perform(effect)
             except (PeerUnavailable, ValueError) as error:
-                # ValueError: a peer's id that can stand in no subject.
+                # ValueError: a peer's id that no subject can contain.
                 UNSENT.inc()
                 log.warning("effect not sent", extra={"error": str(error)})
         num_handled += 1
         if num_handled % EVENTS_PER_TURN_OF_LOOP == 0:
-            # A full queue must not keep the socket from being read, nor the lease from renewal.
+            # A full queue must not block reading the socket or renewing the lease.
             await asyncio.sleep(0)
 
 
@@ -66,9 +66,9 @@ async def probe(
     events: EventQueue[E],
     on_gone: Callable[[WorkerId, int], list[E]],
 ) -> None:
-    """Ask whether a worker is there; tell the core by `on_gone` if nobody listens, or if it says
-    nothing for longer than a busy machine stands still. Where the bus itself was away lately, that
-    nobody answers tells nothing.
+    """Probe a worker, and call the core's `on_gone` if it has no subscription, or does not answer
+    for longer than a busy machine pauses. If the bus itself was disconnected recently, a missing
+    answer proves nothing.
     """
     was_steady_s = bus.steady_for_s
     try:

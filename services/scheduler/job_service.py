@@ -61,7 +61,7 @@ IDLE_SHARE = gauge("jobs_idle_share", "Smoothed share of the workers' time witho
 
 
 class JobShell:
-    """Feeds one job core and performs what it wants.
+    """Feeds one job core and performs its effects.
 
     Args:
         on_wake: the core's own event for an alarm it set.
@@ -127,7 +127,7 @@ class JobShell:
                 IDLE_SHARE.set(advice.idle_share)
                 await bus.publish(AUTOSCALE_ADVICE, advice)
             case Deposed(fence):
-                self._leadership.raise_fence(fence)  # or find out that another leads
+                self._leadership.raise_fence(fence)  # or lose the lease
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
 

@@ -1,4 +1,4 @@
-"""Whether this scheduler process leads or is a spare: its lease, and what follows from it."""
+"""Whether this scheduler process leads or is a spare: its lease and its consequences."""
 
 import asyncio
 import logging
@@ -17,8 +17,8 @@ LOOK_AGAIN_S = 0.01
 
 
 class Leadership:
-    """Wraps the lease: waits for it, says when this process may act, tells everyone of a new term.
-    Losing it ends the process; started again, it is a spare.
+    """Wraps the lease: waits for it, gates dispatches, announces a new term. Losing it ends the
+    process, which restarts as a spare.
     """
 
     def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
@@ -43,24 +43,24 @@ class Leadership:
         self._followers.append(follower)
 
     async def take(self) -> bool:
-        """Wait until this process leads; False if it is told to stop before."""
+        """Wait until this process leads; False if it is stopped before."""
         return await self._lease.lead_or_stop()
 
     async def may_act(self) -> None:
-        """Return while this process leads; before anything is dispatched.
+        """Wait until this process may dispatch: immediately while it leads.
 
-        While the lease cannot be renewed nothing may be sent. Whether that is over is a matter of
-        the clock as much as of an event, so it is looked at again and again.
+        While the lease cannot be renewed nothing may be sent. The lease's state depends on the
+        clock as well as on events, so it is polled.
         """
         while not self._lease.is_leading:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def raise_fence(self, above: int) -> None:
-        """Somebody has seen a higher fencing token than ours."""
+        """A worker has seen a higher fencing token than this one."""
         self._lease.raise_fence(above)
 
     async def announce(self) -> None:
-        """Tell workers and frontends who leads: they answer with what they have."""
+        """Announce the leader to workers and frontends, which answer with their state."""
         changed = LeaderChanged(
             instance=self._lease.instance, fence=self.fence, leadership=self._config.shard_name
         )
@@ -70,7 +70,7 @@ class Leadership:
             log.warning("term not announced", extra={"error": error.message})
 
     async def leave(self) -> None:
-        """Let a spare lead."""
+        """Release the lease so that a spare can lead."""
         await self._lease.release()
 
     def _on_fence(self, fence: int) -> None:

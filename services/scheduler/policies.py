@@ -1,7 +1,7 @@
-"""Policies of batches and of placement: the scheduler's own by name, any other by import path.
+"""Batch and placement policies: built-in ones by name, any other by import path.
 
-Of batch policies, `deferred` is the paper's; `steady`, the default, is ours: see
-`core/batching/rules.py`. Policies of placement stand in `core/turns/placement/`.
+Of the batch policies, `deferred` is the paper's; `steady`, the default, is ours: see
+`core/batching/rules.py`. Placement policies are in `core/turns/placement/`.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ def make_batcher(policy: str, delays: Delays | None = None) -> Batcher:
     ``timeout:MS`` waits so many milliseconds. A class is called with the `Delays`.
 
     Raises:
-        ConfigError: there is none of this name (lists the names), or the path leads to none.
+        ConfigError: there is none of this name (lists the names), or none at this path.
     """
     delays = delays or Delays()
     module, _, name = policy.partition(":")
@@ -29,7 +29,9 @@ def make_batcher(policy: str, delays: Delays | None = None) -> Batcher:
         return WindowBatcher(make_rules(policy), delays)
     batcher = _load(f"batch policy {policy!r}", module, name, delays)
     if not isinstance(batcher, Batcher):
-        raise ConfigError(f"batch policy {policy!r} is none: it makes a {type(batcher).__name__}")
+        raise ConfigError(
+            f"batch policy {policy!r} makes a {type(batcher).__name__}, not a Batcher"
+        )
     return batcher
 
 
@@ -50,13 +52,15 @@ def make_placement(policy: str, limits: Limits) -> PlacementPolicy:
         return POLICIES[policy](limits)
     made = _load(f"placement policy {policy!r}", module, name, limits)
     if not isinstance(made, PlacementPolicy):
-        raise ConfigError(f"placement policy {policy!r} is none: it makes a {type(made).__name__}")
+        raise ConfigError(
+            f"placement policy {policy!r} makes a {type(made).__name__}, not a PlacementPolicy"
+        )
     return made
 
 
 def _load(what: str, module: str, name: str, argument: object) -> object:
     try:
         return getattr(import_module(module), name)(argument)
-    except Exception as error:  # a stranger's code
+    except Exception as error:  # third-party code
         reason = " ".join(str(error).split())
         raise ConfigError(f"{what}: {reason or type(error).__name__}") from None

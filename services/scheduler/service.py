@@ -16,17 +16,17 @@ from services.scheduler.core import (
     Effect,
     FailTurn,
     NotifyArrival,
+    NotifyFrontends,
+    NotifyPeer,
+    NotifyPeers,
     ProbeWorker,
     SchedulerCore,
     SendPrefetch,
     StartTurn,
     StartTurns,
-    TellOthers,
-    TellPlace,
-    TellPlaced,
-    together,
+    merge_effects,
 )
-from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_placement
@@ -75,26 +75,26 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 GAUGES_EVERY_S = 1.0
-PLACED_BYTES = 256  # told of one to the other schedulers, at most
-START_BYTES = 1024  # of one besides its prompt, more or less
-PAYLOAD_SHARE = 0.5  # of a message, for what is only estimated
+PLACED_BYTES = 256  # of one placed turn in a message to peers, at most
+START_BYTES = 1024  # of one start without its prompt, roughly
+PAYLOAD_SHARE = 0.5  # of the largest message, since sizes are estimated
 
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
-PREFETCHES = counter("scheduler_prefetches_total", "Prefetches asked of workers")
 EVENTS_MAX = 65_536  # seconds of the highest load seen; what is dropped, its sender repeats
+PREFETCHES = counter("scheduler_prefetches_total", "Prefetches requested of workers")
 DROPPED = counter("scheduler_events_dropped_total", "Messages dropped because the queue was full")
 WORKERS = gauge("scheduler_workers", "Workers by state", ["state"])
 TURNS_NOW = gauge("scheduler_turns_held", "Turns by state", ["state"])
-RESERVATIONS = gauge("scheduler_reservations", "Places kept for expected sessions")
+RESERVATIONS = gauge("scheduler_reservations", "Reservations for expected sessions")
 
 
 class SchedulerService:
-    """Feeds one core. Whatever is dropped or unsent here is made good by the protocol: reports
-    repeat, frontends submit again, lost turns are found missing.
+    """Feeds one core. The protocol makes up for messages that are dropped or unsent here: reports
+    repeat, frontends submit again, missing turns are noticed.
 
     Attributes:
-        windows: tells what waits of one-shot models at an instant, once somebody batches them.
+        windows: waiting one-shot jobs at an instant; empty until the job core runs.
     """
 
     def __init__(self, runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
@@ -125,7 +125,7 @@ class SchedulerService:
         core = self._core
         self._events.put(core.on_wake)
         self._runtime.spawn(
-            consume(self._events, self._leadership, self._perform, together),
+            consume(self._events, self._leadership, self._perform, merge_effects),
             "scheduler events",
         )
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
@@ -140,7 +140,7 @@ class SchedulerService:
         await self._bus.serve(SCHEDULER_STATUS, self._status)
 
     def stop(self) -> None:
-        """No more alarms."""
+        """Cancel the alarm."""
         self._events.stop()
 
     async def _expect(self, message: ExpectSession) -> SessionPlacement:
@@ -151,7 +151,7 @@ class SchedulerService:
 
     async def _drop(self, message: AdvisoryKey) -> Empty:
         if not self._events.put(partial(self._core.on_drop, message)):
-            raise NoCapacity("the scheduler has too much to do")
+            raise NoCapacity("the scheduler is overloaded")
         return Empty()
 
     async def _ping(self, _: Empty) -> Empty:
@@ -159,8 +159,8 @@ class SchedulerService:
 
     async def _status(self, _: Empty) -> SchedulerStatus:
         now_ns = self._clock.now_ns()
-        told = self._core.status(now_ns)
-        return replace(told, process=self._runtime.process, windows=self.windows(now_ns))
+        status = self._core.status(now_ns)
+        return replace(status, process=self._runtime.process, windows=self.windows(now_ns))
 
     def _feed(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], None]:
         def on_message(message: M) -> None:
@@ -187,13 +187,13 @@ class SchedulerService:
                 await self._bus.publish(WORKER_PREFETCH, prefetch, worker_id)
             case DropPrefetch(worker_id, drop):
                 await self._bus.publish(WORKER_PREFETCH_DROP, drop, worker_id)
-            case TellPlace(placed):
+            case NotifyFrontends(placed):
                 await self._bus.publish(SESSION_PLACED, placed)
-            case TellOthers(turns, kept):
-                await self._tell_others(turns, kept)
+            case NotifyPeers(turns, kept):
+                await self._notify_peers(turns, kept)
             case NotifyArrival(arrived):
-                for wire, ids, told in arrival_wires(arrived, self._num_tracker_shards):
-                    await self._bus.publish(wire, told, *ids)
+                for wire, ids, message in arrival_wires(arrived, self._num_tracker_shards):
+                    await self._bus.publish(wire, message, *ids)
             case ProbeWorker(worker_id):
                 asking = probe(self._bus, worker_id, self._events, self._core.on_worker_gone)
                 self._runtime.spawn(asking, f"probe {worker_id}")
@@ -201,8 +201,8 @@ class SchedulerService:
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
-            case StartTurn() | TellPlaced():
-                raise AssertionError("these go together")
+            case StartTurn() | NotifyPeer():
+                raise AssertionError("`merge_effects` merges these")
 
     async def _start(self, worker_id: WorkerId, starts: list[StartTurn]) -> None:
         room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
@@ -214,12 +214,12 @@ class SchedulerService:
             self._traces.on_started(worker_id, each.start, each.reason)
             _log_placed(worker_id, each.start, each.reason)
 
-    async def _tell_others(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:
+    async def _notify_peers(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:
         shard = self._share.index
         room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
         groups = list(in_groups(turns, lambda _: PLACED_BYTES, room))
-        for told in groups or [[]]:
-            await self._bus.publish(TURNS_PLACED, TurnsPlaced(shard=shard, turns=told, kept=kept))
+        for group in groups or [[]]:
+            await self._bus.publish(TURNS_PLACED, TurnsPlaced(shard=shard, turns=group, kept=kept))
 
     async def _refresh_gauges(self) -> None:
         while True:
@@ -246,7 +246,7 @@ def _log_placed(worker_id: WorkerId, start: TurnStart, reason: str) -> None:
 
 
 async def main(runtime: Runtime, config: SchedulerConfig) -> None:
-    """Run the scheduler until told to stop; as a spare until it leads."""
+    """Run the scheduler until it is stopped; as a spare until it leads."""
     leadership = Leadership(runtime, config)
     if await leadership.take():
         if config.scheduler_role == "rank":

@@ -1,5 +1,5 @@
-"""Traces of placements: from a turn's coming until an attempt at it was sent to a worker, and of
-places that are kept for turns to come.
+"""Traces of placements, from a turn's arrival until an attempt was sent to a worker, and of
+reservations.
 """
 
 from collections import OrderedDict
@@ -9,11 +9,11 @@ from shared.ids import TurnId, WorkerId
 from shared.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnStart
 from shared.tracing import Tracer, Value
 
-WAITING_MAX = 4096  # turns that came and have no place yet
+WAITING_MAX = 4096  # turns that are not placed yet
 
 
 class PlacementTraces:
-    """When traced turns came."""
+    """Arrival times of traced turns."""
 
     def __init__(self, tracer: Tracer, clock: Clock) -> None:
         self._tracer = tracer
@@ -21,7 +21,7 @@ class PlacementTraces:
         self._came_ns: OrderedDict[TurnId, int] = OrderedDict()
 
     def on_submits(self, message: TurnsSubmit) -> None:
-        """Turns came, or came again."""
+        """Turns were submitted, perhaps again."""
         for turn in message.turns:
             if turn.trace:
                 self._came_ns.setdefault(turn.turn_id, self._clock.now_ns())
@@ -29,7 +29,7 @@ class PlacementTraces:
             self._came_ns.popitem(last=False)
 
     def on_started(self, worker_id: WorkerId, start: TurnStart, reason: str) -> None:
-        """An attempt has its place. One that follows a lost one begins when that was noticed."""
+        """An attempt was placed. After a lost one the span begins when the loss was noticed."""
         if not start.trace:
             return
         now_ns = self._clock.now_ns()
@@ -44,7 +44,7 @@ class PlacementTraces:
     def on_expected(
         self, message: ExpectSession, placement: SessionPlacement, came_ns: int
     ) -> None:
-        """A place is kept for an announced turn, or there is none."""
+        """A reservation was made for an announced turn, or could not be."""
         if not message.trace:
             return
         span = self._tracer.begin("reserve", message.trace, came_ns)

@@ -1,1 +1,1 @@
-"""The advisory tracker: the life of every advisory."""
+"""The advisory tracker: manages every advisory from its announcement to its outcome."""

@@ -1,4 +1,4 @@
-"""Call graphs that were learned before, from files."""
+"""Reads call graphs that were learned before, from files."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def read_graphs(path: Path, limits: AgentLimits) -> dict[str, CallGraph]:
     """By application: what ``symphony profile-agents --out`` wrote, a file or a folder of them.
 
     Raises:
-        ConfigError: one cannot be read, or is no such graph, or two are of one application; names
+        ConfigError: a file cannot be read or is no call graph, or two are of one application; names
             the file.
     """
     found: dict[str, CallGraph] = {}
@@ -28,7 +28,7 @@ def read_graphs(path: Path, limits: AgentLimits) -> dict[str, CallGraph]:
             raise ConfigError(f"SYMPHONY_AGENT_GRAPHS: {file}: {why}") from None
         if application in found:
             raise ConfigError(
-                f"SYMPHONY_AGENT_GRAPHS: {file}: another one is of application {application!r} too"
+                f"SYMPHONY_AGENT_GRAPHS: {file}: another file has application {application!r}, too"
             )
         found[application] = graph
     return found

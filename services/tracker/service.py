@@ -13,17 +13,17 @@ from services.tracker.core import (
     Effect,
     EndTrace,
     Expect,
-    Pass,
+    ForwardForeseen,
+    ObserveLead,
     Record,
-    SeeLead,
+    SendVerdicts,
     Shards,
-    Tell,
     TrackerCore,
 )
 from services.tracker.core.agents import AgentFollower, AgentLimits
-from services.tracker.front import Front
 from services.tracker.graphs import read_graphs
-from services.tracker.hearing import Hearing
+from services.tracker.routing import ShardRouter
+from services.tracker.subscriptions import TurnSubscriptions
 from services.tracker.traces import AdvisoryTraces
 from shared.clock import Clock
 from shared.effects import WakeAt
@@ -60,16 +60,14 @@ log = logging.getLogger(__name__)
 PLACEMENT_TIMEOUT_S = 2.0
 SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
 LEADS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-UNLIKELY = "so few announced turns of this kind came lately that nothing is brought up for them"
+UNLIKELY = "too few announced turns of this kind came recently: nothing is prefetched for them"
 
-ADVISORIES = counter("advisories_total", "Advisories by what became of them", ["outcome"])
+ADVISORIES = counter("advisories_total", "Advisories by outcome", ["outcome"])
 LIVE = gauge("advisories_live", "Advisories whose turn is expected")
-AGENT_HINTS = counter(
-    "agent_hints_total", "Hints of agents' next turns by what became of them", ["outcome"]
-)
+AGENT_HINTS = counter("agent_hints_total", "Hints of agents' next turns by outcome", ["outcome"])
 LEAD = histogram("advisory_lead_seconds", "Advisory to its turn", buckets=LEADS_S)
 THROTTLED = counter(
-    "tracker_hints_throttled_total", "Advisories refused that came past the frontends"
+    "tracker_hints_throttled_total", "Advisories refused that were sent by NATS directly"
 )
 EVENTS_MAX = 65_536  # seconds of the highest load seen
 DROPPED = counter("tracker_events_dropped_total", "Events dropped because the queue was full")
@@ -85,12 +83,12 @@ class TrackerService:
         self._runtime = runtime
         self._bus = runtime.bus
         self._clock = runtime.clock
-        self._agents = _agents_of(config, agent_limits)
+
         self._shards = Shards(config.tracker_shards, config.tracker_shard)
-        self._front = Front(runtime.bus, runtime.clock, self._shards)
+        self._router = ShardRouter(runtime.bus, runtime.clock, self._shards)
         self._core = TrackerCore(
             config.limits(),
-            self._agents,
+            _agents_of(config, agent_limits),
             tracker_id=new_id("tracker"),
             is_spare=True,
             shards=self._shards,
@@ -105,25 +103,25 @@ class TrackerService:
         self._num_counted: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Hear of what agents do, and learn from it: as a spare does until it leads."""
+        """Subscribe to turns and learn from them, as a spare does until it leads."""
         self._runtime.spawn(self._consume(), "tracker events")
-        hearing = Hearing(
-            self._shards, self._front, self._turn_arrived, self._agent_turn_left, self._foreseen
+        subscriptions = TurnSubscriptions(
+            self._shards, self._router, self._turn_arrived, self._agent_turn_left, self._foreseen
         )
-        await hearing.start(self._bus)
+        await subscriptions.start(self._bus)
 
     async def lead(self) -> None:
-        """Take advisories, and act."""
+        """Serve advisories, and act on them."""
         self._is_leading = True
         self._runtime.hints = lambda: self._core.status(self._clock.now_ns())
         await self._events.put_surely(self._core.on_lead)
-        front = self._front
-        await front.serve(ADVISORY_SUBMIT, self._submit)
-        await front.serve(ADVISORY_INVALIDATE, self._invalidate)
-        await front.serve(ADVISORY_GET, self._get)
+        router = self._router
+        await router.serve(ADVISORY_SUBMIT, self._submit)
+        await router.serve(ADVISORY_INVALIDATE, self._invalidate)
+        await router.serve(ADVISORY_GET, self._get)
 
     def stop(self) -> None:
-        """No more alarms."""
+        """Cancel the alarm."""
         self._events.stop()
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
@@ -147,13 +145,13 @@ class TrackerService:
         )
         answered = self._answered.get(record.wire_key)
         if record.state == "expected" and answered is not None:
-            await wait_set(answered, SUBMIT_WAIT_S)  # the caller needs no place, only an answer
+            await wait_set(answered, SUBMIT_WAIT_S)  # the caller needs an answer, not a reservation
         return replace(_to_wire(record, self._clock), num_merged=num_merged)
 
     def _on_submit(
         self, advisory: Advisory, now_ns: int
     ) -> tuple[tuple[Record, int], list[Effect]]:
-        """With how many were merged by now: others may be until this one is answered."""
+        """The record and its current `num_merged`, which may grow until this one is answered."""
         record, effects = self._core.on_submit(advisory, now_ns)
         return (record, record.num_merged), effects
 
@@ -164,7 +162,7 @@ class TrackerService:
         return _to_wire(self._core.get(key), self._clock)
 
     def _turn_arrived(self, arrived: TurnArrived) -> None:
-        if self._is_leading and arrived.part != "workflow":  # else several tell the same
+        if self._is_leading and arrived.part != "workflow":  # else several trackers log it
             log.info(
                 "turn arrived",
                 extra={
@@ -190,14 +188,7 @@ class TrackerService:
             self._count_hints()
 
     def _count_hints(self) -> None:
-        agents = self._agents
-        counts = {
-            "given": agents.outcomes.num_given,
-            "used": agents.outcomes.num_used,
-            "expired": agents.outcomes.num_expired,
-            "of_prefix": agents.num_of_prefix,
-            "without_session": agents.num_without_session,
-        }
+        counts = self._core.agent_hint_counts()
         for outcome, num in counts.items() if self._is_leading else ():
             AGENT_HINTS.labels(outcome).inc(num - self._num_counted.get(outcome, 0))
         self._num_counted = counts
@@ -212,14 +203,14 @@ class TrackerService:
                 self._runtime.spawn(self._drop(key), "drop")
             case Count(outcome):
                 ADVISORIES.labels(outcome).inc()
-            case SeeLead(seconds):
+            case ObserveLead(seconds):
                 LEAD.observe(seconds)
-            case Tell(frontend_id, told):
-                self._runtime.spawn(self._tell(told, frontend_id), "verdicts")
+            case SendVerdicts(frontend_id, ended):
+                self._runtime.spawn(self._send_verdicts(ended, frontend_id), "verdicts")
             case EndTrace(trace, outcome, worker_id):
                 self._traces.on_end(trace, outcome, worker_id)
-            case Pass(shard, message):
-                self._runtime.spawn(self._hand_on(shard, message), "foreseen")
+            case ForwardForeseen(shard, message):
+                self._runtime.spawn(self._forward(shard, message), "foreseen")
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
 
@@ -241,27 +232,29 @@ class TrackerService:
 
         await self._events.put_surely(event)
 
-    async def _tell(self, told: HintsEnded, frontend_id: FrontendId) -> None:
+    async def _send_verdicts(self, ended: HintsEnded, frontend_id: FrontendId) -> None:
         try:
-            await self._bus.publish(HINTS_ENDED, told, frontend_id)
-        except SymphonyError as error:  # buckets fill by themselves, more slowly
-            log.warning("verdicts unheard", extra={"why": error.message})
+            await self._bus.publish(HINTS_ENDED, ended, frontend_id)
+        except SymphonyError as error:  # token buckets refill by themselves, more slowly
+            log.warning("verdicts not sent", extra={"why": error.message})
 
     def _scheduler_of(self, key: AdvisoryKey) -> str:
         return str(session_shard(key.tenant, key.session_id, self._num_schedulers))
 
-    async def _hand_on(self, shard: int, message: TurnsForeseen) -> None:
+    async def _forward(self, shard: int, message: TurnsForeseen) -> None:
         try:
             await self._bus.publish(TURNS_FORESEEN, message, str(shard))
-        except SymphonyError as error:  # those turns come unannounced
-            log.warning("foreseen in vain", extra={"shard": shard, "why": error.message})
+        except SymphonyError as error:  # those turns arrive unannounced
+            log.warning(
+                "foreseen turns not forwarded", extra={"shard": shard, "why": error.message}
+            )
 
     async def _drop(self, key: AdvisoryKey) -> None:
         try:
             shard = self._scheduler_of(key)
             await self._bus.request(SESSION_DROP, key, shard, timeout_s=PLACEMENT_TIMEOUT_S)
-        except SymphonyError as error:  # the reservation then ends by its expiry
-            log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
+        except SymphonyError as error:  # the reservation then expires
+            log.warning("drop not sent", extra={"session_id": key.session_id, "why": error.message})
 
 
 def _agents_of(config: TrackerConfig, limits: AgentLimits | None) -> AgentTurns:
@@ -283,8 +276,8 @@ def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
         num_merged=record.num_merged,
         created=(record.created_at_ns + wall_minus_now_ns) / 1e9,
         expires=(record.expires_at_ns + wall_minus_now_ns) / 1e9,
-        agent=record.agent,
-        workflow_id=record.workflow_id,
+        agent=record.origin.agent,
+        workflow_id=record.origin.workflow_id,
         chance=round(record.chance, 3),
         acted_on=record.is_acted_on,
         why="" if record.is_acted_on else UNLIKELY,
@@ -294,11 +287,11 @@ def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
 async def main(
     runtime: Runtime, config: TrackerConfig, agent_limits: AgentLimits | None = None
 ) -> None:
-    """Run the tracker until it is to stop; as a spare until it leads."""
+    """Run the tracker until it is stopped; as a spare until it leads."""
     service = TrackerService(runtime, config, agent_limits)
     runtime.stack.callback(service.stop)
     await service.start()
-    # Two that lead for a moment do no harm, as hints do none: nothing waits for the lease.
+    # Two leaders for a moment do no harm, since hints are only hints: nothing waits for the lease.
     lost = partial(runtime.fail, "another tracker leads: leaving")
     lease = Lease(runtime, config, key=config.leadership, on_lost=lost)
     if await lease.lead_or_stop():

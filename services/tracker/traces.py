@@ -1,4 +1,4 @@
-"""Traces of advisories: a span each, from its coming to what became of it."""
+"""Traces of advisories: one span each, from its arrival to its outcome."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -13,7 +13,7 @@ OPEN_MAX = 4096  # that live
 
 
 class AdvisoryTraces:
-    """The spans of advisories that live. One that is not traced costs one comparison."""
+    """The spans of live advisories. An untraced one costs one comparison."""
 
     def __init__(self, tracer: Tracer, clock: Clock) -> None:
         self._tracer = tracer
@@ -21,7 +21,7 @@ class AdvisoryTraces:
         self._open: OrderedDict[str, Span] = OrderedDict()
 
     def on_submit(self, advisory: Advisory) -> Advisory:
-        """An advisory has come. What follows from it follows from its span."""
+        """Begin the span of a traced advisory; returns the advisory under that span."""
         if not advisory.trace:
             return advisory
         now_ns = self._clock.now_ns()
@@ -39,13 +39,13 @@ class AdvisoryTraces:
         return replace(advisory, trace=span.trace)
 
     def on_refused(self, trace: str, code: str) -> None:
-        """It was not taken."""
+        """End the span of a refused advisory."""
         if (span := self._open.pop(trace, None)) is not None:
             span.fail(code)
             span.end(self._clock.now_ns())
 
     def on_end(self, trace: str, outcome: Outcome, worker_id: WorkerId | None) -> None:
-        """Its turn came, or is not expected any more."""
+        """End the span of an advisory that ended."""
         if (span := self._open.pop(trace, None)) is not None:
             span.note({"symphony.outcome": outcome})
             if worker_id is not None:

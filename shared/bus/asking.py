@@ -1,4 +1,4 @@
-"""The sending side of the bus: messages without an answer, and questions to one or to everyone."""
+"""The sending side of the bus: messages without a reply, and requests to one or to all servers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,23 +20,23 @@ from shared.tasks import end_if_cancelled, wait_set
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")
 
-ROOM_PATIENCE_S = 120.0  # of a message that finds no room while NATS is away
+ROOM_PATIENCE_S = 120.0  # how long a message waits for buffer space while disconnected
 NO_RESPONDER_RETRY_S = 0.02
 # nats-py can report no responders on a fresh connection although the responder subscribed and
 # flushed.
 NO_RESPONDER_GRACE_S = 1.0
 
 
-class Asking(Connection):
-    """A connection on which messages and questions go out."""
+class Sender(Connection):
+    """A connection that sends messages and requests."""
 
     async def publish(self, subject: Subject[Req, Any], message: Req, *ids: str) -> None:
-        """Send without an answer. While disconnected, messages wait in a bounded buffer, and when
-        that is full their senders do.
+        """Send without a reply. While disconnected, messages wait in a bounded buffer; if that is
+        full, the call waits.
 
         Raises:
-            PeerUnavailable: there is no room for `ROOM_PATIENCE_S`, or the message is larger than
-                the server takes.
+            PeerUnavailable: the buffer stays full for `ROOM_PATIENCE_S`, or the message is larger
+                than the server accepts.
         """
         await self.publish_raw(subject.name(*ids), encode(message))
 
@@ -50,19 +50,19 @@ class Asking(Connection):
             raise PeerUnavailable(f"publish to {subject}: {error}") from None
 
     async def _publish_when_back(self, subject: str, payload: bytes) -> None:
-        """NATS is away, and what was said meanwhile fills the buffer."""
+        """Wait for buffer space: NATS is disconnected and the buffer is full."""
         try:
             async with asyncio.timeout(ROOM_PATIENCE_S):
                 while True:
                     self._is_back.clear()
                     if not self._client.is_connected:
                         await self._is_back.wait()
-                    with suppress(OutboundBufferLimitError):  # others waited, too
+                    with suppress(OutboundBufferLimitError):  # other messages may have filled it
                         await self._client.publish(subject, payload)
                         return
         except TimeoutError:
             raise PeerUnavailable(
-                f"publish to {subject}: NATS is away for {ROOM_PATIENCE_S:g} s"
+                f"publish to {subject}: NATS is disconnected for {ROOM_PATIENCE_S:g} s"
             ) from None
         except NatsError as error:
             raise PeerUnavailable(f"publish to {subject}: {error}") from None
@@ -75,12 +75,12 @@ class Asking(Connection):
         timeout_s: float = 5.0,
         grace_s: float = NO_RESPONDER_GRACE_S,
     ) -> Rep:
-        """Send and wait for the typed answer, up to `grace_s` of it for somebody who listens.
+        """Send and wait for the typed reply, up to `grace_s` of it for a responder to subscribe.
 
         Raises:
-            NobodyListens: the server knows of nobody who does.
-            PeerUnavailable: no answer in `timeout_s`.
-            SymphonyError: the error the other side answered with.
+            NobodyListens: the server has no subscription of a responder.
+            PeerUnavailable: no reply in `timeout_s`.
+            SymphonyError: the error that the responder replied with.
         """
         name = subject.name(*ids)
         loop = asyncio.get_running_loop()
@@ -95,14 +95,14 @@ class Asking(Connection):
                 break
             except NoRespondersError:
                 if loop.time() >= give_up:
-                    raise NobodyListens(f"nobody serves {name}") from None
+                    raise NobodyListens(f"no process serves {name}") from None
                 await asyncio.sleep(NO_RESPONDER_RETRY_S)
             except (TimeoutError, NatsTimeoutError):
                 raise PeerUnavailable(f"{name} did not answer within {timeout_s:g} s") from None
             except NatsError as error:
                 raise PeerUnavailable(f"{name}: {error}") from None
             finally:
-                end_if_cancelled()  # the client's library may have kept it for itself
+                end_if_cancelled()  # the client library may have swallowed it
         if reply.headers and ERROR_HEADER in reply.headers:
             raise error_from_wire(reply.data)
         return decode(subject.reply, reply.data)
@@ -110,8 +110,8 @@ class Asking(Connection):
     async def has_responder(
         self, subject: Subject[Req, Rep], message: Req, *ids: str, timeout_s: float = 1.0
     ) -> bool:
-        """Ask once, without grace: False as soon as the server knows that nobody listens, or after
-        `timeout_s`.
+        """Send one request, without grace: False as soon as the server reports no responders, or
+        after `timeout_s`.
         """
         try:
             await self._client.request(subject.name(*ids), encode(message), timeout=timeout_s)
@@ -130,10 +130,10 @@ class Asking(Connection):
         num_max: int = 1024,
         until: Callable[[list[Rep]], bool] = lambda replies: False,
     ) -> list[Rep]:
-        """Ask everyone who serves `subject` and collect what arrives within `timeout_s`.
+        """Request from all servers of `subject` and collect the replies of `timeout_s`.
 
         Args:
-            until: whether these answers are enough.
+            until: whether these replies are enough.
         """
         replies: list[Rep] = []
         inbox = self._client.new_inbox()
@@ -141,7 +141,7 @@ class Asking(Connection):
 
         async def collect(msg: Msg) -> None:
             headers = msg.headers or {}
-            is_alone = "Status" in headers  # so says the server: nobody listens
+            is_alone = "Status" in headers  # the server reports no responders
             if not is_alone and ERROR_HEADER not in headers:
                 replies.append(decode(subject.reply, msg.data))
             if is_alone or len(replies) >= num_max or until(replies):
@@ -152,7 +152,7 @@ class Asking(Connection):
             await self._client.publish(subject.name(*ids), encode(message), reply=inbox)
             await wait_set(done, timeout_s)
         except NatsError:
-            pass  # the server is away: what has arrived is the answer
+            pass  # disconnected: return the replies so far
         finally:
             await subscription.unsubscribe()
         return replies
@@ -163,18 +163,18 @@ class Asking(Connection):
         on_reply: Callable[[Rep], None],
         on_echo: Callable[[], None],
     ) -> Callable[[Req], Awaitable[None]]:
-        """To ask everyone who serves `subject` again and again: call what this returns.
+        """Prepare repeated requests to all servers of `subject`; the result sends one.
 
         Args:
-            on_reply: takes every answer, to whichever question.
-            on_echo: called when the server has passed a question on.
+            on_reply: called with every reply, to any of the requests.
+            on_echo: called when the server has delivered a request.
         """
         inbox = self._client.new_inbox()
         name = subject.name()
         prepare(subject.reply)
 
         async def on_message(msg: Msg) -> None:
-            if not msg.data and not msg.headers:  # ours, behind the question
+            if not msg.data and not msg.headers:  # our own, sent after the request
                 on_echo()
             elif not (msg.headers and (ERROR_HEADER in msg.headers or "Status" in msg.headers)):
                 try:

@@ -1,4 +1,4 @@
-"""The connection under the bus: it stands, breaks, comes back, and is drained at the end."""
+"""The connection under the bus: connect, disconnect, reconnect, drain."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 PENDING_MESSAGES_MAX = 65_536
 PENDING_BYTES_MAX = 48 * 1024 * 1024  # under the server's own 64 MiB limit for slow consumers
-STRANGERS_PENDING_MAX = (1024, 16 * 1024 * 1024)
+PACED_PENDING_MAX = (1024, 16 * 1024 * 1024)
 ERROR_HEADER = "Symphony-Error"
 
 MALFORMED = counter(
@@ -44,7 +44,7 @@ SLOW = counter(
 
 
 class Connection:
-    """A connection to NATS that reconnects for ever, and what is delivered on it."""
+    """A connection to NATS that reconnects for ever, and its subscriptions."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Connection:
         self._client = client
         self._pending_max = pending_max
         self._server = hide_password(url)
-        self._troubles = Sparsely()  # NATS' client tells of every attempt, ten a second
+        self._troubles = Sparsely()  # the client reports every attempt, ten a second
         self._last_reason = "no answer"
-        self._is_told_why = False  # whether that is the server's own word
+        self._has_server_reason = False  # whether that is an error sent by the server
         self._tasks = Tasks("handler failed")
-        self._is_back = asyncio.Event()  # cleared by who waits for it
+        self._is_back = asyncio.Event()  # cleared by its waiters
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
@@ -79,20 +79,16 @@ class Connection:
         it does.
 
         Args:
-            pace: of what it takes from strangers, of which little then waits here; None: all is
-                from services.
+            pace: limit of the rate of messages from clients, few of which are then buffered here;
+                None: all messages are from services.
 
         Raises:
-            ConfigError: what `access` names cannot be read.
+            ConfigError: a file that `access` names cannot be read.
             PeerUnavailable: no server answered in time; says why the last attempt failed.
         """
         options = (access or NatsAccess()).options()
-        if pace is None:
-            client = Client()
-            bus = cls(client, url)
-        else:
-            client = PacedClient(pace)
-            bus = cls(client, url, STRANGERS_PENDING_MAX)
+        client = Client() if pace is None else PacedClient(pace)
+        bus = cls(client, url) if pace is None else cls(client, url, PACED_PENDING_MAX)
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
@@ -122,36 +118,36 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands at this moment."""
+        """Whether it is connected at this moment."""
         return self._client.is_connected
 
     @property
     def steady_for_s(self) -> float:
-        """How long ago the connection came back; infinite if it never broke, 0 if it is away. Who
-        was heard on the first one had found the server, too.
+        """Time since the last reconnect; infinite if it never disconnected, 0 while it is
+        disconnected. A peer that was seen on the first connection was connected, too.
         """
         return max(asyncio.get_running_loop().time() - self._back_at_s, 0.0)
 
     @property
     def is_open(self) -> bool:
-        """Whether the server lets anybody in."""
+        """Whether the server accepts clients without authentication."""
         return not self._client._server_info.get("auth_required", False)
 
     @property
     def payload_bytes_max(self) -> int:
-        """The largest message that the server takes."""
+        """The largest message that the server accepts."""
         return self._client.max_payload
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after every reconnect (messages sent meanwhile by others are lost)."""
+        """Call `callback` after every reconnect (messages sent by others meanwhile are lost)."""
         self._on_reconnect.append(callback)
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the connection breaks; not at an orderly end."""
+        """Call `callback` whenever the connection breaks; not after `drain`."""
         self._on_disconnect.append(callback)
 
     async def bucket(self, bucket: Bucket[Value], *, timeout_s: float = 5.0) -> KvBucket[Value]:
-        """A bucket of the key-value store, made if need be. Reads and writes wait `timeout_s`.
+        """A bucket of the key-value store, created if needed. Reads and writes wait `timeout_s`.
 
         Raises:
             NoStore: the server runs without JetStream.
@@ -162,9 +158,9 @@ class Connection:
         return store
 
     async def flush(self) -> None:
-        """Wait until the server has seen everything sent so far, subscriptions included. A server
-        that does not answer is asked again: after three pings the client's library takes the
-        connection for broken, and a new one begins with all subscriptions.
+        """Wait until the server has received everything sent so far, including subscriptions. If it
+        does not answer, repeat: after three pings the client library counts the connection as
+        broken and reconnects with all subscriptions.
         """
         while True:
             try:
@@ -173,7 +169,7 @@ class Connection:
                 log.warning("nats does not answer", extra={"url": self._server})
 
     async def drain(self) -> None:
-        """Finish what was delivered, send what is buffered, then close."""
+        """Finish handlers of delivered messages, send the buffer, then close."""
         self._is_draining = True
         await self._tasks.wait(2.0)
         try:
@@ -196,8 +192,8 @@ class Connection:
         )
 
     def _handle(self, name: str, handler: Callable[[Value], None], message: Value) -> None:
-        """The client's library would log what a handler raises, and go on. Here a peer's fault is
-        rejected and counted, and a fault of ours ends the process.
+        """Call a handler. The client library would only log its errors; here an invalid message is
+        rejected and counted, and any other error ends the process.
         """
         try:
             handler(message)
@@ -212,10 +208,10 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
             SLOW.inc()
-        # who is refused may read the server's word, or only that it closed: the word tells why
-        if not isinstance(error, ConnectionResetError) or not self._is_told_why:
+        # A refused client receives the server's error, or only a reset: keep the error.
+        if not isinstance(error, ConnectionResetError) or not self._has_server_reason:
             self._last_reason = reason(error)
-            self._is_told_why = isinstance(error, NatsError)
+            self._has_server_reason = isinstance(error, NatsError)
         num = self._troubles.hear(type(error).__name__, _now_ns())
         if num:
             log.warning(

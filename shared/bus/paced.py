@@ -1,7 +1,7 @@
-"""A NATS client that takes no more from the server than it is meant to.
+"""A NATS client that limits the rate at which it receives messages.
 
-NATS has no limit of what a client may publish, and hands all of it to who subscribed. What a paced
-client does not take waits in the server, in this connection's own buffer; when that is full, the
+NATS does not limit publishers and delivers everything to the subscribers. Messages that a paced
+client does not receive yet wait in the server, in this connection's buffer; when that is full, the
 server closes this connection and no other.
 """
 
@@ -15,13 +15,13 @@ SLEEP_S_MIN = 0.01  # a shorter debt is slept off with the next
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What is taken a second; twice as much after a second of silence."""
+    """Limits per second; a burst after a second of silence may be twice as large."""
 
     messages_per_s: float
     bytes_per_s: float
 
     def cost_s(self, num_bytes: int) -> float:
-        """Time that a message takes.
+        """The time that a message of this size uses up.
 
         >>> Pace(messages_per_s=100, bytes_per_s=1000).cost_s(500)
         0.5
@@ -30,7 +30,7 @@ class Pace:
 
 
 class PacedClient(Client):
-    """Hands on one message at a time, between which everything else has its turn."""
+    """Delivers one message at a time, and yields to other tasks between two."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()

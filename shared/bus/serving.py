@@ -1,4 +1,4 @@
-"""The receiving side of the bus: handlers of messages, and of requests that they answer."""
+"""The receiving side of the bus: handlers of messages and of requests."""
 
 import asyncio
 import logging
@@ -31,10 +31,10 @@ PUBLIC_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A message as it came.
+    """A message as received.
 
     Attributes:
-        reply: subject of the answer; empty: nobody waits for one.
+        reply: subject of the reply; empty: none is wanted.
     """
 
     payload: bytes
@@ -43,13 +43,13 @@ class RawMessage:
     headers: Mapping[str, str]
 
 
-class Serving(Connection):
-    """A connection on which handlers take messages and answer requests."""
+class Receiver(Connection):
+    """A connection whose handlers receive messages and answer requests."""
 
     async def subscribe(
         self, subject: Subject[Req, Any], handler: Callable[[Req], None], *ids: str
     ) -> Subscription:
-        """Hand every message to `handler`, in order. It must not block: put the message into the
+        """Pass every message to `handler`, in order. It must not block: put the message into the
         core's queue. A message that it rejects is counted.
         """
         name = subject.name(*ids)
@@ -73,9 +73,7 @@ class Serving(Connection):
         *ids: str,
         concurrency_max: int = CONCURRENCY_MAX,
     ) -> Subscription:
-        """Answer requests on `subject`. A `SymphonyError` from the handler goes back to the caller
-        as it is.
-        """
+        """Answer requests on `subject`. A `SymphonyError` of the handler is sent to the caller."""
         return await self.serve_some(subject, handler, *ids, concurrency_max=concurrency_max)
 
     async def serve_some(
@@ -85,14 +83,12 @@ class Serving(Connection):
         *ids: str,
         concurrency_max: int = CONCURRENCY_MAX,
     ) -> Subscription:
-        """Like `serve`, of a question to many: who has nothing to say answers None, and nothing is
-        sent.
-        """
+        """Like `serve`, for requests to many servers: a handler may return None to send nothing."""
 
-        async def of_nobody(_: str, message: Req) -> Rep | None:
+        async def without_tenant(_: str, message: Req) -> Rep | None:
             return await handler(message)
 
-        return await self._serve(subject, subject.name(*ids), of_nobody, concurrency_max)
+        return await self._serve(subject, subject.name(*ids), without_tenant, concurrency_max)
 
     async def serve_tenants(
         self,
@@ -107,10 +103,10 @@ class Serving(Connection):
         """Like `serve`, for the tenants in place of the star in `subject`.
 
         Args:
-            tenant: take only what this one sends; None: anybody.
-            admit: asked before anything is read of a message. Of a tenant for whom it raises, the
-                sender is sent the error; of one for whom it is false, the message is not answered.
-            payload_bytes_max: larger messages are refused unread.
+            tenant: accept only this tenant's messages; None: any tenant's.
+            admit: called before a message is decoded. If it raises, the error is sent to the
+                caller; if it returns False, the message is not answered.
+            payload_bytes_max: larger messages are refused without decoding.
         """
 
         async def of_tenant(name: str, message: Req) -> Rep:
@@ -168,8 +164,8 @@ class Serving(Connection):
     async def serve_raw(
         self, name: str, handler: Callable[[RawMessage], Awaitable[None]], queue: str
     ) -> Subscription:
-        """For a public subject with a streamed reply: `handler` runs as a task. Whatever it raises
-        costs this message only: anybody may send one.
+        """For a public subject with a streamed reply: `handler` runs as a task. Its errors affect
+        this message only, since any client may send one.
         """
 
         async def on_message(msg: Msg) -> None:
@@ -186,12 +182,12 @@ class Serving(Connection):
         return await self._subscribe_raw(name, queue, on_message)
 
     def _encoded(self, name: str, reply: object) -> tuple[bytes, dict[str, str] | None]:
-        """An answer's payload and headers; an error's, if the answer cannot be written down."""
+        """A reply's payload and headers; those of an error if the reply cannot be encoded."""
         try:
             return encode(reply), None
         except (TypeError, ValueError) as error:
-            log.exception("an answer cannot be encoded", extra={"subject": name})
-            broken = SymphonyError(f"the answer cannot be encoded: {error}")
+            log.exception("a reply cannot be encoded", extra={"subject": name})
+            broken = SymphonyError(f"the reply cannot be encoded: {error}")
             HANDLER_ERRORS.labels(name, broken.code).inc()
             return encode(error_to_wire(broken)), {ERROR_HEADER: broken.code}
 
@@ -204,5 +200,5 @@ class Serving(Connection):
             log.warning("reply lost", extra={"subject": msg.subject, "error": str(error)})
 
     def _reply_of(self, msg: Msg) -> str:
-        """Where to answer a message; empty: nowhere."""
+        """The subject of the reply; empty: none."""
         return msg.reply if self.is_open else reply_subject(msg.subject, msg.reply)

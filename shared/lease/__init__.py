@@ -1,1 +1,1 @@
-"""Who leads, where one process of several is to work and the others are its hot spares."""
+"""Leader election among several processes, one of which works while the others are hot spares."""

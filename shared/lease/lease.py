@@ -1,4 +1,4 @@
-"""The lease's shell: who leads, asked of the key-value store in NATS."""
+"""The lease's shell: leader election by the key-value store of NATS."""
 
 import asyncio
 import logging
@@ -36,14 +36,14 @@ from shared.tasks import wait_set
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 1024
-# A server that has just started, or a fresh connection, may deny for a moment what it has.
+# A server that has just started, or a new connection, may report a missing store for a moment.
 NO_STORE_GRACE_S = 1.0
 RETRY_S = 0.1
 SPARE_AFTER_S = 0.5
 
-CHANGES = counter("scheduler_lease_changes_total", "What became of the leader's lease", ["change"])
+CHANGES = counter("scheduler_lease_changes_total", "Changes of the leader's lease", ["change"])
 DROPPED = counter(
-    "scheduler_lease_events_dropped_total", "Words of the lease dropped: the queue was full"
+    "scheduler_lease_events_dropped_total", "Events of the lease dropped: the queue was full"
 )
 FENCE = gauge("scheduler_lease_fence", "Fence that this instance leads under; 0 if it does not")
 
@@ -53,16 +53,16 @@ def _nothing() -> None:
 
 
 class Lease:
-    """One instance's candidacy for a leadership that one instance of a house has at a time.
+    """One instance's candidacy for a leadership that one instance of a deployment has at a time.
 
-    Await `lead` once. From then on ask `is_leading` before anything is dispatched, and send `fence`
-    with it; both may change at any time. Await `release` at the end.
+    Await `lead` once. From then on check `is_leading` before each dispatch, and send `fence` with
+    it; both may change at any time. Await `release` at the end.
 
     Args:
         key: names the leadership.
         on_fence: called with the new fence when it was raised (see `raise_fence`).
         on_suspend: the lease cannot be renewed; `is_leading` is False until `on_resume`.
-        on_lost: another instance leads. Final; this one can only begin anew as a spare.
+        on_lost: another instance leads. Final; this one can only restart as a spare.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Lease:
         self._is_alone = False  # leads without a lease
         self._has_led = asyncio.Event()
         self._is_over = asyncio.Event()
-        self._num_cuts = 0  # of the connection, that the core does not know of yet
-        self._presence: Subscription | None = None  # what spares ask of the holder
+        self._num_cuts = 0  # disconnects that are not passed to the core yet
+        self._presence: Subscription | None = None  # the holder's subscription that spares poll
 
     @property
     def instance(self) -> str:
@@ -115,8 +115,8 @@ class Lease:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this instance may act as the leader at this instant: not without a connection,
-        nor before the core knows that there was none for a while.
+        """Whether this instance may act as the leader at this instant: not while it is
+        disconnected, nor before the core knows of a disconnect.
         """
         if self._is_alone:
             return True
@@ -127,8 +127,8 @@ class Lease:
         """Wait, as a spare, until this instance leads; returns the fence. May be cancelled; then
         `release`.
 
-        Where there can be no lease (setting, or no JetStream) it leads at once, alone, under the
-        wall clock in ms.
+        Without a lease (by the setting, or without JetStream) it leads at once, alone, with the
+        wall clock in ms as its fence.
         """
         if self._config.scheduler_lease == "auto":
             self._bucket = await self._open()
@@ -144,8 +144,9 @@ class Lease:
         return self._fence
 
     def raise_fence(self, above: int) -> None:
-        """A worker has seen the fence `above`: lead under a higher one. It is told by `on_fence`,
-        or by `lead` if this instance does not lead yet. The own fence changes nothing.
+        """A worker has seen the fence `above`: lead under a higher one, which is passed to
+        `on_fence`, or returned by `lead` if this instance does not lead yet. The instance's own
+        fence changes nothing.
         """
         if self._is_alone:
             if above > self._fence:
@@ -154,9 +155,9 @@ class Lease:
             self._events.put(partial(self._core.raise_fence, above))
 
     async def lead_or_stop(self) -> bool:
-        """Wait until this process leads; False if it is told to stop before. Then `release`.
+        """Wait until this process leads; False if it is stopped before. Then `release`.
 
-        A spare counts as ready: that it waits is its work.
+        A waiting spare counts as ready.
         """
         runtime = self._runtime
         leading = asyncio.create_task(self.lead())
@@ -174,9 +175,9 @@ class Lease:
         return False
 
     async def release(self, timeout_s: float = 1.0) -> None:
-        """Stop leading, and give the lease back so that a spare leads at once.
+        """Stop leading, and release the lease so that a spare leads at once.
 
-        If the store does not answer within `timeout_s` the lease is left to run out.
+        If the store does not answer within `timeout_s` the lease has to expire.
         """
         if self._is_alone:
             self._is_alone = False
@@ -184,11 +185,11 @@ class Lease:
         elif self._bucket is not None and not self._is_over.is_set():
             await self._events.put_surely(self._core.release)
             if not await wait_set(self._is_over, timeout_s):
-                log.warning("lease not given back: the store does not answer")
+                log.warning("lease not released: the store does not answer")
         self._events.stop()
 
     async def _open(self) -> KvBucket[LeaderLease] | None:
-        """The bucket, as soon as the store answers; None if there is no store."""
+        """The bucket, once the store answers; None if there is no store."""
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + NO_STORE_GRACE_S
         while True:
@@ -232,7 +233,7 @@ class Lease:
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
             case Lead(fence):
-                await self._be_present()
+                await self._start_answering()
                 self._lead(fence)
             case Suspend():
                 self._change("suspended", logging.WARNING)
@@ -241,11 +242,11 @@ class Lease:
                 self._change("resumed", logging.INFO)
                 self._on_resume()
             case Lost():
-                await self._be_absent()
+                await self._stop_answering()
                 self._finish("lost", logging.WARNING)
                 self._on_lost()
             case Released():
-                await self._be_absent()
+                await self._stop_answering()
                 self._finish("released", logging.INFO)
 
     async def _read(self, bucket: KvBucket[LeaderLease]) -> None:
@@ -275,19 +276,19 @@ class Lease:
             )
         except NobodyListens:
             await self._events.put_surely(partial(self._core.on_holder, None))
-        except SymphonyError:  # also an answer that cannot be read
+        except SymphonyError:  # or an answer that cannot be decoded
             await self._events.put_surely(self._core.on_holder_silent)
         else:
             await self._events.put_surely(partial(self._core.on_holder, holder.instance))
 
-    async def _be_present(self) -> None:
-        """From now on spares hear that this process is there, or from the bus that it is not."""
+    async def _start_answering(self) -> None:
+        """Answer spares' polls, so that the bus reports it when this process is gone."""
         if self._presence is None:
             bus = self._runtime.bus
             self._presence = await bus.serve(LEASE_HOLDER, self._say_who, self._key)
 
-    async def _be_absent(self) -> None:
-        """Another one is asked from now on: do not answer in its place."""
+    async def _stop_answering(self) -> None:
+        """Stop answering polls: another instance answers from now on."""
         if self._presence is not None and self._runtime.bus.connected:
             await self._presence.unsubscribe()
 
@@ -299,7 +300,7 @@ class Lease:
         message = LeaseWritten(lease=stored.lease, revision=stored.revision)
         try:
             await self._runtime.bus.publish(LEASE_WRITTEN, message, self._key)
-        except PeerUnavailable as error:  # spares look into the store when they hear nothing
+        except PeerUnavailable as error:  # spares read the store without announcements
             log.warning("renewal not announced", extra={"error": error.message})
 
     def _lead(self, fence: int) -> None:

@@ -1,7 +1,7 @@
-"""Traces: how long each part of a request took.
+"""Traces: where a request spent its time in the deployment.
 
-A service begins a span under the context that a message brought (`trace`, a W3C ``traceparent``),
-and passes its own on. What is not traced brings none, and costs a comparison with an empty text.
+A service begins a span under the context of a message (`trace`, a W3C ``traceparent``) and passes
+its own context on. An untraced message has none, and costs a comparison with an empty text.
 """
 
 from shared.tracing.context import TRACE_HEADER, TraceContext, parse_trace

@@ -13,10 +13,10 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span, as those that follow from it name it.
+    """A span's identity, by which its children refer to it.
 
     Attributes:
-        is_sampled: the trace is recorded where it began.
+        is_sampled: the service that began the trace records it.
     """
 
     trace_id: int
@@ -28,7 +28,7 @@ class TraceContext:
 
 
 def parse_trace(text: str) -> TraceContext | None:
-    """What a ``traceparent`` says; None if it is none: then a new trace begins.
+    """The context in a ``traceparent``; None if it is invalid: then a new trace begins.
 
     >>> str(parse_trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
     '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'

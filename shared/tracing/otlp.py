@@ -1,4 +1,4 @@
-"""Spans that are recorded, and sent to a collector by OTLP over HTTP, in a thread of their own.
+"""Recorded spans, which a background thread sends to a collector by OTLP over HTTP.
 
 Names of attributes are those of OpenTelemetry's semantic conventions where these have one, else
 ``symphony.…``. The exporter reads OpenTelemetry's own variables for the rest, such as
@@ -29,21 +29,21 @@ from shared.tracing.spans import NO_SPAN, NOTHING, Span, Tracer, Value
 
 log = logging.getLogger(__name__)
 
-QUEUE_MAX = 4096  # spans that wait to be sent; of more the rest is lost
+QUEUE_MAX = 4096  # spans that wait to be sent; further ones are lost
 SEND_EVERY_MS = 1000
 SEND_TIMEOUT_S = 5.0
 CLOSE_S = 2.0
 TEXT_CHARS_MAX = 256
 
-SPANS = counter("spans_total", "Spans, by whether the collector took them", ["outcome"])
+SPANS = counter("spans_total", "Spans by whether the collector accepted them", ["outcome"])
 
 
 class RecordedSpan(Span):
-    """A span of the library's.
+    """A span of the OpenTelemetry library.
 
     Args:
-        wall_ns: what makes an instant here one of the wall clock, for its parts as well: so they
-            are within it, whatever becomes of that clock meanwhile.
+        wall_ns: offset from the monotonic to the wall clock. Child spans use the same, so that they
+            stay within this one even if the wall clock is adjusted.
     """
 
     __slots__ = ("_span", "_tracer", "_wall_ns", "began_ns", "trace")
@@ -87,12 +87,12 @@ class RecordedSpan(Span):
 
 
 class OtlpTracer(Tracer):
-    """Records all that it is given.
+    """Records all spans.
 
     Args:
         endpoint: address of the collector, without the path.
-        service, instance: that the spans are of.
-        exporter: takes spans; None: the collector at `endpoint`.
+        service, instance: the origin of the spans.
+        exporter: where spans go; None: the collector at `endpoint`.
     """
 
     def __init__(
@@ -103,7 +103,9 @@ class OtlpTracer(Tracer):
         clock: Clock,
         exporter: SpanExporter | None = None,
     ) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_Counting` logs, and less
+        logging.getLogger("opentelemetry").setLevel(
+            logging.CRITICAL
+        )  # `_CountingExporter` logs less often
         self._clock = clock
         if exporter is None:
             address = f"{endpoint.rstrip('/')}/v1/traces"
@@ -117,7 +119,7 @@ class OtlpTracer(Tracer):
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_span_attribute_length=TEXT_CHARS_MAX),
         )
-        counting = _Counting(exporter, endpoint)
+        counting = _CountingExporter(exporter, endpoint)
         self._provider.add_span_processor(
             BatchSpanProcessor(counting, QUEUE_MAX, schedule_delay_millis=SEND_EVERY_MS)
         )
@@ -146,10 +148,10 @@ class OtlpTracer(Tracer):
 
         def close() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # `close` timed out
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(is_closed.set)
 
-        # A collector that does not answer keeps a daemon, and not us.
+        # A collector that does not answer blocks a daemon thread, not this process.
         threading.Thread(target=close, name="traces", daemon=True).start()
         await wait_set(is_closed, CLOSE_S)
 
@@ -173,8 +175,8 @@ class OtlpTracer(Tracer):
         return RecordedSpan(self._tracer, span, began_ns, wall_ns)
 
 
-class _Counting(SpanExporter):
-    """Counts what the collector took, and logs now and then that it takes nothing."""
+class _CountingExporter(SpanExporter):
+    """Counts accepted spans, and logs failures at a limited rate."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter

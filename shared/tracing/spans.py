@@ -1,4 +1,4 @@
-"""What services say of their work, whether it is recorded or not.
+"""The interface of spans and tracers, and implementations that record nothing.
 
 Instants are monotonic, ns, as everywhere in a service.
 """
@@ -10,10 +10,10 @@ NOTHING: Mapping[str, Value] = {}
 
 
 class Span:
-    """One piece of work; this one is not recorded.
+    """One piece of work; this class records nothing.
 
     Attributes:
-        trace: what goes along with messages that the work leads to; empty: they are not traced.
+        trace: context for messages that the work leads to; empty: not traced.
         began_ns: when it began.
     """
 
@@ -23,31 +23,31 @@ class Span:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; empty if it is not recorded."""
+        """32 hexadecimal digits; empty if not recorded."""
         return self.trace[3:35]
 
     def begin(self, name: str, began_ns: int) -> "Span":
-        """A part of it, that has begun."""
+        """Begin a child span."""
         return self
 
     def add(
         self, name: str, began_ns: int, ended_ns: int, attributes: Mapping[str, Value] = NOTHING
     ) -> "Span":
-        """A part of it, that is over."""
+        """Add a child span that has ended."""
         return self
 
     def note(self, attributes: Mapping[str, Value]) -> None:
-        """Say more of it."""
+        """Add attributes."""
 
     def fail(self, why: str) -> None:
-        """It came to nothing."""
+        """Mark it as failed."""
 
     def end(self, ended_ns: int) -> None:
-        """It is over. What is said afterwards is not recorded."""
+        """End it. Later attributes are ignored."""
 
 
 class Tracer:
-    """Where spans begin; this one records none."""
+    """Begins spans; this class records none."""
 
     def begin(
         self,
@@ -56,15 +56,15 @@ class Tracer:
         began_ns: int,
         attributes: Mapping[str, Value] = NOTHING,
     ) -> Span:
-        """Work that a message led to, which brought `trace`."""
+        """Begin a span under the context `trace` of a message."""
         return NO_SPAN
 
     def begin_request(self, name: str, trace: str, began_ns: int) -> Span:
-        """What begins here: a trace of its own, or a part of that of its sender, who is `trace`."""
+        """Begin a request's span: a new trace, or a part of the client's, if `trace` names one."""
         return NO_SPAN
 
     async def close(self) -> None:
-        """Send what was recorded, for a moment at most."""
+        """Send what was recorded, with a short timeout."""
 
 
 NO_SPAN = Span()

@@ -36,7 +36,7 @@ def test_request_reply_error_and_absence(nats_server: Server) -> None:
         with pytest.raises(NotFound, match="no such advisory") as caught:
             await client.request(ADVISORY_GET, m.AdvisoryKey(session_id=SessionId("gone")))
         assert caught.value.param == "session_id"
-        with pytest.raises(NobodyListens, match="nobody serves"):
+        with pytest.raises(NobodyListens, match="no process serves"):
             await client.request(WORKER_PING, m.Empty(), "w1", grace_s=0.1)
         assert not await client.has_responder(WORKER_PING, m.Empty(), "w1")
         await client.drain()

@@ -11,7 +11,7 @@ import pytest
 from loadtest.typing_people import Act, live, load_dialogues, load_speeds, why_absent
 from loadtest.workloads import registry
 from loadtest.workloads.open_loads import servegen
-from services.tracker.core import Effect, Limits, Tell, TrackerCore
+from services.tracker.core import Effect, Limits, SendVerdicts, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
 from shared.hint_accounts import HintAccounts, HintLimits
@@ -82,7 +82,7 @@ class House:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Tell):
+            if isinstance(effect, SendVerdicts):
                 self.accounts.on_ended(effect.message)
             elif isinstance(effect, WakeAt):
                 self._wake_at_ns = effect.at_ns

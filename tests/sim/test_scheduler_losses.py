@@ -37,7 +37,7 @@ def check_poison(house: House) -> None:
         assert turn.outcomes == [wanted], f"{turn_id} ended {turn.outcomes}, not {wanted}"
         allowed = DEATHS_OF_POISON_MAX if turn.is_poison else DEATHS_SHARED_MAX
         assert turn.num_deaths <= allowed, f"{turn_id} was there at {turn.num_deaths} deaths"
-    assert all(worker.trial is None for worker in house.scheduler.core._fleet)
+    assert all(worker.isolation.turn is None for worker in house.scheduler.core._fleet)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 8])

@@ -15,7 +15,7 @@ from services.scheduler.core import (
     SchedulerCore,
     StartTurn,
     StartTurns,
-    together,
+    merge_effects,
 )
 from services.scheduler.policies import make_placement
 from shared.ids import HostId, SessionId, TurnId, WorkerId
@@ -209,7 +209,7 @@ class SchedulerBench(CoreBench[Effect]):
         return self._core.on_wake(at_ns)
 
     def _gathered(self, effects: list[Effect]) -> list[Effect]:
-        return together(effects)
+        return merge_effects(effects)
 
     def _expected(self, message: ExpectSession, now_ns: int) -> list[Effect]:
         return self._core.on_expect(message, now_ns)[1]

@@ -1,4 +1,4 @@
-"""Decisions of the scheduler: pure, synchronous, told the time."""
+"""Decisions of the scheduler: pure and synchronous; the time is an argument."""
 
 from services.scheduler.core.effects import (
     CancelTurn,
@@ -7,15 +7,15 @@ from services.scheduler.core.effects import (
     Effect,
     FailTurn,
     NotifyArrival,
+    NotifyFrontends,
+    NotifyPeer,
+    NotifyPeers,
     PlacementReason,
     ProbeWorker,
     SendPrefetch,
     StartTurn,
     StartTurns,
-    TellOthers,
-    TellPlace,
-    TellPlaced,
-    together,
+    merge_effects,
 )
 from services.scheduler.core.turns.core import SchedulerCore
 from services.scheduler.core.turns.limits import Limits
@@ -31,6 +31,9 @@ __all__ = [
     "FailTurn",
     "Limits",
     "NotifyArrival",
+    "NotifyFrontends",
+    "NotifyPeer",
+    "NotifyPeers",
     "PlacementPolicy",
     "PlacementReason",
     "ProbeWorker",
@@ -38,8 +41,5 @@ __all__ = [
     "SendPrefetch",
     "StartTurn",
     "StartTurns",
-    "TellOthers",
-    "TellPlace",
-    "TellPlaced",
-    "together",
+    "merge_effects",
 ]

@@ -24,10 +24,10 @@ Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class StartTurn:
-    """Send this attempt to the worker. `reason` says what decided the place.
+    """Send this attempt to the worker. `reason` says what decided the placement.
 
     Attributes:
-        is_sent: its frontend has sent it there.
+        is_sent: its frontend has sent it there already.
     """
 
     worker_id: WorkerId
@@ -38,7 +38,7 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True)
 class StartTurns:
-    """Send these attempts to the worker together; made by `together`."""
+    """Send these attempts to the worker in one message; made by `merge_effects`."""
 
     worker_id: WorkerId
     starts: list[StartTurn]
@@ -46,7 +46,7 @@ class StartTurns:
 
 @dataclass(frozen=True, slots=True)
 class CancelTurn:
-    """Tell the worker to stop these attempts."""
+    """Make the worker stop these attempts."""
 
     worker_id: WorkerId
     cancel: TurnCancel
@@ -54,7 +54,7 @@ class CancelTurn:
 
 @dataclass(frozen=True, slots=True)
 class FailTurn:
-    """Tell the frontend that the turn cannot be served."""
+    """Report to the frontend that the turn cannot be served."""
 
     frontend_id: FrontendId
     failed: TurnFailed
@@ -63,7 +63,7 @@ class FailTurn:
 
 @dataclass(frozen=True, slots=True)
 class SendPrefetch:
-    """Tell the worker that a session's turn is coming."""
+    """Make the worker prefetch for an announced turn."""
 
     worker_id: WorkerId
     prefetch: Prefetch
@@ -71,23 +71,23 @@ class SendPrefetch:
 
 @dataclass(frozen=True, slots=True)
 class DropPrefetch:
-    """Tell the worker that the turn is not coming there."""
+    """Make the worker drop a prefetch."""
 
     worker_id: WorkerId
     drop: PrefetchDrop
 
 
 @dataclass(frozen=True, slots=True)
-class TellPlace:
-    """Tell the frontends where a session's turn is expected."""
+class NotifyFrontends:
+    """Notify the frontends of the worker that is reserved for a session's turn."""
 
     placed: SessionPlaced
 
 
 @dataclass(frozen=True, slots=True)
-class TellPlaced:
-    """Tell the other schedulers among which turns are divided what goes to a worker, or that it is
-    kept for one turn alone. Those of one event go together.
+class NotifyPeer:
+    """Notify the peer schedulers of a placement, or of a worker that is claimed for one turn alone.
+    `merge_effects` merges those of one event.
     """
 
     turn: PlacedTurn | None = None
@@ -95,8 +95,8 @@ class TellPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class TellOthers:
-    """All of an event; made by `together`."""
+class NotifyPeers:
+    """Notify the peer schedulers of an event's placements and claims; made by `merge_effects`."""
 
     turns: list[PlacedTurn]
     kept: list[WorkerId]
@@ -104,21 +104,21 @@ class TellOthers:
 
 @dataclass(frozen=True, slots=True)
 class NotifyArrival:
-    """Tell the tracker that a session's turn was placed."""
+    """Notify the tracker that a session's turn was placed."""
 
     arrived: TurnArrived
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeWorker:
-    """Ask whether anybody listens at the worker; if not, call `on_worker_gone`."""
+    """Probe the worker; if it does not respond, call `on_worker_gone`."""
 
     worker_id: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class CountTurn:
-    """A turn is over."""
+    """Count a turn that ended."""
 
     outcome: Outcome
 
@@ -130,9 +130,9 @@ Effect = (
     | FailTurn
     | SendPrefetch
     | DropPrefetch
-    | TellPlace
-    | TellPlaced
-    | TellOthers
+    | NotifyFrontends
+    | NotifyPeer
+    | NotifyPeers
     | NotifyArrival
     | ProbeWorker
     | CountTurn
@@ -140,26 +140,26 @@ Effect = (
 )
 
 
-def together(effects: list[Effect]) -> list[Effect]:
-    """The same, with all starts at one worker as one effect, where the first of them was, and all
-    that the other schedulers are told as the last one.
+def merge_effects(effects: list[Effect]) -> list[Effect]:
+    """The same effects, with all starts on one worker merged at the position of the first, and all
+    notifications of peers merged at the end.
     """
     found: dict[WorkerId, StartTurns] = {}
-    kept_apart: list[Effect] = []
-    told = TellOthers([], [])
+    merged: list[Effect] = []
+    notify = NotifyPeers([], [])
     for effect in effects:
-        if isinstance(effect, TellPlaced):
+        if isinstance(effect, NotifyPeer):
             if effect.turn is not None:
-                told.turns.append(effect.turn)
-            if effect.kept is not None and effect.kept not in told.kept:
-                told.kept.append(effect.kept)
+                notify.turns.append(effect.turn)
+            if effect.kept is not None and effect.kept not in notify.kept:
+                notify.kept.append(effect.kept)
         elif not isinstance(effect, StartTurn):
-            kept_apart.append(effect)
+            merged.append(effect)
         elif (starts := found.get(effect.worker_id)) is not None:
             starts.starts.append(effect)
         else:
             found[effect.worker_id] = StartTurns(effect.worker_id, [effect])
-            kept_apart.append(found[effect.worker_id])
-    if told.turns or told.kept:
-        kept_apart.append(told)
-    return kept_apart
+            merged.append(found[effect.worker_id])
+    if notify.turns or notify.kept:
+        merged.append(notify)
+    return merged

@@ -1,4 +1,4 @@
-"""What must happen later: a heap of instants and actions."""
+"""Timers of a core: a heap of instants and actions."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,14 +8,16 @@ from shared.effects import WakeAt
 
 Action = Callable[[int], None]
 
-STANDSTILL_NS = 1_000_000_000  # what is worth a pardon; shorter ones are part of any silence
+STANDSTILL_NS = (
+    1_000_000_000  # a longer pause of this process restarts the count of workers' silence
+)
 
 
 class Timers:
     """Actions by instant, in the order set when equal.
 
-    Nothing is ever taken out early: an action finds out by itself that it has nothing to do any
-    more, or sets itself again for later.
+    Entries are never removed early: an action checks whether it still has something to do, or sets
+    itself again for later.
     """
 
     def __init__(self) -> None:
@@ -29,22 +31,22 @@ class Timers:
         heappush(self._heap, (at_ns, self._num_set, action))
 
     def run_due(self, now_ns: int) -> None:
-        """The instant asked for has come: run everything set for `now_ns` or before."""
+        """Run everything that is due at `now_ns`."""
         self._asked_at_ns = NEVER_NS
         while self._heap and self._heap[0][0] <= now_ns:
             heappop(self._heap)[2](now_ns)
 
     def is_standstill(self, now_ns: int) -> bool:
-        """Whether this wake comes so much later than asked that nobody was listened to meanwhile.
-        To be asked before `run_due`.
+        """Whether this wake is so late that the process was paused and received nothing. Call it
+        before `run_due`.
         """
         return now_ns - self._asked_at_ns >= STANDSTILL_NS
 
     def ask(self, or_at_ns: int = NEVER_NS) -> list[WakeAt]:
-        """What to ask of the shell, unless it was asked for as early an instant already.
+        """The `WakeAt` for the next timer, unless one as early is set already.
 
         Args:
-            or_at_ns: when the core wants to be woken for another reason.
+            or_at_ns: when the core needs to wake for another reason.
         """
         next_at_ns = min(self._heap[0][0], or_at_ns) if self._heap else or_at_ns
         if next_at_ns >= self._asked_at_ns:

@@ -1,4 +1,4 @@
-"""Decisions of the tracker: pure, synchronous, told the time."""
+"""Decisions of the tracker: pure and synchronous; the time is an argument."""
 
 from services.tracker.core.agent_turns import AgentTurns
 from services.tracker.core.effects import (
@@ -7,9 +7,9 @@ from services.tracker.core.effects import (
     Effect,
     EndTrace,
     Expect,
-    Pass,
-    SeeLead,
-    Tell,
+    ForwardForeseen,
+    ObserveLead,
+    SendVerdicts,
 )
 from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
@@ -23,12 +23,12 @@ __all__ = [
     "Effect",
     "EndTrace",
     "Expect",
+    "ForwardForeseen",
     "Limits",
-    "Pass",
+    "ObserveLead",
     "Record",
-    "SeeLead",
+    "SendVerdicts",
     "Shards",
-    "Tell",
     "TrackerCore",
     "check_foreseen",
 ]

@@ -1,5 +1,5 @@
-"""Agents' turns as they come, and the advisories that they lead to (SYMPHONY, section 3.3: at
-runtime, advisories go out for all next hops of an agent as soon as it runs).
+"""Agents' turns and the advisories that they lead to (SYMPHONY, section 3.3: at runtime, advisories
+are sent for all next hops of an agent as soon as it runs).
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ MS_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """An advisory that nobody sent.
+    """An advisory that the tracker makes itself.
 
     Attributes:
-        chance: of its turn's coming, 0 to 1.
-        prefix: what stands for its session, if nobody knows that yet.
-        is_handed_on: another shard of the tracker foresees it.
+        chance: probability that its turn comes, 0 to 1.
+        prefix: the agent's prompt prefix, in place of a session that is not known yet.
+        is_handed_on: another shard of the tracker forwarded it.
     """
 
     advisory: Advisory
@@ -43,11 +43,11 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a turn's arrival means to those of agents.
+    """What a turn's arrival leads to.
 
     Attributes:
-        expected_as: the session under whose name it was expected, if not under its own.
-        foreseen: what follows it.
+        expected_as: the session name under which it was expected, if not its own.
+        foreseen: turns that probably follow it.
     """
 
     expected_as: SessionId | None = None
@@ -55,12 +55,12 @@ class Followed:
 
 
 class AgentTurns:
-    """Tells the follower of every turn that names its agent.
+    """Passes every turn that names its agent to the follower.
 
     Attributes:
-        num_of_prefix: hints of agents in sessions that nobody knows yet: what all prompts of these
-            agents begin with is brought up.
-        num_without_session: such hints of agents of which that is not known.
+        num_of_prefix: hints for sessions that are not known yet, for which the agent's prompt
+            prefix is prefetched.
+        num_without_session: such hints of agents whose prompt prefix is unknown.
     """
 
     def __init__(self, follower: AgentFollower) -> None:
@@ -70,8 +70,19 @@ class AgentTurns:
         self.num_of_prefix = 0
         self.num_without_session = 0
 
+    def counts(self) -> dict[str, int]:
+        """All hints so far, by outcome."""
+        outcomes = self.outcomes
+        return {
+            "given": outcomes.num_given,
+            "used": outcomes.num_used,
+            "expired": outcomes.num_expired,
+            "of_prefix": self.num_of_prefix,
+            "without_session": self.num_without_session,
+        }
+
     def on_arrived(self, arrived: TurnArrived, now_ns: int) -> Followed:
-        """A turn was placed: what its agent is followed by is expected from now on."""
+        """A turn was placed: expect its agent's successors."""
         if arrived.agent is None:
             return Followed()
         tenant, agent = arrived.tenant, arrived.agent
@@ -83,7 +94,7 @@ class AgentTurns:
         return Followed(prefix_session(agent) if is_new else None, list(foreseen))
 
     def on_left(self, left: AgentTurnLeft, now_ns: int) -> list[Foreseen]:
-        """A turn is over; if it called tools, its session is back when they are done."""
+        """A turn ended; if it called tools, expect its session again when they are done."""
         self._learn_prefix(left)
         reaction = self._follower.on_turn_ended(
             left.tenant,
@@ -113,7 +124,7 @@ class AgentTurns:
             arrival = ttl_ms = None
             if hint.arrives_in_ns is not None:
                 arrival = min(hint.arrives_in_ns / SECOND_NS, EXPECTED_ARRIVAL_MAX_S)
-            if hint.expires_in_ns is not None:  # until then the follower takes it for announced
+            if hint.expires_in_ns is not None:  # until then the follower counts it as announced
                 ttl_ms = min(-(-hint.expires_in_ns // MS_NS), TTL_MAX_MS)
             advisory = Advisory(
                 session_id=session_id,
@@ -131,12 +142,12 @@ class AgentTurns:
     def _learn_prefix(self, left: AgentTurnLeft) -> None:
         if left.model_id is None:
             return
-        with suppress(MalformedMessage):  # then nothing is learned of it
+        with suppress(MalformedMessage):  # then nothing is learned from it
             keys = b"".join(prefix_keys(left.keys))
-            who = _key_of(left.tenant, left.agent.agent)
-            self._prefixes.learn(who, left.session_id, left.model_id, left.adapter, keys)
+            agent = _key_of(left.tenant, left.agent.agent)
+            self._prefixes.learn(agent, left.session_id, left.model_id, left.adapter, keys)
 
 
 def _key_of(tenant: TenantId, agent: str) -> AgentKey:
-    """Whose prompts are compared: nobody hears of another tenant's."""
+    """The key of prompts that are compared: never those of different tenants."""
     return tenant, agent

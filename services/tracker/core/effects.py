@@ -15,45 +15,45 @@ Outcome = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Ask the scheduler to keep a place; tell the answer to `on_placed`."""
+    """Ask the scheduler for a reservation; pass the answer to `on_placed`."""
 
     message: ExpectSession
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Tell the scheduler that the place is not needed any more."""
+    """Ask the scheduler to release the reservation."""
 
     key: AdvisoryKey
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """An advisory came or ended; `missed` counts turns that had none, `tracked...` are of those on
-    which nobody acted, and their ends are counted under no other name.
+    """Count an advisory that arrived or ended. `missed` counts turns without one; `tracked...`
+    count those that were not acted on, whose ends have no other count.
     """
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class SeeLead:
-    """A turn came so long after its advisory."""
+class ObserveLead:
+    """Record the time from an advisory to its turn."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell a frontend what became of advisories that it took."""
+class SendVerdicts:
+    """Report to a frontend the outcome of advisories that it took."""
 
     frontend_id: FrontendId
     message: HintsEnded
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """Tell another shard of the tracker what is foreseen of its sessions."""
+class ForwardForeseen:
+    """Send another shard of the tracker the foreseen turns of its sessions."""
 
     shard: int
     message: TurnsForeseen
@@ -61,7 +61,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class EndTrace:
-    """A traced advisory came to this.
+    """End the span of a traced advisory.
 
     Attributes:
         trace: its span.
@@ -73,4 +73,4 @@ class EndTrace:
     worker_id: WorkerId | None
 
 
-Effect = Expect | Drop | Count | SeeLead | Tell | Pass | EndTrace | WakeAt
+Effect = Expect | Drop | Count | ObserveLead | SendVerdicts | ForwardForeseen | EndTrace | WakeAt

@@ -1,18 +1,18 @@
-"""How long after its advisory a turn comes that was announced for no instant in particular.
+"""The time from an advisory without an arrival time to its turn.
 
-The logarithms of such leads are taken to be normally distributed, as times are that people take to
-read and to type. Of a session little is seen: its mean and spread are drawn towards those of its
-application, and these towards the tenant's.
+Such leads are modelled as log-normal, like the times in which people read and type. A session has
+few observations: its mean and spread are shrunk towards those of its application, and these towards
+the tenant's.
 """
 
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
-from services.tracker.core.levels import Levels, Whose
+from services.tracker.core.levels import HintSource, Levels
 
-NUM_MIN = 20.0  # of a tenant's: before so many, nothing is said
+NUM_MIN = 20.0  # observations of a tenant below which there is no estimate
 PRIOR_WEIGHT = 8.0
-HALF_LIFE_NS = 6 * 3600 * 1_000_000_000  # people and programs stay as fast as they are
+HALF_LIFE_NS = 6 * 3600 * 1_000_000_000  # people and programs rarely change their speed
 LEAD_MIN_S = 0.01
 SPREAD_MIN = 0.1  # of the logarithm
 EARLY, LATE = -2.0, 2.5  # standard deviations: 2% come before the one, 0.6% after the other
@@ -35,16 +35,16 @@ class Leads:
     def __init__(self) -> None:
         self._levels = Levels(HALF_LIFE_NS)
 
-    def learn(self, whose: Whose, lead_s: float, now_ns: int) -> None:
-        """A turn came so long after its advisory, which had not said when."""
+    def learn(self, source: HintSource, lead_s: float, now_ns: int) -> None:
+        """Learn the lead of an advisory without an arrival time."""
         value = log(max(lead_s, LEAD_MIN_S))
-        self._levels.add(whose, value, value * value, now_ns)
+        self._levels.add(source, value, value * value, now_ns)
 
-    def expected(self, whose: Whose, now_ns: int) -> Lead | None:
-        """When the turn of an advisory comes that says nothing of it; None: too little is known."""
+    def expected(self, source: HintSource, now_ns: int) -> Lead | None:
+        """The expected lead of an advisory without an arrival time; None: too few observations."""
         mean = square = 0.0
         is_known = False
-        for sums in self._levels.read(whose, now_ns):
+        for sums in self._levels.read(source, now_ns):
             if not is_known:
                 if sums.num < NUM_MIN:
                     return None

@@ -1,6 +1,7 @@
-"""What earlier advisories teach of new ones: whether their turns come, when, and who may send more.
+"""What earlier advisories teach about new ones: whether and when their turns come, and which sender
+may send more.
 
-All of it is lost when the tracker restarts, and safely so: unknown senders are believed.
+A restart loses all of it, which is safe: unknown senders are trusted.
 """
 
 from dataclasses import replace
@@ -8,18 +9,18 @@ from dataclasses import replace
 from services.tracker.core.leads import Leads
 from services.tracker.core.limits import SECOND_NS, Limits
 from services.tracker.core.outcomes import Outcomes
-from services.tracker.core.records import Record
+from services.tracker.core.records import Origin, Record
 from services.tracker.core.verdicts import as_verdict, verdict_of
 from shared.hint_accounts import HintAccounts
 from shared.messages import Advisory, HintRate, HintStatus
 
 MS_NS = 1_000_000
-TTL_FACTOR = 10  # what is learned shortens or lengthens the usual expiry by no more
-DIRECT = "nats"  # where advisories come from that no frontend has taken
+TTL_FACTOR = 10  # learned lead times change the default expiry by at most this factor
+DIRECT = "nats"  # the sender of advisories that no frontend took
 
 
 class Learned:
-    """Reads and corrects records by what became of others."""
+    """Estimates advisories from the outcomes of earlier ones."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -28,20 +29,20 @@ class Learned:
         self._accounts = HintAccounts(limits.accounts)
 
     def charged(self, advisory: Advisory, now_ns: int) -> Advisory:
-        """An advisory that came past the frontends, on its sender's account.
+        """Charge the sender of an advisory that was sent by NATS directly.
 
         Raises:
-            HintsThrottled: too many of those came to nothing.
+            HintsThrottled: too many of those had no turn.
         """
         self._accounts.take(advisory.tenant, DIRECT, now_ns)
         return replace(advisory, place=DIRECT)
 
     def begin(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
-        """The record of an advisory whose session has none that lives.
+        """The record of an advisory whose session has no live one.
 
         Args:
-            foreseen: of one that nobody sent, the chance of its turn's coming. Its sender is this
-                tracker, so it teaches nothing of what clients announce.
+            foreseen: the probability of a turn that this tracker foresees, without an advisory of a
+                client. Its outcome teaches nothing about clients' advisories.
         """
         record = Record(
             (advisory.tenant, advisory.session_id),
@@ -50,13 +51,15 @@ class Learned:
             advisory.model_id,
             advisory.priority,
             advisory.adapter,
-            agent=advisory.agent,
-            workflow_id=advisory.workflow_id,
-            frontend_id=advisory.frontend_id,
-            place=advisory.place,
-            is_dated=advisory.expected_arrival is not None,
             is_acted_on=False,
-            is_own=foreseen is not None,
+            origin=Origin(
+                agent=advisory.agent,
+                workflow_id=advisory.workflow_id,
+                frontend_id=advisory.frontend_id,
+                place=advisory.place,
+                is_dated=advisory.expected_arrival is not None,
+                is_own=foreseen is not None,
+            ),
         )
         record.arrives_at_ns, record.expires_at_ns = self._times(record, advisory, now_ns)
         self._weigh(record, now_ns, foreseen)
@@ -65,32 +68,32 @@ class Learned:
     def merge(
         self, record: Record, advisory: Advisory, now_ns: int, foreseen: float | None = None
     ) -> None:
-        """A session's turn is announced once more. What a client says of it counts, and not what
-        the tracker foresees.
+        """A session's turn is announced again. A client's advisory overrides what the tracker
+        foresees.
         """
-        if foreseen is not None and not record.is_own:
+        if foreseen is not None and not record.origin.is_own:
             _, expires_at_ns = self._times(record, advisory, now_ns)
             record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
             record.is_acted_on = record.is_acted_on or self._is_likely(foreseen)
             return
-        if foreseen is None and record.is_own:
+        if foreseen is None and record.origin.is_own:
             self._take_over(record, advisory, now_ns)
             return
         if foreseen is None:
             record.num_merged += 1
             if advisory.frontend_id is None and advisory.place == DIRECT:
                 self._accounts.on_refund(advisory.tenant, DIRECT)
-        record.agent = advisory.agent or record.agent
-        record.workflow_id = advisory.workflow_id or record.workflow_id
+        record.origin.agent = advisory.agent or record.origin.agent
+        record.origin.workflow_id = advisory.workflow_id or record.origin.workflow_id
         arrives_at_ns, expires_at_ns = self._times(record, advisory, now_ns)
         is_dated = advisory.expected_arrival is not None
-        if is_dated or record.is_dated:
+        if is_dated or record.origin.is_dated:
             if not is_dated:
                 arrives_at_ns = 0
-            if record.arrives_at_ns > now_ns:  # else it did not come then: the new word counts
+            if record.arrives_at_ns > now_ns:  # else it did not come: use the new time
                 arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
             record.arrives_at_ns = arrives_at_ns
-        record.is_dated = record.is_dated or is_dated
+        record.origin.is_dated = record.origin.is_dated or is_dated
         record.priority = max(record.priority, advisory.priority)
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
         if advisory.model_id is not None:
@@ -98,13 +101,10 @@ class Learned:
         self._weigh(record, now_ns, foreseen)
 
     def _take_over(self, record: Record, advisory: Advisory, now_ns: int) -> None:
-        """A client announces what only the tracker itself expected so far: its is the first
-        advisory.
-        """
+        """A client announces a turn that only the tracker foresaw: its advisory counts as first."""
         client = self.begin(advisory, now_ns)
-        record.is_own, record.created_at_ns, record.is_dated = False, now_ns, client.is_dated
-        record.frontend_id, record.place = advisory.frontend_id, advisory.place
-        record.agent, record.workflow_id = advisory.agent, advisory.workflow_id
+        record.origin = replace(client.origin, sender=record.origin.sender)
+        record.created_at_ns = now_ns
         record.priority, record.arrives_at_ns = advisory.priority, client.arrives_at_ns
         record.expires_at_ns = max(record.expires_at_ns, client.expires_at_ns)
         if advisory.model_id is not None:
@@ -113,20 +113,20 @@ class Learned:
         record.is_acted_on = record.is_acted_on or client.is_acted_on
 
     def on_end(self, record: Record, now_ns: int) -> None:
-        """A record is over, acted on or not: so whoever was wrong can be right again."""
-        if record.is_own:
+        """Learn an outcome, also of advisories that were not acted on: so senders can recover."""
+        if record.origin.is_own:
             return
         verdict = verdict_of(record)
-        self._outcomes.learn(record.whose, now_ns, is_used=verdict == 0)
-        if record.place == DIRECT and record.frontend_id is None:
+        self._outcomes.learn(record.source, now_ns, is_used=verdict == 0)
+        if record.origin.place == DIRECT and record.origin.frontend_id is None:
             counts = [0, 0, 0]
             counts[verdict] = 1
             self._accounts.on_verdicts([as_verdict((record.key[0], DIRECT), counts)])
 
     def on_lead(self, record: Record, now_ns: int) -> None:
-        """Its turn is here."""
-        if not record.is_dated and not record.is_own:
-            self._leads.learn(record.whose, (now_ns - record.created_at_ns) / SECOND_NS, now_ns)
+        """Learn the lead time of an advisory whose turn has arrived."""
+        if not record.origin.is_dated and not record.origin.is_own:
+            self._leads.learn(record.source, (now_ns - record.created_at_ns) / SECOND_NS, now_ns)
 
     def status(self, num_live: int, now_ns: int) -> HintStatus:
         """What `symphony status` shows."""
@@ -140,7 +140,7 @@ class Learned:
         )
 
     def _weigh(self, record: Record, now_ns: int, foreseen: float | None) -> None:
-        learned = self._outcomes.chance(record.whose, now_ns) if foreseen is None else foreseen
+        learned = self._outcomes.chance(record.source, now_ns) if foreseen is None else foreseen
         record.chance = learned
         record.is_acted_on = record.is_acted_on or self._is_likely(learned)
 
@@ -148,12 +148,12 @@ class Learned:
         return chance >= self._limits.act_chance_min
 
     def _times(self, record: Record, advisory: Advisory, now_ns: int) -> tuple[int, int]:
-        """When the turn is expected (0: at any time), and until when."""
+        """When the turn is expected (0: unknown), and when the advisory expires."""
         limits = self._limits
         if advisory.expected_arrival is not None:
             arrives_at_ns = now_ns + int(advisory.expected_arrival * SECOND_NS)
             expires_at_ns = arrives_at_ns + limits.slack_ns
-        elif (lead := self._leads.expected(record.whose, now_ns)) is not None:
+        elif (lead := self._leads.expected(record.source, now_ns)) is not None:
             early_ns, late_ns = int(lead.early_s * SECOND_NS), int(lead.late_s * SECOND_NS)
             arrives_at_ns = now_ns + early_ns if early_ns >= SECOND_NS else 0
             shortest_ns, longest_ns = limits.ttl_ns // TTL_FACTOR, limits.ttl_ns * TTL_FACTOR

@@ -1,5 +1,5 @@
-"""Sums of what was seen, of a session, of its application and of its tenant: where little is known
-of a narrow one, the broader ones speak.
+"""Sums of observations by session, application and tenant: where a narrow one has few, broader ones
+are used.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ SESSIONS_MAX = 100_000
 Key = tuple[str, ...]
 
 
-class Whose(NamedTuple):
+class HintSource(NamedTuple):
     """Attributes:
     application: the agent that an advisory names, else the model; empty: neither.
     """
@@ -30,7 +30,7 @@ class Whose(NamedTuple):
 class Sums:
     """Attributes:
     num: observations, each of which weighs less the older it is.
-    first, second: sums of two things over them.
+    first, second: sums of two quantities over them.
     """
 
     num: float
@@ -39,7 +39,7 @@ class Sums:
     at_ns: int
 
     def age(self, now_ns: int, half_life_ns: int) -> "Sums":
-        """The same, as it weighs now."""
+        """Decay the sums to this instant."""
         left: float = 0.5 ** (max(now_ns - self.at_ns, 0) / half_life_ns)
         self.num *= left
         self.first *= left
@@ -49,10 +49,10 @@ class Sums:
 
 
 class Levels:
-    """Sums by tenant, application and session. Of too many, those that were told of first go.
+    """Sums by tenant, application and session. Above the limits, the least recently updated go.
 
     Args:
-        half_life_ns: what was seen so long ago weighs half.
+        half_life_ns: age at which an observation weighs half.
     """
 
     def __init__(self, half_life_ns: int) -> None:
@@ -63,9 +63,9 @@ class Levels:
             (OrderedDict(), SESSIONS_MAX),
         )
 
-    def add(self, whose: Whose, first: float, second: float, now_ns: int) -> None:
-        """One observation."""
-        for (table, entries_max), key in zip(self._tables, _keys(whose), strict=True):
+    def add(self, source: HintSource, first: float, second: float, now_ns: int) -> None:
+        """Add an observation."""
+        for (table, entries_max), key in zip(self._tables, _keys(source), strict=True):
             sums = table.get(key)
             if sums is None:
                 sums = table[key] = Sums(0.0, 0.0, 0.0, now_ns)
@@ -78,18 +78,18 @@ class Levels:
             sums.first += first
             sums.second += second
 
-    def read(self, whose: Whose, now_ns: int) -> Iterator[Sums]:
-        """What is known, the broadest first."""
-        for (table, _), key in zip(self._tables, _keys(whose), strict=True):
+    def read(self, source: HintSource, now_ns: int) -> Iterator[Sums]:
+        """The sums of each level that has any, the broadest first."""
+        for (table, _), key in zip(self._tables, _keys(source), strict=True):
             if (sums := table.get(key)) is not None:
                 yield sums.age(now_ns, self._half_life_ns)
 
     def tenants(self, now_ns: int) -> Iterator[tuple[TenantId, Sums]]:
-        """Of all tenants, those that were told of last first."""
+        """The sums of all tenants, the most recently updated first."""
         for key, sums in reversed(self._tables[0][0].items()):
             yield TenantId(key[0]), sums.age(now_ns, self._half_life_ns)
 
 
-def _keys(whose: Whose) -> tuple[Key, Key, Key]:
-    tenant, application, session_id = whose
+def _keys(source: HintSource) -> tuple[Key, Key, Key]:
+    tenant, application, session_id = source
     return (tenant,), (tenant, application), (tenant, session_id)

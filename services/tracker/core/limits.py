@@ -14,14 +14,14 @@ class Limits:
     Attributes:
         ttl_ns: how long a turn of unknown arrival is expected.
         slack_ns: how long after its expected arrival a turn is still expected.
-        retry_ns: when to ask again for a place that the scheduler did not give.
-        keep_ns: how long an advisory that is over can still be read.
-        advisories_max: advisories remembered; the oldest that are over go first. At most a quarter
-            of so many live that nobody sent.
-        tenant_advisories_max: live ones of any one tenant; 0: as many as there are.
-        act_chance_min: advisories whose turns are less likely to come are tracked, and nothing is
-            brought up for them.
-        accounts: of those who send advisories past the frontends.
+        retry_ns: when to ask again for a reservation that the scheduler did not grant.
+        keep_ns: how long an ended advisory can still be read.
+        advisories_max: advisories remembered; the oldest ended ones go first. At most a quarter of
+            them are live ones that no client announced.
+        tenant_advisories_max: live ones of any one tenant; 0: no limit.
+        act_chance_min: advisories whose turns are less likely to come are only tracked, without
+            prefetches.
+        accounts: of senders that use NATS directly.
     """
 
     ttl_ns: int = 60 * SECOND_NS
@@ -34,8 +34,8 @@ class Limits:
     accounts: HintLimits = field(default_factory=HintLimits)
 
     def of_shard(self, num_shards: int) -> "Limits":
-        """What one of so many shards keeps to: its part, rounded up, of what one tenant, or one
-        sender, may have. `advisories_max` bounds a process, and is its own.
+        """The limits of one of so many shards: its part, rounded up, of those per tenant and per
+        sender. `advisories_max` is per process and stays.
 
         >>> Limits(tenant_advisories_max=10).of_shard(4).tenant_advisories_max
         3

@@ -1,37 +1,69 @@
-"""What the tracker remembers of one advisory."""
+"""The tracker's record of one advisory."""
 
 from dataclasses import dataclass, field
 
-from services.tracker.core.levels import Whose
+from services.tracker.core.levels import HintSource
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, WorkerId
 from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
 
 SessionKey = tuple[TenantId, SessionId]
-ARRIVAL_SLACK_NS = 1_000_000_000  # told again when the turn is expected so much sooner or later
+ARRIVAL_SLACK_NS = 1_000_000_000  # a smaller change of the arrival time is not sent
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where an advisory came from.
+
+    Attributes:
+        agent, workflow_id: the agent that will send the turn, and its run; empty: unknown.
+        frontend_id, place: the frontend that took the first advisory, and its sender's address.
+        sender: the sender in whose order the advisory is (`order.py`); None: no order.
+        is_dated: an advisory named the arrival time.
+        is_own: no client announced the turn; the tracker expects it from what agents do.
+    """
+
+    agent: str = ""
+    workflow_id: str = ""
+    frontend_id: FrontendId | None = None
+    place: str = ""
+    sender: tuple[str, str, str] | None = None
+    is_dated: bool = False
+    is_own: bool = False
+
+
+@dataclass(slots=True)
+class SchedulerRequest:
+    """What the scheduler was last asked for an advisory.
+
+    Attributes:
+        is_pending: it has not answered yet.
+        ask_at_ns: when to ask again, unless pending.
+    """
+
+    is_pending: bool = False
+    ask_at_ns: int = 0
+    model_id: ModelId | None = None
+    adapter: AdapterRef | None = None
+    priority: int = 0
+    expires_at_ns: int = 0
+    arrives_at_ns: int = 0
+    prefix: AgentPrefix | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One life of a session's advisory: expected, then placed, then over for one of five reasons.
+    """One advisory of a session: expected, then placed, then over for one of five reasons.
 
     Attributes:
         over_at_ns: when it was used, late, expired, overtaken or invalidated; None while it lives.
-        is_asking: the scheduler has been asked for a place and not answered yet.
-        ask_at_ns: when to ask for a place again, unless asking.
-        arrives_at_ns: when its turn is expected at the earliest; 0: at any time.
+        arrives_at_ns: earliest expected arrival of its turn; 0: unknown.
         kv_at: leading blocks of the session by host, by its last advisory.
-        agent, workflow_id: who will ask the turn, in which run; empty: not said.
-        is_own: nobody has announced it but the tracker itself, from what agents do.
-        frontend_id, place: who took its first advisory, and where that came from.
-        sender: in whose order it stands; None: in nobody's.
-        chance: of its turn's coming, when that was last announced.
-        is_acted_on: the scheduler is asked for a place; else it is only seen what becomes of it.
-        is_dated: somebody said when its turn comes.
-        came_after_all: its turn came after it had expired.
-        prefix: what stands for its session, which nobody knows yet; None: it is known.
-        told_*: what the scheduler was told when last asked.
+        chance: probability that the turn comes, as of its last advisory.
+        is_acted_on: the scheduler is asked for a reservation; else only the outcome is tracked.
+        came_after_expiry: its turn came after it had expired.
+        prefix: the agent's prompt prefix, in place of a session that is not known yet.
         due_at_ns: when this record is next looked at.
-        trace: the span of its last advisory that is traced; empty: none is.
+        trace: the span of its last traced advisory; empty: none.
     """
 
     key: SessionKey
@@ -45,34 +77,21 @@ class Record:
     worker_id: WorkerId | None = None
     num_merged: int = 0
     over_at_ns: int | None = None
-    is_asking: bool = False
-    ask_at_ns: int = 0
-    told_model_id: ModelId | None = None
-    told_adapter: AdapterRef | None = None
-    told_priority: int = 0
-    told_expires_at_ns: int = 0
-    told_arrives_at_ns: int = 0
-    told_prefix: AgentPrefix | None = None
     due_at_ns: int | None = None
     kv_at: dict[HostId, int] = field(default_factory=dict)
-    agent: str = ""
-    workflow_id: str = ""
-    frontend_id: FrontendId | None = None
-    place: str = ""
-    sender: tuple[str, str, str] | None = None
     chance: float = 1.0
     is_acted_on: bool = True
-    is_dated: bool = False
-    came_after_all: bool = False
-    is_own: bool = False
+    came_after_expiry: bool = False
     prefix: AgentPrefix | None = None
     trace: str = ""
+    origin: Origin = field(default_factory=Origin)
+    request: SchedulerRequest = field(default_factory=SchedulerRequest)
 
     @property
-    def whose(self) -> Whose:
-        """Among whose advisories it counts: its application is the agent, else the model."""
+    def source(self) -> HintSource:
+        """The statistics that it counts in: its application is the agent, else the model."""
         tenant, session_id = self.key
-        return Whose(tenant, self.agent or self.model_id or "", session_id)
+        return HintSource(tenant, self.origin.agent or self.model_id or "", session_id)
 
     @property
     def wire_key(self) -> AdvisoryKey:
@@ -80,23 +99,30 @@ class Record:
         return AdvisoryKey(tenant=tenant, session_id=session_id)
 
     @property
-    def is_told(self) -> bool:
+    def is_up_to_date(self) -> bool:
         """Whether the scheduler knows what matters; a later expiry can wait until the earlier one
         is near."""
-        told = self.told_model_id, self.told_adapter, self.told_prefix
-        is_in_time = abs(self.told_arrives_at_ns - self.arrives_at_ns) <= ARRIVAL_SLACK_NS
-        is_high = self.told_priority >= self.priority
-        return is_high and is_in_time and told == (self.model_id, self.adapter, self.prefix)
+        asked = self.request
+        is_in_time = abs(asked.arrives_at_ns - self.arrives_at_ns) <= ARRIVAL_SLACK_NS
+        is_high = asked.priority >= self.priority
+        is_same = (asked.model_id, asked.adapter, asked.prefix) == (
+            self.model_id, self.adapter, self.prefix,
+        )  # fmt: skip
+        return is_high and is_in_time and is_same
 
-    def tell(self, now_ns: int) -> ExpectSession:
-        """What to ask the scheduler, which then knows it."""
+    def ask(self, now_ns: int) -> ExpectSession:
+        """The request to the scheduler, which is then up to date."""
         tenant, session_id = self.key
-        self.is_asking = True
-        self.told_model_id, self.told_adapter = self.model_id, self.adapter
-        self.told_priority = self.priority
-        self.told_expires_at_ns = self.expires_at_ns
-        self.told_arrives_at_ns = self.arrives_at_ns
-        self.told_prefix = self.prefix
+        self.request = SchedulerRequest(
+            is_pending=True,
+            ask_at_ns=self.request.ask_at_ns,
+            model_id=self.model_id,
+            adapter=self.adapter,
+            priority=self.priority,
+            expires_at_ns=self.expires_at_ns,
+            arrives_at_ns=self.arrives_at_ns,
+            prefix=self.prefix,
+        )
         return ExpectSession(
             session_id=session_id,
             tenant=tenant,

@@ -1,40 +1,41 @@
-"""A divided tracker: which sessions and workflows are this shard's, and who is told of the others.
+"""A sharded tracker: which sessions and workflows belong to this shard, and where the others' go.
 
-What a shard is sent by its number it takes, whatever it thinks of that itself. So what one hands on
-goes no further, though two may disagree about how many there are.
+A shard accepts every message that is addressed to its number, even for a session that is not its
+own by its own count. So a forwarded message is never forwarded again, even if two shards are
+configured with different numbers of shards.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.tracker.core.agent_turns import Foreseen
-from services.tracker.core.effects import Pass
+from services.tracker.core.effects import ForwardForeseen
 from shared.advisory_checks import check_advisory
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 from shared.messages import ForeseenTurn, TurnArrived, TurnsForeseen
 from shared.tracker_shards import shard_of
 
-TURNS_MAX = 256  # far more than are foreseen of one turn
+TURNS_MAX = 256  # far more than one turn leads to
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
     """Attributes:
-    num: among which the sessions and workflows of the house are divided.
-    own: number of this one, from 0 on.
+    num: number of shards among which sessions and workflows are divided.
+    own: number of this shard, from 0.
     """
 
     num: int = 1
     own: int = 0
 
     def other(self, tenant: TenantId, key: str) -> int | None:
-        """Which other shard has a session, or a workflow, of this name; None: it is this one's."""
+        """The other shard that has a session, or workflow, of this name; None: this one has it."""
         shard = shard_of(tenant, key, self.num)
         return None if shard == self.own else shard
 
     def part_of(self, arrived: TurnArrived) -> TurnArrived | None:
-        """What this shard has to do with a turn of which all are told; None: nothing."""
+        """The part of a turn, announced to all shards, that concerns this one; None: nothing."""
         tenant, agent = arrived.tenant, arrived.agent
         has_session = self.other(tenant, arrived.session_id) is None
         has_workflow = agent is not None and self.other(tenant, agent.workflow_id) is None
@@ -43,10 +44,10 @@ class Shards:
             return arrived if is_all else replace(arrived, part="session")
         return replace(arrived, part="workflow") if has_workflow else None
 
-    def divide(self, foreseen: Iterable[Foreseen]) -> tuple[list[Foreseen], list[Pass]]:
-        """What this shard announces, and what it hands on to those who have the sessions.
+    def divide(self, foreseen: Iterable[Foreseen]) -> tuple[list[Foreseen], list[ForwardForeseen]]:
+        """Split foreseen turns into those that this shard announces and those to forward.
 
-        A session that nobody knows yet is its workflow's: who announces it hears when it comes.
+        A session that is not known yet belongs to its workflow's shard, which sees the turn arrive.
         """
         own: list[Foreseen] = []
         others: dict[int, list[ForeseenTurn]] = {}
@@ -58,20 +59,25 @@ class Shards:
             else:
                 turn = ForeseenTurn(advisory=advisory, chance=each.chance)
                 others.setdefault(shard, []).append(turn)
-        return own, [Pass(shard, TurnsForeseen(turns=turns)) for shard, turns in others.items()]
+        forwarded = [
+            ForwardForeseen(shard, TurnsForeseen(turns=turns)) for shard, turns in others.items()
+        ]
+        return own, forwarded
 
 
 UNDIVIDED = Shards()
 
 
 def check_foreseen(message: TurnsForeseen) -> None:
-    """Refuse what no shard hands on.
+    """Validate forwarded turns.
 
     Raises:
         InvalidRequest: names the field at fault.
     """
     if len(message.turns) > TURNS_MAX:
-        raise InvalidRequest(f"at most {TURNS_MAX} turns are foreseen at once", "turns")
+        raise InvalidRequest(
+            f"at most {TURNS_MAX} foreseen turns are allowed in one message", "turns"
+        )
     for each in message.turns:
         check_advisory(each.advisory)
         if not 0 <= each.chance <= 1:
@@ -79,5 +85,5 @@ def check_foreseen(message: TurnsForeseen) -> None:
 
 
 def handed_on(message: TurnsForeseen) -> list[Foreseen]:
-    """What another shard foresees, to be announced by this one."""
+    """Turns that another shard foresees, to be announced by this one."""
     return [Foreseen(each.advisory, each.chance, is_handed_on=True) for each in message.turns]

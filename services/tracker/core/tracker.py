@@ -1,35 +1,36 @@
-"""The life of advisories (SYMPHONY, section 3.3): told events and the time, returns what to do."""
+"""The life of advisories (SYMPHONY, section 3.3): takes events and the time, returns effects."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
-from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from services.tracker.core.agent_turns import AgentTurns, Followed, Foreseen
 from services.tracker.core.agents import AgentFollower, AgentLimits
-from services.tracker.core.arrivals import Arrivals
 from services.tracker.core.effects import (
     Count,
     Drop,
     Effect,
     EndTrace,
     Expect,
+    ObserveLead,
     Outcome,
-    SeeLead,
-    Tell,
+    SendVerdicts,
 )
 from services.tracker.core.learned import Learned
 from services.tracker.core.limits import Limits
-from services.tracker.core.order import Order
+from services.tracker.core.live_limits import LiveLimits
+from services.tracker.core.order import AdvisoryOrder
 from services.tracker.core.records import Record, SessionKey
+from services.tracker.core.seen_turns import SeenTurns
 from services.tracker.core.shards import UNDIVIDED, Shards, handed_on
-from services.tracker.core.unsaid import Unsaid
+from services.tracker.core.timers import RecordTimers
+from services.tracker.core.unannounced import Unannounced
 from services.tracker.core.verdicts import Verdicts
 from shared.advisory_checks import check_advisory
 from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
-from shared.ids import TenantId, WorkerId
+from shared.ids import WorkerId
 from shared.locations import worth_keeping
 from shared.messages import (
     Advisory,
@@ -41,24 +42,22 @@ from shared.messages import (
     TurnsForeseen,
 )
 
-STALE_TIMERS_MIN = 1024
-STEP_MAX = 128  # records that are looked at, or given up, before others have their turn
-FORESEEN_SHARE = 4  # one of so many live advisories at most is nobody's
+STEP_MAX = 128  # records that one event looks at or ends, before other events are handled
 End = Literal["used", "late", "expired", "overtaken", "invalidated"]
 
 
 class TrackerCore:
-    """At most one live advisory a session.
+    """At most one live advisory per session.
 
-    ``on_...`` return the effects to perform, in order; the two that answer somebody return the
+    ``on_...`` return the effects to perform, in order; the two that answer a request return the
     record too. Every `Expect` must be followed by an `on_placed`, with no worker if the scheduler
     did not answer.
 
     Args:
-        tracker_id: of this life of the tracker.
-        is_spare: another tracker leads. This one hears what agents do, so that it knows what that
-            one has learned of them; what is announced to the other it cannot hear.
-        shards: which part of the house this one has.
+        tracker_id: of this process.
+        is_spare: another tracker leads. This one receives agents' turns, so that it learns the same
+            of them as the leader; it does not receive advisories.
+        shards: the share of sessions and workflows that this tracker has.
     """
 
     def __init__(
@@ -75,16 +74,14 @@ class TrackerCore:
         self._limits = limits = limits.of_shard(shards.num)
         self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
         self._learned = Learned(limits)
-        self._order = Order()
-        self._arrivals = Arrivals()
-        self._unsaid = Unsaid()
+        self._order = AdvisoryOrder()
+        self._seen_turns = SeenTurns()
+        self._unannounced = Unannounced()
         self._verdicts = Verdicts(tracker_id, shards.own)
         self._live: dict[SessionKey, Record] = {}
-        self._num_of: Counter[TenantId] = Counter()  # live ones
-        self._num_foreseen = 0  # of them, those that nobody sent
+        self._live_limits = LiveLimits(limits)
         self._over: OrderedDict[SessionKey, Record] = OrderedDict()
-        self._due: list[tuple[int, int, Record]] = []
-        self._num_due = 0
+        self._timers = RecordTimers()
         self._wake_at_ns: int | None = None
         self._out: list[Effect] = []
 
@@ -93,17 +90,17 @@ class TrackerCore:
         return len(self._live)
 
     def on_lead(self, now_ns: int) -> list[Effect]:
-        """The other one is gone. Places that are kept on its word end by themselves; what was
-        foreseen while nobody led is announced.
+        """This tracker leads from now on. Reservations that the old leader made expire by
+        themselves; turns that were foreseen while no tracker led are announced.
         """
         self._is_spare = False
-        return self._foresee(self._unsaid.take(now_ns), now_ns)
+        return self._foresee(self._unannounced.take(now_ns), now_ns)
 
     def get(self, key: AdvisoryKey) -> Record:
-        """The session's advisory, live or recently over.
+        """The session's advisory, live or recently ended.
 
         Raises:
-            NotFound: none, or over for long.
+            NotFound: none, or it ended long ago.
         """
         name = (key.tenant, key.session_id)
         record = self._live.get(name) or self._over.get(name)
@@ -119,14 +116,18 @@ class TrackerCore:
         """What `symphony status` shows."""
         return self._learned.status(len(self._live), now_ns)
 
+    def agent_hint_counts(self) -> dict[str, int]:
+        """Hints of agents' next turns so far, by outcome."""
+        return self._agents.counts()
+
     def on_submit(self, advisory: Advisory, now_ns: int) -> tuple[Record, list[Effect]]:
-        """A session's turn is announced from outside, perhaps again.
+        """A client announces a session's turn, perhaps again.
 
         Raises:
             InvalidRequest: a field is out of bounds.
-            NoCapacity: too many advisories live.
-            TenantQuota: too many of the tenant's do.
-            HintsThrottled: it came past the frontends, and too many such came to nothing.
+            NoCapacity: too many advisories are live.
+            TenantQuota: too many of the tenant's are.
+            HintsThrottled: it was sent by NATS directly, and too many such had no turn.
         """
         check_advisory(advisory)
         if advisory.frontend_id is None:
@@ -141,28 +142,27 @@ class TrackerCore:
         foreseen: float | None = None,
         prefix: AgentPrefix | None = None,
     ) -> Record:
-        """A session's turn is announced; the effects go out with the next ones.
+        """Announce a session's turn; the effects are returned with the next ones.
 
         Args:
             foreseen: as in `Learned.begin`.
             prefix: as in `Foreseen`.
 
         Raises:
-            NoCapacity: too many advisories live.
-            TenantQuota: too many of the tenant's do.
+            NoCapacity: too many advisories are live.
+            TenantQuota: too many of the tenant's are.
         """
         key = (advisory.tenant, advisory.session_id)
         record = self._live.get(key)
         if record is None:
-            self._check_room(advisory.tenant, is_foreseen=foreseen is not None)
+            self._live_limits.check(advisory.tenant, is_foreseen=foreseen is not None)
             record = self._learned.begin(advisory, now_ns, foreseen)
-            self._num_foreseen += record.is_own
+            self._live_limits.add(record)
             self._live[key] = record
-            self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
             self._out.append(Count("submitted" if record.is_acted_on else "tracked"))
         else:
-            self._num_foreseen -= record.is_own and foreseen is None
+            self._live_limits.num_foreseen -= record.origin.is_own and foreseen is None
             self._learned.merge(record, advisory, now_ns, foreseen)
             self._out.append(Count("merged"))
         if foreseen is None:
@@ -175,36 +175,37 @@ class TrackerCore:
         if advisory.trace:
             self._end_trace(record, "merged")
             record.trace = advisory.trace
-        is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
-        if record.is_acted_on and not record.is_asking and (is_unplaced or not record.is_told):
+        is_unplaced = record.state == "expected" and now_ns >= record.request.ask_at_ns
+        is_outdated = is_unplaced or not record.is_up_to_date
+        if record.is_acted_on and not record.request.is_pending and is_outdated:
             self._ask(record, now_ns)
         self._schedule(record)
         return record
 
     def on_placed(self, key: AdvisoryKey, worker_id: WorkerId | None, now_ns: int) -> list[Effect]:
-        """The scheduler answered an `Expect`, or (no worker) could not."""
+        """The scheduler answered an `Expect`; without a worker: it had none, or did not answer."""
         record = self._live.get((key.tenant, key.session_id))
         if record is None:
-            if worker_id is not None:  # the place came too late to be wanted
+            if worker_id is not None:  # the advisory ended meanwhile
                 self._out.append(Drop(key))
             return self._take_effects()
-        record.is_asking = False
+        record.request.is_pending = False
         record.worker_id = worker_id
         record.state = "placed" if worker_id is not None else "expected"
         if worker_id is None:
-            record.ask_at_ns = now_ns + self._limits.retry_ns
-        elif not record.is_told:
+            record.request.ask_at_ns = now_ns + self._limits.retry_ns
+        elif not record.is_up_to_date:
             self._ask(record, now_ns)
         else:
-            record.ask_at_ns = record.told_expires_at_ns - self._limits.retry_ns
+            record.request.ask_at_ns = record.request.expires_at_ns - self._limits.retry_ns
         self._schedule(record)
         return self._take_effects()
 
     def on_invalidate(self, key: AdvisoryKey, now_ns: int) -> tuple[Record, list[Effect]]:
-        """The announced turn is not coming. An advisory that is over stays what it is.
+        """A client withdraws an announced turn. An advisory that has ended stays unchanged.
 
         Raises:
-            NotFound: nothing known of it.
+            NotFound: there is no such advisory.
         """
         record = self.get(key)
         if record.over_at_ns is None:
@@ -213,10 +214,10 @@ class TrackerCore:
         return record, self._take_effects()
 
     def on_turn_arrived(self, arrived: TurnArrived, now_ns: int) -> list[Effect]:
-        """A session's turn was placed. `reserved` proves a place even when the scheduler's answer
-        is still on its way.
+        """A session's turn was placed. `reserved` proves a reservation even when the scheduler's
+        answer is still in flight.
         """
-        if not self._arrivals.is_new(arrived):
+        if not self._seen_turns.is_new(arrived):
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
         followed = self._follow(arrived, now_ns)
@@ -225,8 +226,8 @@ class TrackerCore:
             names.append((arrived.tenant, followed.expected_as))
         if self._is_spare:
             for name in [key, *names]:
-                self._unsaid.came(name)
-            self._unsaid.add(followed.foreseen, now_ns)
+                self._unannounced.came(name)
+            self._unannounced.add(followed.foreseen, now_ns)
             return []
         records = [self._live[name] for name in names if name in self._live]
         if not records:
@@ -234,8 +235,8 @@ class TrackerCore:
                 self._miss(arrived, now_ns)
             return self._foresee(followed.foreseen, now_ns)
         for record in records:
-            # Whatever is reserved still, is of no use any more. `reserved` does not say under
-            # which name: a client may have announced, in its session, what was foreseen too.
+            # Any remaining reservation is useless now. `reserved` does not say which name was used:
+            # a client may have announced a turn in its session that was foreseen as well.
             if not arrived.reserved or record.key != key:
                 self._drop(record)
             in_time = arrived.reserved or record.state == "placed"
@@ -243,45 +244,44 @@ class TrackerCore:
             self._order.came(record)
             self._finish(record, "used" if in_time else "late", now_ns)
             self._see_lead(record, now_ns)
-        self._give_up_overtaken(now_ns)
+        self._end_overtaken(now_ns)
         return self._foresee(followed.foreseen, now_ns)
 
     def on_foreseen(self, message: TurnsForeseen, now_ns: int) -> list[Effect]:
-        """Another shard foresees turns of sessions that are this one's."""
+        """Another shard foresees turns of this shard's sessions."""
         foreseen = handed_on(message)
         if self._is_spare:
-            self._unsaid.add(foreseen, now_ns)
+            self._unannounced.add(foreseen, now_ns)
             return []
         return self._foresee(foreseen, now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
-        """An agent's turn is over."""
+        """An agent's turn has ended."""
         foreseen = self._agents.on_left(left, now_ns)
         if self._is_spare:
-            self._unsaid.add(foreseen, now_ns)
+            self._unannounced.add(foreseen, now_ns)
             return []
         return self._foresee(foreseen, now_ns)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
-        """The instant asked for with `WakeAt` has come."""
+        """The instant of `WakeAt` has come."""
         self._wake_at_ns = None
-        self._give_up_overtaken(now_ns)
-        for _ in range(STEP_MAX):  # the others at the next wake, which is at once
-            if not self._due or self._due[0][0] > now_ns:
+        self._end_overtaken(now_ns)
+        for _ in range(STEP_MAX):  # the rest at the next wake, which is immediate
+            next_at_ns = self._timers.next_at_ns
+            if next_at_ns is None or next_at_ns > now_ns:
                 break
-            at_ns, _, record = heappop(self._due)
-            if record.due_at_ns == at_ns:
-                record.due_at_ns = None
+            if (record := self._timers.pop_due()) is not None:
                 self._look_at(record, now_ns)
-        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]
+        self._out += [SendVerdicts(*verdicts) for verdicts in self._verdicts.due(now_ns)]
         return self._take_effects()
 
     def _foresee(self, foreseen: Iterable[Foreseen], now_ns: int) -> list[Effect]:
-        """Turns that follow an agent's are expected as if their clients had announced them, and
-        nobody's account pays for it.
+        """Announce turns that probably follow an agent's, as if their clients had announced them,
+        but without a charge.
         """
-        own, passed = self._shards.divide(foreseen)
-        self._out += passed
+        own, forwarded = self._shards.divide(foreseen)
+        self._out += forwarded
         for each in own:
             with suppress(NoCapacity, TenantQuota):
                 self._announce(each.advisory, now_ns, each.chance, each.prefix)
@@ -293,44 +293,42 @@ class TrackerCore:
         return self._agents.on_arrived(arrived, now_ns)
 
     def _miss(self, arrived: TurnArrived, now_ns: int) -> None:
-        """A turn came that is not expected here.
-
-        One that has a place all the same, and whose workflow is another shard's, that one expected.
+        """A turn arrived without a live advisory here. If it had a reservation and its workflow is
+        another shard's, that shard expected it.
         """
         if not (arrived.part == "session" and arrived.reserved):
             self._out.append(Count("missed"))
-        self._see_after_all(self._over.get((arrived.tenant, arrived.session_id)), now_ns)
+        self._see_after_expiry(self._over.get((arrived.tenant, arrived.session_id)), now_ns)
 
-    def _give_up_overtaken(self, now_ns: int) -> None:
+    def _end_overtaken(self, now_ns: int) -> None:
         for _ in range(STEP_MAX):
             earlier = self._order.overtaken()
             if earlier is None:
                 return
             self._drop(earlier)
             self._finish(earlier, "overtaken", now_ns)
-        if self._wake_at_ns is None or now_ns < self._wake_at_ns:  # for the others
+        if self._wake_at_ns is None or now_ns < self._wake_at_ns:  # for the rest
             self._wake_at_ns = now_ns
             self._out.append(WakeAt(now_ns))
 
-    def _see_after_all(self, record: Record | None, now_ns: int) -> None:
-        """A turn came that is not expected any more: was it only given up too soon?"""
-        if record is None or record.state != "expired" or record.came_after_all:
+    def _see_after_expiry(self, record: Record | None, now_ns: int) -> None:
+        """A turn arrived after its advisory ended: if that expired, correct its outcome."""
+        if record is None or record.state != "expired" or record.came_after_expiry:
             return
-        record.came_after_all = True
+        record.came_after_expiry = True
         self._learned.on_end(record, now_ns)
         self._verdicts.add(record, now_ns)
         self._see_lead(record, now_ns)
 
     def _see_lead(self, record: Record, now_ns: int) -> None:
         self._learned.on_lead(record, now_ns)
-        self._out.append(SeeLead((now_ns - record.created_at_ns) / 1e9))
+        self._out.append(ObserveLead((now_ns - record.created_at_ns) / 1e9))
 
     def _ask(self, record: Record, now_ns: int) -> None:
-        message = record.tell(now_ns)
-        self._out.append(Expect(message))
+        self._out.append(Expect(record.ask(now_ns)))
 
     def _drop(self, record: Record) -> None:
-        """Give back the place that is kept for it, or asked for."""
+        """Release its reservation, or the one that is requested."""
         if record.is_acted_on:
             self._out.append(Drop(record.wire_key))
 
@@ -342,36 +340,20 @@ class TrackerCore:
         if now_ns >= record.expires_at_ns:
             self._finish(record, "expired", now_ns)
             return
-        if self._wants_to_ask(record) and now_ns >= record.ask_at_ns:
+        if self._wants_to_ask(record) and now_ns >= record.request.ask_at_ns:
             self._ask(record, now_ns)
         self._schedule(record)
 
-    def _check_room(self, tenant: TenantId, *, is_foreseen: bool) -> None:
-        limits = self._limits
-        if 0 < limits.tenant_advisories_max <= self._num_of[tenant]:
-            raise TenantQuota(
-                f"this tenant has too many advisories live: {limits.tenant_advisories_max}"
-            )
-        is_full = len(self._live) >= limits.advisories_max
-        if is_full or (
-            is_foreseen and self._num_foreseen * FORESEEN_SHARE >= limits.advisories_max
-        ):
-            raise NoCapacity("too many advisories are live")
-
     def _wants_to_ask(self, record: Record) -> bool:
-        """Whether it has no place, or one that ends before its expiry."""
-        if record.is_asking or not record.is_acted_on:
+        """Whether it has no reservation, or one that ends before its expiry."""
+        if record.request.is_pending or not record.is_acted_on:
             return False
-        return record.state == "expected" or record.told_expires_at_ns < record.expires_at_ns
+        return record.state == "expected" or record.request.expires_at_ns < record.expires_at_ns
 
     def _finish(self, record: Record, state: End, now_ns: int) -> None:
         del self._live[record.key]
         self._order.remove(record)
-        self._num_foreseen -= record.is_own
-        tenant = record.key[0]
-        self._num_of[tenant] -= 1
-        if not self._num_of[tenant]:
-            del self._num_of[tenant]
+        self._live_limits.remove(record)
         record.state = state
         record.over_at_ns = now_ns
         self._over[record.key] = record
@@ -392,35 +374,22 @@ class TrackerCore:
             record.trace = ""
 
     def _schedule(self, record: Record) -> None:
-        """Look at the record when something is next due; a look that comes early does no harm."""
+        """Look at the record when something is next due; an early look does no harm."""
         if record.over_at_ns is not None:
             due_at_ns = record.over_at_ns + self._limits.keep_ns
         elif self._wants_to_ask(record):
-            due_at_ns = min(record.expires_at_ns, record.ask_at_ns)
+            due_at_ns = min(record.expires_at_ns, record.request.ask_at_ns)
         else:
             due_at_ns = record.expires_at_ns
         is_over = record.over_at_ns is not None
         if is_over or record.due_at_ns is None or due_at_ns < record.due_at_ns:
-            self._num_due += 1
-            record.due_at_ns = due_at_ns
-            heappush(self._due, (due_at_ns, self._num_due, record))
-            self._forget_stale_timers()
-
-    def _forget_stale_timers(self) -> None:
-        """Keep the timers that count, once they are less than about half: a session that is
-        announced and taken back again and again leaves one at every turn.
-        """
-        num_known = len(self._live) + len(self._over)
-        if len(self._due) <= 2 * num_known + STALE_TIMERS_MIN:
-            return
-        known = {id(record) for records in (self._live, self._over) for record in records.values()}
-        self._due = [due for due in self._due if id(due[2]) in known and due[2].due_at_ns == due[0]]
-        heapify(self._due)
+            self._timers.set(record, due_at_ns)
+            self._timers.forget_stale(self._live, self._over)
 
     def _take_effects(self) -> list[Effect]:
-        next_at_ns = self._due[0][0] if self._due else None
-        if (tell_at_ns := self._verdicts.tell_at_ns) is not None:
-            next_at_ns = tell_at_ns if next_at_ns is None else min(next_at_ns, tell_at_ns)
+        next_at_ns = self._timers.next_at_ns
+        if (send_at_ns := self._verdicts.send_at_ns) is not None:
+            next_at_ns = send_at_ns if next_at_ns is None else min(next_at_ns, send_at_ns)
         if next_at_ns is not None and (self._wake_at_ns is None or next_at_ns < self._wake_at_ns):
             self._wake_at_ns = next_at_ns
             self._out.append(WakeAt(next_at_ns))

@@ -1,21 +1,21 @@
-"""What became of advisories, gathered for the frontends that took them."""
+"""Outcomes of advisories, batched for the frontends that took them."""
 
 from services.tracker.core.records import Record
 from shared.ids import FrontendId, TenantId
 from shared.messages import HintsEnded, HintVerdict
 
 GATHER_NS = 250_000_000
-SENDERS_MAX = 1024  # that are gathered for: of more it is told at once
+SENDERS_MAX = 1024  # per batch; a full batch is sent at once
 
 Client = tuple[TenantId, str]
 
 
 class Verdicts:
-    """Counts by frontend and sender, told some time after the first of them.
+    """Counts by frontend and sender, sent `GATHER_NS` after the first of them.
 
     Args:
-        tracker_id: of this life of the tracker.
-        shard: that it is, if it is divided.
+        tracker_id: of this process.
+        shard: number of this shard of the tracker.
     """
 
     def __init__(self, tracker_id: str, shard: int = 0) -> None:
@@ -23,29 +23,29 @@ class Verdicts:
         self._shard = shard
         self._counts: dict[FrontendId, dict[Client, list[int]]] = {}
         self._num_senders = 0
-        self.tell_at_ns: int | None = None
+        self.send_at_ns: int | None = None
 
     def add(self, record: Record, now_ns: int) -> None:
-        """The record is over; one that no frontend took is nobody's concern."""
-        if record.frontend_id is None:
+        """Count an ended record, if a frontend took its advisory."""
+        if record.origin.frontend_id is None:
             return
-        of_frontend = self._counts.setdefault(record.frontend_id, {})
-        client = record.key[0], record.place
+        of_frontend = self._counts.setdefault(record.origin.frontend_id, {})
+        client = record.key[0], record.origin.place
         counts = of_frontend.get(client)
         if counts is None:
             counts = of_frontend[client] = [0, 0, 0]
             self._num_senders += 1
         counts[verdict_of(record)] += 1
-        if self.tell_at_ns is None:
-            self.tell_at_ns = now_ns + GATHER_NS
+        if self.send_at_ns is None:
+            self.send_at_ns = now_ns + GATHER_NS
         if self._num_senders >= SENDERS_MAX:
-            self.tell_at_ns = now_ns
+            self.send_at_ns = now_ns
 
     def due(self, now_ns: int) -> list[tuple[FrontendId, HintsEnded]]:
-        """What is to be told now."""
-        if self.tell_at_ns is None or now_ns < self.tell_at_ns:
+        """The messages to send now."""
+        if self.send_at_ns is None or now_ns < self.send_at_ns:
             return []
-        told = [
+        messages = [
             (
                 frontend_id,
                 HintsEnded(
@@ -57,19 +57,19 @@ class Verdicts:
             for frontend_id, clients in self._counts.items()
         ]
         self._counts.clear()
-        self._num_senders, self.tell_at_ns = 0, None
-        return told
+        self._num_senders, self.send_at_ns = 0, None
+        return messages
 
 
 def verdict_of(record: Record) -> int:
-    """0: its turn came; 1: it was taken back; 2: its turn did not come in time."""
-    if record.state in ("used", "late") or record.came_after_all:
+    """0: its turn came; 1: it was withdrawn; 2: its turn did not come in time."""
+    if record.state in ("used", "late") or record.came_after_expiry:
         return 0
     return 1 if record.state == "invalidated" else 2
 
 
 def as_verdict(client: Client, counts: list[int]) -> HintVerdict:
-    """Counts by `verdict_of`, as they are told."""
+    """The wire message of counts by `verdict_of`."""
     used, taken_back, spurious = counts
     return HintVerdict(
         tenant=client[0],

@@ -1,1 +1,1 @@
-"""The lease: which of the schedulers leads."""
+"""The decisions of the lease."""

@@ -1,16 +1,16 @@
-"""What is in the store of a lease, and what the lease's core asks its shell to do."""
+"""The stored lease, and what the lease's core asks its shell to do."""
 
 from dataclasses import dataclass
 
 from shared.effects import WakeAt
 from shared.messages import LeaderLease
 
-NOBODY = ""  # the instance in a lease that was given back
+NO_INSTANCE = ""  # the instance in a released lease
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store holds: no lease (None), or one. `revision` is 0 if there never was any."""
+    """Content of the store: a lease, or None. `revision` is 0 if there never was any."""
 
     lease: LeaderLease | None
     revision: int
@@ -18,13 +18,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ReadLease:
-    """Read the store; answer with `on_read` or `on_no_answer`, soon."""
+    """Read the store; answer soon with `on_read` or `on_no_answer`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLease:
-    """Write if the store's revision is `expected_revision`; answer with `on_written`, `on_conflict`
-    or `on_no_answer`, soon.
+    """Write if the store's revision is `expected_revision`; answer soon with `on_written`,
+    `on_conflict` or `on_no_answer`.
     """
 
     expected_revision: int
@@ -33,14 +33,14 @@ class WriteLease:
 
 @dataclass(frozen=True, slots=True)
 class AskHolder:
-    """Ask whoever holds the lease whether it is there; answer with `on_holder` or
-    `on_holder_silent`, soon.
+    """Ask the holder of the lease whether it is alive; answer soon with `on_holder` or
+    `on_holder_silent`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the others that the store took this lease."""
+    """Announce a successful write to the other instances."""
 
     stored: Stored
 
@@ -54,12 +54,12 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Dispatch nothing: the lease could not be renewed, and somebody may be about to take it."""
+    """Dispatch nothing: the lease could not be renewed, and a spare may be about to take it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Nobody took the lease: go on under the same fence."""
+    """The lease is still held: continue under the same fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The lease is given back, or was never held. Final: nothing follows."""
+    """The lease is released, or was never held. Final: nothing follows."""
 
 
 LeaseEffect = (

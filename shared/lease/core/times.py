@@ -1,11 +1,11 @@
-"""The lease's times, all told from its beat and its end."""
+"""The lease's times, all derived from its beat and its ttl."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How often a lease is renewed and when it is over.
+    """How often a lease is renewed and when it expires.
 
     Attributes:
         beat_ns: between two renewals.
@@ -21,29 +21,29 @@ class LeaseTimes:
 
     @property
     def patience_ns(self) -> int:
-        """How long the holder believes in its lease. The rest of `ttl_ns` is for clocks that run
-        unevenly and for what the holder sends while it looks at the clock.
+        """How long the holder trusts its lease. The rest of `ttl_ns` allows for uneven clocks and
+        for what the holder sends after it has read the clock.
         """
         return self.ttl_ns * 4 // 5
 
     @property
     def look_ns(self) -> int:
-        """Silence after which a spare looks into the store: word of a renewal may be lost."""
+        """Silence after which a spare reads the store: an announcement may be lost."""
         return self.beat_ns * 3 // 2
 
     @property
     def probe_ns(self) -> int:
-        """Between two questions to the holder whether it is there."""
+        """Time between two polls of the holder."""
         return self.beat_ns // 4
 
     @property
     def answer_ns(self) -> int:
-        """How long to wait for the holder's answer: one that dies meanwhile gives none."""
+        """How long to wait for the holder's answer, which a dead one never gives."""
         return self.beat_ns // 4
 
     @property
     def return_ns(self) -> int:
-        """What a holder has for its way back, if it was not heard since the connection broke."""
+        """Time for a holder to reconnect, if it has not answered since the connection broke."""
         return self.ttl_ns // 2
 
     @property

@@ -92,7 +92,7 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
             fence = await first.lead()
             assert first.lease.is_leading
             waiting = asyncio.create_task(spare.lead())
-            await eventually(lambda: spare.lease._core._watch._was_heard)
+            await eventually(lambda: spare.lease._core._watch._has_answered)
             await sever(first.bus)
             assert await waiting > fence
             assert spare.lease.is_leading and not first.lease.is_leading
@@ -115,7 +115,7 @@ def test_one_that_has_left_does_not_answer_for_the_next(nats_server: Server) -> 
             await first.lease.release()
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             leads, waits = (second, third) if second.lease.is_leading else (third, second)
-            await eventually(lambda: waits.lease._core._watch._was_heard)
+            await eventually(lambda: waits.lease._core._watch._has_answered)
             await sever(leads.bus)
             await eventually(lambda: waits.lease.is_leading)
             await asyncio.wait(waiting)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from prometheus_client import REGISTRY
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.turns.board import ATTEMPTS_PER_TERM, first_attempt
+from services.scheduler.core.turns.turn_table import ATTEMPTS_PER_TERM, first_attempt
 from services.scheduler.service import main
 from shared.bus import Bus
 from shared.ids import FrontendId, ModelId, SessionId, TurnId

@@ -10,7 +10,7 @@ import pytest
 from services.scheduler import service as scheduler
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
-from services.tracker.front import HANDED_ON, MISDIRECTED
+from services.tracker.routing import HANDED_ON, MISDIRECTED
 from services.tracker.service import main
 from shared.bus import Bus
 from shared.errors import NobodyListens, NoCapacity
@@ -200,7 +200,7 @@ def test_sessions_of_a_shard_that_is_gone_are_served_without_hints_and_others_wi
                 await until(gone, "used")
             with pytest.raises(NobodyListens):
                 await bus.request(SHARD_ADVISORY_SUBMIT, advisory(gone), "1", grace_s=0)
-            with pytest.raises(NoCapacity, match="nobody serves"):
+            with pytest.raises(NoCapacity, match="no process serves"):
                 await bus.request(ADVISORY_SUBMIT, advisory(gone))
             await bus.request(ADVISORY_SUBMIT, advisory(there))
             await until(there, "placed")

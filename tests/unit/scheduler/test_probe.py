@@ -28,7 +28,7 @@ class StubBus:
         return self._is_there
 
 
-class Heard(list[WorkerId]):
+class WorkerChange(list[WorkerId]):
     """What a core is told."""
 
     def put(self, event: object) -> bool:
@@ -56,7 +56,7 @@ def on_gone(_: WorkerId, __: int) -> list[object]:
 def test_nobody_is_gone_because_the_bus_was(
     before_s: float, after_s: float, is_there: bool, is_gone: bool
 ) -> None:
-    heard = Heard()
+    heard = WorkerChange()
     bus = cast(Bus, StubBus(before_s, after_s, is_there=is_there))
     events = cast("EventQueue[object]", heard)
     asyncio.run(probe(bus, WorkerId("w"), events, on_gone))

@@ -63,7 +63,7 @@ def spent(num: int = 10, per_tenant: int = 1000) -> HintAccounts:
 
 def test_who_is_refused_is_told_when_to_come_again_and_may() -> None:
     accounts = spent()
-    with pytest.raises(HintsThrottled, match="from x came to nothing") as refusal:
+    with pytest.raises(HintsThrottled, match="from x were not used") as refusal:
         accounts.take(A, "x", SECOND)
     assert refusal.value.retry_after_s == 1 and refusal.value.http_status == 429
     assert may(accounts, place="y") and may(accounts, tenant=B), "others are not meant"

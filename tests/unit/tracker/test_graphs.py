@@ -42,5 +42,5 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_two_graphs_of_one_application_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "one.json", "a")
     write(tmp_path / "two.json", "a")
-    with pytest.raises(ConfigError, match=r"two\.json: another one"):
+    with pytest.raises(ConfigError, match=r"two\.json: another file"):
         read_graphs(tmp_path, LIMITS)

@@ -18,7 +18,7 @@ from shared.tracing import NO_TRACER
 def test_a_spare_does_not_log_each_turn_too(
     caplog: pytest.LogCaptureFixture, is_leading: bool
 ) -> None:
-    runtime: Any = SimpleNamespace(bus=None, clock=SystemClock(), tracer=NO_TRACER)
+    runtime: Any = SimpleNamespace(bus=None, clock=SystemClock(), tracer=NO_TRACER, parts={})
     service = TrackerService(runtime, TrackerConfig())
     service._is_leading = is_leading
     with caplog.at_level(logging.INFO):

@@ -1,5 +1,5 @@
-"""Central batching in one process: what a policy is, and the one that puts a shard's decisions and
-the rank table's together.
+"""Central batching in one process: the interface of batch policies, and the policy that combines
+the decisions of a shard and of the rank table.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -14,32 +14,32 @@ from services.scheduler.core.batching.shard import ModelShard
 
 @runtime_checkable
 class Batcher(Protocol):
-    """Central batching: every event returns what is to be done, in order.
+    """Central batching: every event returns the effects to perform, in order.
 
     GPUs are numbers, models any hashable keys. `wake_at_ns` is the instant at which `on_wake` is
-    due; it may be earlier than anything happens.
+    due; that may be earlier than anything happens.
     """
 
     wake_at_ns: int
 
     def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
+        """Add a model, or update its times."""
         ...
 
     def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
+        """Remove a model; its waiting jobs are dropped."""
         ...
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """A GPU has come, free, or serves other models than before."""
+        """Add an idle GPU, or change the models that one serves."""
         ...
 
     def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU has gone. What it ran is the caller's to submit again."""
+        """Remove a GPU. The caller submits its jobs again."""
         ...
 
     def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job has come. Its model must be known."""
+        """Queue a job, whose model must be known."""
         ...
 
     def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
@@ -47,11 +47,11 @@ class Batcher(Protocol):
         ...
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job is not wanted any more."""
+        """Cancel a job."""
         ...
 
     def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU's oldest batch is over."""
+        """A GPU's oldest batch has ended."""
         ...
 
     def on_wake(self, now_ns: int) -> Sequence[Effect]:
@@ -72,13 +72,13 @@ class WindowBatcher(ModelShard):
         super().__init__(self.rank, make_rules, delays)
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """A GPU has come, free, or serves other models than before."""
+        """Add an idle GPU, or change the models that one serves."""
         self.rank.add_gpu(gpu, models, now_ns)
         self._count_gpus()
         return self.on_gpus(now_ns)
 
     def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU has gone. What it ran is the shell's to submit again."""
+        """Remove a GPU. The caller submits its jobs again."""
         self.rank.remove_gpu(gpu)
         self._count_gpus()
         return self.on_gpus(now_ns)

@@ -29,7 +29,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """These jobs will not run. ``late``: the deadline cannot be met any more; ``crowded``: left out
+    """These jobs will not run. ``late``: the deadline cannot be met; ``crowded``: left out
     so that the jobs behind can run in a larger batch; ``no_gpu``: nothing serves the model.
     """
 
@@ -39,7 +39,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop this batch; what it did is lost. Its jobs are queued again here."""
+    """Stop this batch and lose its work. Its jobs are queued again."""
 
     number: int
     gpu: int

@@ -19,15 +19,15 @@ class Gathering(Protocol):
     def gather(
         self, spec: ModelSpec, jobs: Sequence[Job], start_at_ns: int, room: float
     ) -> tuple[int, int]:
-        """How many jobs to leave out at the head, and how many to run, starting at `start_at_ns`.
+        """How many jobs to drop at the head, and how many to run, starting at `start_at_ns`.
 
-        The jobs left out are dropped. `room` is how many jobs the model may lose at the moment and
-        still serve the share it promises; infinite when it has lost so many that it does not.
+        `room` is how many jobs the model may lose now and still serve the promised share; infinite
+        if it has lost too many already.
         """
         ...
 
     def queue_max(self, spec: ModelSpec, served_rps: float) -> int:
-        """How many jobs may wait while more come than can be served; `served_rps` were of late."""
+        """How many jobs may wait under overload; `served_rps` is the recent rate of served jobs."""
         ...
 
 
@@ -76,13 +76,12 @@ class TargetGathering:
 
 @dataclass(frozen=True, slots=True)
 class AllowanceGathering:
-    """Spends what a 99th percentile leaves to lose where it gains most.
+    """Spends the 1% of jobs that a 99th percentile may lose where that gains most.
 
-    A batch shorter than `enough` costs capacity, and what it leaves behind is older, so the next
-    is shorter still. Heads are left out to prevent that, but only as many as there is room to
-    lose; where that does not help, the batch is a prefix. When more was lost than may be, the
-    promise is broken anyway: then every batch is made `full`, which serves the most (the flat top
-    of section 3.5).
+    A batch shorter than `enough` wastes capacity, and the jobs that it leaves behind are older, so
+    the next batch is shorter still. Heads are dropped to prevent that, but only as many as there is
+    room to lose; where that does not help, the batch is a prefix. When too many are lost already,
+    every batch is made `full`, which serves the most jobs (the flat top of section 3.5).
     """
 
     enough: int
@@ -107,8 +106,8 @@ class AllowanceGathering:
         return first, min(size, len(jobs) - first)
 
     def queue_max(self, spec: ModelSpec, served_rps: float) -> int:
-        """About as many as are served until the last of them must start in a full batch: who comes
-        on top is told so at once, and not when its deadline is near.
+        """About as many as are served until the last of them must start in a full batch: further
+        jobs are refused at once, not when their deadline is near.
         """
         time_ns = max(spec.slo_ns - spec.batch_ns[self.full], 0)
         return max(int(QUEUE_RESERVE * served_rps * time_ns / 1e9), self.full, self.most)

@@ -1,4 +1,4 @@
-"""GPUs that serve the same models, by when they are free."""
+"""GPUs that serve the same models, ordered by when they are free."""
 
 from heapq import heappop, heappush
 
@@ -8,8 +8,7 @@ from services.scheduler.core.batching.job import NEVER_NS
 class GpuHeap:
     """Answers "which is free first" and "which free one has the lowest number" in O(log G).
 
-    Entries of the heaps are never taken out early; one counts only while it agrees with
-    `free_at_ns`.
+    Entries of the heaps are never removed early; one counts only while it agrees with `free_at_ns`.
 
     Attributes:
         free_at_ns: of every GPU here; `NEVER_NS` while it is granted or withheld.
@@ -25,14 +24,14 @@ class GpuHeap:
         return len(self.free_at_ns)
 
     def set_free(self, gpu: int, free_at_ns: int) -> None:
-        """The GPU is here, and free from this instant on; `NEVER_NS` withholds it."""
+        """Add or update a GPU that is free from this instant on; `NEVER_NS` withholds it."""
         self.free_at_ns[gpu] = free_at_ns
         self._is_idle.discard(gpu)
         if free_at_ns < NEVER_NS:
             heappush(self._busy, (free_at_ns, gpu))
 
     def remove(self, gpu: int) -> int:
-        """The GPU has gone; returns when it would have been free."""
+        """Remove a GPU; returns when it would have been free."""
         self._is_idle.discard(gpu)
         return self.free_at_ns.pop(gpu)
 

@@ -1,4 +1,4 @@
-"""What is scheduled: a job, the model it is for, and the delays of getting it to a GPU."""
+"""What is scheduled: a job, its model, and the delays of dispatching it to a GPU."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
@@ -15,8 +15,8 @@ class Job:
     Attributes:
         model: key of its model.
         deadline_ns: instant by which its result must exist.
-        arrived_at_ns: instant at which the scheduler heard of it.
-        ref: the shell's own, not looked at here.
+        arrived_at_ns: instant at which the scheduler received it.
+        ref: an object of the caller; not used here.
     """
 
     __slots__ = ("arrived_at_ns", "deadline_ns", "model", "ref")
@@ -42,8 +42,8 @@ class ModelSpec:
         batch_ns: time of a batch by its size, ns: ``batch_ns[0] == 0``, never decreasing, one entry
             more than the largest batch.
         slo_ns: usual time from arrival to deadline; policies that plan ahead count with it.
-        rate_rps: jobs a second, as measured; infinite while nothing is known of it.
-        num_models: models, this one included, that had jobs of late and want the same GPUs.
+        rate_rps: measured jobs per second; infinite until it is measured.
+        num_models: models, this one included, that recently had jobs and use the same GPUs.
     """
 
     key: Hashable
@@ -72,10 +72,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Time from a dispatch to the moment when the GPU has what it needs: ``ctrl + data * size``.
+    """Time from a dispatch until the GPU has its inputs: ``ctrl + data * size``.
 
-    `slack_ns` is how late a timer may ring: no batch waits for a moment nearer than this to its
-    latest one, however little the next job would cost.
+    `slack_ns` is how late a timer may fire: no batch waits until less than this before its latest
+    start, however little the next job would cost.
 
     Source: deferred batch scheduling, appendix D; the slack is ours.
     """

@@ -1,5 +1,5 @@
-"""How long a batch takes: l(b) = alpha b + beta, fitted, kept true, and made safe by a margin
-(deferred batch scheduling, section 2.1).
+"""The run time of a batch: l(b) = alpha b + beta, fitted, updated by measurements, with a safety
+margin (deferred batch scheduling, section 2.1).
 """
 
 import math
@@ -19,11 +19,11 @@ class LatencyLimits:
         num_remembered: batches after which a report has lost all but 1/e of its weight, > 1.
         num_residuals_max: latest batches that the margin is taken from.
         quantile: share of the batches that should be done within line plus margin.
-        num_between_refreshes: batches between two looks at the margin, once it has seen so many.
+        num_between_refreshes: batches between two updates of the margin, once it has seen so many.
         outlier_factor: a batch this many times slower or faster than expected counts as this many
             times: one stall must not move the line.
-        num_outliers_believed: this many of them in a row, all too slow or all too fast, are the
-            rule, as far as all of them go: nor must one stall among slow batches move the line.
+        num_outliers_believed: this many in a row, all too slow or all too fast, move the line, as
+            far as the least of them: so that one stall among slow batches does not move it either.
         change_min: share by which some entry of the table must change to make a new version.
     """
 
@@ -48,7 +48,7 @@ class _Line(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Weighted sums over (x = size, y = time): all that a straight line needs."""
+    """Weighted sums over (x = size, y = time), sufficient to fit a line."""
 
     n: float = 0.0
     x: float = 0.0
@@ -57,7 +57,7 @@ class _Sums(NamedTuple):
     xy: float = 0.0
 
     def after(self, size: int, ns: float, keep: float) -> "_Sums":
-        """These, weakened by `keep`, and one more point."""
+        """The sums, decayed by `keep`, with one more point."""
         return _Sums(
             self.n * keep + 1,
             self.x * keep + size,
@@ -80,14 +80,13 @@ class _Sums(NamedTuple):
 class BatchLatency:
     """Run time by batch size of one model on one kind of device.
 
-    Starts from a profile, then follows what workers report. The profile acts as a prior of a fixed
-    weight in two steps: how much slower or faster than the profile the batches are as a whole is
-    one number, which a few batches of any size settle; the profile, scaled by it, then pulls the
-    fitted line at all sizes with the weight of `prior_weight` batches, which decides where nothing
-    is observed and is outvoted where much is. An observation takes O(1).
+    Starts from a profile, then follows the workers' reports. The profile is a prior of fixed weight
+    in two steps: one scale factor, settled by a few batches of any size, adapts the whole profile;
+    the scaled profile then pulls the fitted line at all sizes with the weight of `prior_weight`
+    batches, which dominates only where few batches are observed. An observation takes O(1).
 
-    What the scheduler sees (`table`, `largest`) changes only when it would by `change_min` or more;
-    `version` counts these changes.
+    `table` and `largest` change only if some entry would change by `change_min` or more; `version`
+    counts these changes.
     """
 
     def __init__(self, profile: _Line, size_max: int, r2: float, limits: LatencyLimits) -> None:
@@ -95,7 +94,9 @@ class BatchLatency:
         if size_max < 1:
             raise ValueError(f"size_max must be at least 1, not {size_max}")
         if not (math.isfinite(profile.at(1)) and min(profile) >= 0 and profile.at(1) > 0):
-            raise ValueError(f"no batch takes {profile.alpha_ns} * size + {profile.beta_ns} ns")
+            raise ValueError(
+                f"a batch cannot take {profile.alpha_ns} * size + {profile.beta_ns} ns"
+            )
         self._profile = profile
         self._size_max = size_max
         self._r2 = r2
@@ -106,7 +107,7 @@ class BatchLatency:
         self._margin_ns = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=limits.num_residuals_max)
         self._num_observed = 0
-        # How many times slower than expected the latest were, while all were too slow, or too fast.
+        # Ratios to the expected time of the latest batches, while all were too slow or too fast.
         self._outliers: deque[float] = deque(maxlen=limits.num_outliers_believed)
         self._version = 0
         self._publish()
@@ -115,7 +116,7 @@ class BatchLatency:
     def linear(
         cls, alpha_ns: float, beta_ns: float, size_max: int, limits: LatencyLimits | None = None
     ) -> "BatchLatency":
-        """From a profile that is a line already.
+        """From a profile that is a line.
 
         Raises:
             ValueError: a negative or infinite term, both zero, or no size.
@@ -213,7 +214,7 @@ class BatchLatency:
         return max(0, bisect_right(self._table, budget_ns) - 1)
 
     def _believed(self, size: int, ns: int) -> float:
-        """The time to fit: outliers are cut off; once they are the rule, at what they all say."""
+        """The time to fit: outliers are clipped, unless enough of them agree."""
         expected, factor = self._line.at(size), self._limits.outlier_factor
         ratio = ns / expected
         if 1 / factor <= ratio <= factor:
@@ -250,9 +251,9 @@ class BatchLatency:
         ).line()
 
     def _measured_margin_ns(self) -> int:
-        """Residuals are taken against the line of now: a corrected profile needs no margin."""
+        """Residuals are taken against the current line: a corrected profile needs no margin."""
         residuals = sorted(ns - self._line.at(size) for size, ns in self._recent)
-        # The largest of few is no percentile: a single late batch is never believed.
+        # The largest of a few is no percentile: a single late batch never counts.
         rank = min(math.ceil(self._limits.quantile * len(residuals)), len(residuals) - 1)
         return max(0, math.ceil(residuals[rank - 1])) if rank > 0 else 0
 
@@ -276,7 +277,7 @@ class BatchLatency:
 
 def _check(size: int, ns: int) -> None:
     if size < 1 or ns < 1:
-        raise ValueError(f"a batch of {size} in {ns} ns is none")
+        raise ValueError(f"batch size and time must be at least 1, not {size} and {ns} ns")
 
 
 def _r2(line: _Line, pairs: Sequence[tuple[int, int]]) -> float:

@@ -13,19 +13,19 @@ from services.scheduler.core.batching.windows import Window
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-LOSS_SHARE = 0.0095  # of the jobs may be lost where 99% are promised, with a little in reserve
+LOSS_SHARE = 0.0095  # of the jobs may be lost where 99% are promised, with some reserve
 RATE_NS = 1_000_000_000  # over which the rate of arrivals is counted, at least
 ACTIVE_NS = 3 * RATE_NS  # a model without a batch for so long wants no GPU
-RATE_CHANGE = 0.2  # that is worth new rules
+RATE_CHANGE = 0.2  # relative change of the rate that makes new rules
 HORIZON_NS = 20_000_000_000  # over which that share is counted, at least
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The window of all that waits of a model, for who looks at it.
+    """The window of a model's waiting jobs, for display.
 
     Attributes:
-        num_jobs: that wait.
+        num_jobs: waiting jobs.
         opens_at_ns, closes_at_ns: between these the batch may start.
     """
 
@@ -37,17 +37,17 @@ class WindowView:
 
 
 class ModelQueue:
-    """Jobs of one model in order of deadlines, and what the timers know of them.
+    """Jobs of one model in order of deadlines, and the state of its timer and loss counters.
 
     Attributes:
         base_ns, lead_ns: the window of the whole queue opens at ``base_ns - lead_ns[len(jobs)]``.
         armed_at_ns: no later than the instant at which the candidate changes by time alone.
-        num_quiet: with fewer jobs than this a job more changes nothing before `armed_at_ns`.
-        num_jobs_max: more than this is refused on arrival; finite only under overload.
-        is_offered: the rank table has an offer of this model.
+        num_quiet: below this many jobs a new one changes nothing before `armed_at_ns`.
+        num_jobs_max: further jobs are refused on arrival; finite only under overload.
+        is_offered: the rank table has a candidate of this model.
         rate_num_taken, rate_since_ns: jobs counted towards the next measured rate.
         num_taken, num_bad: jobs that left the queue since `since_ns`, and those of them that were
-            dropped; halved now and then, so that they speak of the recent past.
+            dropped; halved periodically, so that they cover the recent past.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class ModelQueue:
         self.tune(spec, window, gathering, num_gpus=1)
 
     def tune(self, spec: ModelSpec, window: Window, gathering: Gathering, num_gpus: int) -> None:
-        """The model's times are known better, or other rules are right."""
+        """Apply new batch times or other rules."""
         self.spec = spec
         self.window = window
         self.gathering = gathering
@@ -87,7 +87,7 @@ class ModelQueue:
         self.num_quiet = self.num_jobs_max + 1 if self.is_offered else 0
 
     def find_opening(self) -> int:
-        """When the window of all that waits opens; there must be a job. Sets `base_ns`."""
+        """When the window of all waiting jobs opens; there must be one. Sets `base_ns`."""
         self.base_ns = self.window.base_ns(self.jobs[0])
         return self.base_ns - self.lead_ns[min(len(self.jobs), self.spec.size_max)]
 
@@ -110,7 +110,7 @@ class ModelQueue:
         self.num_quiet = min(num_quiet, self.num_jobs_max + 1)
 
     def disarm(self) -> None:
-        """There is no candidate: whatever comes makes one."""
+        """There is no candidate: the next job makes one."""
         self.armed_at_ns = NEVER_NS
         self.num_quiet = 0
 
@@ -130,11 +130,11 @@ class ModelQueue:
         return taken
 
     def is_active(self, now_ns: int) -> bool:
-        """Whether batches of this model went out of late."""
+        """Whether a batch of this model was sent recently."""
         return self.rate_since_ns <= now_ns < self.rate_since_ns + ACTIVE_NS
 
     def new_facts(self, num_models: int, now_ns: int) -> ModelSpec | None:
-        """The spec as it is measured now; None until enough was counted, or if that is no news."""
+        """The spec with the newly measured rate; None if there is none or it changed little."""
         rate_rps = self._new_rate_rps(now_ns)
         if rate_rps is None:
             return None
@@ -154,7 +154,7 @@ class ModelQueue:
         served_rps = rate_rps - self.rate_num_bad * 1e9 / passed_ns
         is_broken = self.room_to_lose(now_ns) == inf
         self.num_jobs_max = NEVER_NS
-        # What little was served while little came says nothing of how much could be.
+        # The rate served at low load says nothing about the capacity.
         if is_broken and self.is_active(now_ns):
             self.num_jobs_max = self.gathering.queue_max(self.spec, served_rps)
         self.rate_num_taken = self.rate_num_bad = 0
@@ -163,12 +163,12 @@ class ModelQueue:
         return rate_rps if known_rps == inf else (rate_rps + known_rps) / 2
 
     def lose(self, num_jobs: int) -> None:
-        """So many jobs that were taken off will not run."""
+        """Count jobs that were taken from the queue and will not run."""
         self.num_bad += num_jobs
         self.rate_num_bad += num_jobs
 
     def refuse(self) -> Job:
-        """Take off the last job, which is one too many."""
+        """Remove the last job, which exceeds the limit."""
         job = self.jobs.pop()
         self.tail_ns = self.jobs[-1].deadline_ns if self.jobs else 0
         self.num_taken += 1
@@ -177,8 +177,8 @@ class ModelQueue:
         return job
 
     def room_to_lose(self, now_ns: int) -> float:
-        """How many jobs more can be lost before too many of the recent ones are; infinite when the
-        promise is broken anyway.
+        """How many more jobs can be lost before too many of the recent ones are; infinite if too
+        many are lost already.
         """
         self.since_ns = min(self.since_ns, now_ns)
         age_ns = max(now_ns - self.since_ns, RATE_NS)
@@ -192,7 +192,7 @@ class ModelQueue:
         return room if room >= 0 else inf
 
     def remove(self, job: Job) -> bool:
-        """Take out one job, wherever it is; False if it is not here."""
+        """Remove one job; False if it is not queued."""
         try:
             self.jobs.remove(job)
         except ValueError:

@@ -1,31 +1,31 @@
-"""The rank table: which schedulable batch meets which GPU.
+"""The rank table: matches execution candidates and GPUs.
 
-Models offer a batch when its window opens; an offer finds a free GPU at once, or waits for the next
-one. A GPU that becomes free takes the offer whose latest moment is the closest. Among free GPUs the
-one with the lowest number is taken, so that the high ones stay idle and can be given back.
+A model offers a batch when its window opens; the candidate gets a free GPU at once, or waits for
+the next one. A GPU that becomes free takes the candidate with the earliest latest start. Among free
+GPUs the one with the lowest number is taken, so that the high ones stay idle and can be released.
 
 With GPUs that serve the same models every event costs O(log M + log G). GPUs that serve different
-models are kept in different pools; an offer stands in every pool that serves its model.
+models are in different pools; a candidate is in every pool that serves its model.
 
 Source: deferred batch scheduling, sections 3.2 and 4.2, appendix D (RankThread). Unlike there, a
-model's own timer runs beside its queue (`shard.py`), not here: a model tells the table once a batch
-and not at every arrival.
+model's own timer runs beside its queue (`shard.py`), not here: a model informs the table once per
+batch and not at every arrival.
 """
 
 from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
+from services.scheduler.core.batching.candidates import CandidateBook, ExecutionCandidate
 from services.scheduler.core.batching.gpu_heap import GpuHeap
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.batching.offer_book import Offer, OfferBook
 
-BATCHES_MAX = 2  # on one GPU: one that runs and one on its way
+BATCHES_MAX = 2  # on one GPU: one that runs and one in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The GPU is the model's from `free_at_ns` on, until the table hears otherwise."""
+    """The GPU belongs to the model from `free_at_ns` on, until it is booked or given back."""
 
     model: Hashable
     gpu: int
@@ -34,22 +34,22 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
-    """GPUs that serve the same models, and the offers that they could take."""
+    """GPUs that serve the same models, and the candidates that they could take."""
 
     models: frozenset[Hashable]
     gpus: GpuHeap
-    offers: OfferBook
+    candidates: CandidateBook
 
 
 class RankTable:
-    """Matches offers and GPUs. GPUs are known by numbers, models by keys; both come and go."""
+    """Matches candidates and GPUs. GPUs are numbered, models have keys; both come and go."""
 
     def __init__(self) -> None:
         self._pools: dict[frozenset[Hashable], _Pool] = {}
         self._pools_of: dict[Hashable, list[_Pool]] = {}
         self._pool_of: dict[int, _Pool] = {}
-        self._ends: dict[int, deque[int]] = {}  # of the batches a GPU has, as expected
-        self._standing: dict[Hashable, Offer] = {}
+        self._ends: dict[int, deque[int]] = {}  # expected ends of a GPU's batches
+        self._standing: dict[Hashable, ExecutionCandidate] = {}
 
     @property
     def gpus(self) -> Collection[int]:
@@ -61,7 +61,7 @@ class RankTable:
         return sum(len(pool.gpus) for pool in self._pools_of.get(model, []))
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], free_at_ns: int) -> None:
-        """A GPU has come, or serves other models than before; then it keeps its batches."""
+        """Add a GPU, or change the models that one serves; then it keeps its batches."""
         kind = frozenset(models)
         old = self._pool_of.get(gpu)
         if old is not None and old.models == kind:
@@ -73,12 +73,12 @@ class RankTable:
         self._set_free(gpu, free_at_ns)
 
     def remove_gpu(self, gpu: int) -> None:
-        """A GPU has gone."""
+        """Remove a GPU."""
         self._leave_pool(gpu)
         del self._ends[gpu]
 
     def give_back(self, grant: Grant) -> None:
-        """The model had nothing to run after all."""
+        """Return an unused grant."""
         if grant.gpu in self._pool_of:
             self._set_free(grant.gpu, grant.free_at_ns)
 
@@ -92,7 +92,7 @@ class RankTable:
             self._set_free(gpu, end_at_ns)
 
     def on_batch_done(self, gpu: int, now_ns: int) -> None:
-        """The GPU's oldest batch is over: what it still has begins now, and not when expected."""
+        """The GPU's oldest batch has ended: its next one begins now, not when expected."""
         ends = self._ends.get(gpu)
         if not ends:
             return
@@ -105,50 +105,50 @@ class RankTable:
             self._set_free(gpu, now_ns)
 
     def reset(self, gpu: int, now_ns: int) -> None:
-        """The GPU has nothing: forget the batches that it was sent long ago."""
+        """The GPU reports no batches: forget those that should have ended."""
         ends = self._ends[gpu]
         if any(end_at_ns <= now_ns for end_at_ns in ends):
             is_granted = self.free_at_ns(gpu) == NEVER_NS and len(ends) < BATCHES_MAX
             ends.clear()
-            if not is_granted:  # else somebody is about to book it
+            if not is_granted:  # else a model is about to book it
                 self._set_free(gpu, now_ns)
 
     def free_at_ns(self, gpu: int) -> int:
         """When the GPU will be free; `NEVER_NS` while it is granted."""
         return self._pool_of[gpu].gpus.free_at_ns[gpu]
 
-    def offer(self, offer: Offer, now_ns: int) -> Grant | None:
-        """Give the batch a GPU that is free when it can start; if there is none, let it wait.
+    def offer(self, candidate: ExecutionCandidate, now_ns: int) -> Grant | None:
+        """Grant a GPU that is free when the batch can start; if there is none, let it wait.
 
-        Replaces the model's earlier offer.
+        Replaces the model's earlier candidate.
         """
-        start_at_ns = now_ns + offer.delay_ns
-        pools = self._pools_of.get(offer.model, [])
+        start_at_ns = now_ns + candidate.delay_ns
+        pools = self._pools_of.get(candidate.model, [])
         idle = [gpu for pool in pools if (gpu := pool.gpus.lowest(start_at_ns)) is not None]
         if idle:
-            return self._grant(offer.model, min(idle))
-        self._standing[offer.model] = offer
+            return self._grant(candidate.model, min(idle))
+        self._standing[candidate.model] = candidate
         for pool in pools:
-            pool.offers.put(offer)
+            pool.candidates.put(candidate)
         return None
 
     def withdraw(self, model: Hashable) -> None:
-        """The model has no schedulable batch any more."""
+        """Withdraw the model's candidate."""
         self._standing.pop(model, None)
 
     @property
     def wake_at_ns(self) -> int:
-        """When `match` should be called next: a GPU is about to be free and an offer waits."""
+        """When to call `match` next: a GPU is about to be free and a candidate waits."""
         wake_at_ns = NEVER_NS
         for pool in self._pools.values():
-            delay_ns = pool.offers.longest_delay_ns()
+            delay_ns = pool.candidates.longest_delay_ns()
             if delay_ns is not None:
                 wake_at_ns = min(wake_at_ns, pool.gpus.first_free_at_ns() - delay_ns)
         return wake_at_ns
 
     def match(self, now_ns: int) -> Grant | None:
-        """The next GPU that is about to be free takes the most urgent offer that it can still
-        serve. Call it until it returns None; each time dispatch before the next call.
+        """Grant the next GPU that is about to be free to the most urgent candidate that it can
+        serve in time. Call it until it returns None, and dispatch each grant before the next call.
         """
         for pool in self._pools.values():
             grant = self._match_in(pool, now_ns)
@@ -157,19 +157,19 @@ class RankTable:
         return None
 
     def _match_in(self, pool: _Pool, now_ns: int) -> Grant | None:
-        delay_ns = pool.offers.longest_delay_ns()
+        delay_ns = pool.candidates.longest_delay_ns()
         if delay_ns is None:
             return None
         free_at_ns = pool.gpus.first_free_at_ns()
         if free_at_ns - delay_ns > now_ns:
             return None
         start_at_ns = max(free_at_ns, now_ns)
-        offer = pool.offers.most_urgent(start_at_ns)
-        if offer is None:
+        candidate = pool.candidates.most_urgent(start_at_ns)
+        if candidate is None:
             return None
         gpu = pool.gpus.lowest(start_at_ns)
         assert gpu is not None
-        return self._grant(offer.model, gpu)
+        return self._grant(candidate.model, gpu)
 
     def _grant(self, model: Hashable, gpu: int) -> Grant:
         grant = Grant(model, gpu, self.free_at_ns(gpu))
@@ -180,14 +180,14 @@ class RankTable:
     def _set_free(self, gpu: int, free_at_ns: int) -> None:
         pool = self._pool_of[gpu]
         pool.gpus.set_free(gpu, free_at_ns)
-        pool.offers.look_again(free_at_ns)
+        pool.candidates.look_again(free_at_ns)
 
     def _new_pool(self, kind: frozenset[Hashable]) -> _Pool:
-        pool = self._pools[kind] = _Pool(kind, GpuHeap(), OfferBook(self._standing))
+        pool = self._pools[kind] = _Pool(kind, GpuHeap(), CandidateBook(self._standing))
         for model in kind:
             self._pools_of.setdefault(model, []).append(pool)
             if model in self._standing:
-                pool.offers.put(self._standing[model])
+                pool.candidates.put(self._standing[model])
         return pool
 
     def _leave_pool(self, gpu: int) -> int:

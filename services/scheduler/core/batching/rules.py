@@ -1,4 +1,4 @@
-"""Window and gathering rules by name: what makes a batch policy of the central batcher."""
+"""Window and gathering rules by name: they make a batch policy of the central batcher."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ from shared.errors import ConfigError
 
 ENOUGH_TO_START = 0.98  # of the staggered batch's jobs per second
 ENOUGH_TO_KEEP = 0.94
-JOBS_NOT_WAITED_FOR = 0.6  # expected in the time that a batch leaves unused
+JOBS_NOT_WAITED_FOR = 0.6  # expected jobs for which a batch does not wait
 SHARE_LEFT_TO_OTHERS = 0.35  # of the target, for each other model on a GPU
 
 # Window and gathering for a model that so many GPUs serve.
@@ -54,19 +54,19 @@ def deferred_prefix_rules(spec: ModelSpec, num_gpus: int) -> tuple[Window, Gathe
 def timeout_rules(
     spec: ModelSpec, num_gpus: int, *, timeout_ns: int = 0
 ) -> tuple[Window, Gathering]:
-    """A fixed time after the first job's arrival; at once if `timeout_ns` is 0."""
+    """A fixed time after the first job's arrival; immediately if `timeout_ns` is 0."""
     return TimeoutWindow(timeout_ns), PrefixGathering()
 
 
 def supplied_size(spec: ModelSpec) -> int:
-    """The largest batch whose jobs come soon enough: ``l(b) + (b - 1) / rate <= SLO``."""
+    """The largest batch whose jobs arrive soon enough: ``l(b) + (b - 1) / rate <= SLO``."""
     sizes = range(spec.size_max, 1, -1)
     gap_ns = 1e9 / spec.rate_rps
     return next((b for b in sizes if spec.batch_ns[b] + (b - 1) * gap_ns <= spec.slo_ns), 1)
 
 
 def worth_ns(spec: ModelSpec, full: int, num_gpus: int) -> int:
-    """The longest target that makes batches larger: the model's own, by which `full` was chosen, or
+    """The longest target that makes batches larger: the model's own, which `full` depends on, or
     what staggered batches of the largest size need.
     """
     is_largest = full == spec.size_max
@@ -74,11 +74,11 @@ def worth_ns(spec: ModelSpec, full: int, num_gpus: int) -> int:
 
 
 def steady_rules(spec: ModelSpec, num_gpus: int) -> tuple[Window, Gathering]:
-    """Deferred, with room for bursts, and losing within what a 99th percentile allows."""
+    """Deferred, with room for bursts, and dropping within what a 99th percentile allows."""
     full = staggered_size(spec, num_gpus)
     usual = min(full, supplied_size(spec))
-    # Others that wait for the same few GPUs may be served first, as late as we would have been.
-    # Among many GPUs one is free soon: the power was found by trying, from 1 to 64 GPUs.
+    # Other models that wait for the same few GPUs may be served first, as late as this one would
+    # be. Among many GPUs one is free soon: the exponent was found by experiment, with 1 to 64 GPUs.
     others = SHARE_LEFT_TO_OTHERS * (spec.num_models - 1) / num_gpus**1.5
     early_ns = min(
         max(int(JOBS_NOT_WAITED_FOR * 1e9 / spec.rate_rps), int(others * spec.slo_ns)),

@@ -18,8 +18,8 @@ class ScalingLimits:
     Attributes:
         gpus_min: never advises fewer.
         gpus_max: never advises more.
-        window_ns: readings this old weigh 1/e of new ones. Without a reading for so long there is
-            no advice.
+        window_ns: readings this old weigh 1/e of new ones. Without a reading for this long there
+            is no advice.
         warmup_ns: from the first reading to the first advice.
         bad_rate_max: share of requests that may be bad before GPUs are asked for.
         headroom: share of the GPUs' time that stays idle when GPUs are offered back. It must be
@@ -37,7 +37,7 @@ class ScalingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScalingAdvice:
-    """Relative to the number of GPUs last told of; at most one of `add` and `remove` is not 0.
+    """Relative to the last reported number of GPUs; at most one of `add` and `remove` is not 0.
 
     Attributes:
         bad_rate: smoothed share of requests that were late or dropped.
@@ -51,15 +51,15 @@ class ScalingAdvice:
 
 
 class ScalingAdvisor:
-    """Smooths readings and turns them into advice; whoever owns the cluster acts on it, or not.
+    """Smooths readings and turns them into advice, which the cluster's operator may act on.
 
     With bad rate r over the threshold N GPUs need ``N r / (1 - r)`` more. With idle share f they
     can spare ``N f``, less the headroom h: ``N (f - h) / (1 - h)``, which leaves h of them idle.
 
-    A scheduler whose goodput stays at its peak under overload and whose GPU time follows the load
-    below it (the flat top) makes both exact. The same property says what the readings would have
-    been with another number of GPUs, so when the number changes, those remembered are converted:
-    otherwise GPUs that have just come would be asked for again until the old bad rate is forgotten.
+    Both are exact for a scheduler whose goodput stays at its peak under overload and whose GPU time
+    follows the load below it (the flat top). The same property gives the readings with another
+    number of GPUs, so when the number changes the remembered readings are converted: otherwise
+    GPUs that were just added would be requested again until the old bad rate is forgotten.
     """
 
     def __init__(self, num_gpus: int, limits: ScalingLimits) -> None:
@@ -106,8 +106,9 @@ class ScalingAdvisor:
         self._weight = self._weight * keep + 1.0
 
     def advice(self, now_ns: int) -> ScalingAdvice:
-        """What to change now. Nothing before the warm-up is over, nor while readings are missing;
-        then only bounds that do not hold are mended."""
+        """What to change now. Before the warm-up is over and while readings are missing, only
+        violated bounds are corrected.
+        """
         limits, n = self._limits, self._num_gpus
         bad_rate, idle = self._bad_rate(), self._idle_share()
         target = n
@@ -138,14 +139,14 @@ class ScalingAdvisor:
 
     def _convert(self, num_gpus: int) -> None:
         """Turn the sums into those of a cluster with another number of GPUs, same load."""
-        # Over the threshold all of them count as busy all the time: the hours of idleness before a
-        # surge must not send the GPUs away that it has just brought.
+        # Above the threshold all GPUs count as always busy: idle hours before a surge must not
+        # remove the GPUs that were just added.
         is_full = self._bad_rate() > self._limits.bad_rate_max
         used = self._num_gpus * self._weight if is_full else self._busy_gpus
         self._num_gpus = num_gpus
         total = self._good + self._bad
         if self._good == 0:
-            # With nothing served there is nothing to convert by: begin anew.
+            # With nothing served there is no basis for a conversion: reset.
             self._bad = self._busy_gpus = self._weight = 0.0
             return
         needed = used * total / self._good

@@ -1,7 +1,7 @@
-"""Queues, candidates and timers of some models: what the paper calls ModelThreads.
+"""Queues, candidates and timers of some models: the paper's ModelThreads.
 
-A model's batch becomes schedulable when its window opens; then it is offered to the rank table. The
-answer is a grant, at once or later, and a grant is a dispatch. The code is the same whether the
+A model's batch becomes schedulable when its window opens; then it is offered to the rank table,
+which grants a GPU at once or later, and the batch is dispatched. The code is the same whether the
 table is in this process or in another one (`RankPort`).
 
 Source: deferred batch scheduling, Algorithm 1 and appendix D.
@@ -13,9 +13,9 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Protocol
 
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
-from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.queue import RATE_NS, ModelQueue, WindowView
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.batching.rules import MakeRules
@@ -25,9 +25,9 @@ NOTHING: tuple[Effect, ...] = ()
 
 
 class RankPort(Protocol):
-    """Where offers go. A table in another process answers no offer at once."""
+    """Where candidates are offered. A table in another process never grants at once."""
 
-    def offer(self, offer: Offer, now_ns: int) -> Grant | None: ...
+    def offer(self, candidate: ExecutionCandidate, now_ns: int) -> Grant | None: ...
 
     def withdraw(self, model: Hashable) -> None: ...
 
@@ -44,10 +44,10 @@ class RankPort(Protocol):
 
 
 class ModelShard:
-    """Decides when some models' batches are schedulable, and what is in them when they go.
+    """Decides when some models' batches are schedulable, and which jobs they contain.
 
     Args:
-        rank: the rank table, or what stands for it.
+        rank: the rank table, or its proxy.
         make_rules: window and gathering for a model.
         delays: from a dispatch to the GPU's start.
     """
@@ -63,10 +63,10 @@ class ModelShard:
         self._out: list[Effect] = []
         self._num_active = 1
         self._count_at_ns = 0
-        self.wake_at_ns = NEVER_NS  # when to call `on_wake`; perhaps earlier than anything happens
+        self.wake_at_ns = NEVER_NS  # when to call `on_wake`; may be earlier than needed
 
     def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
+        """Add a model, or update its times."""
         queue = self._queues.get(spec.key)
         if queue is None:
             rules = self._make_rules(spec, 1)
@@ -77,7 +77,7 @@ class ModelShard:
             self._retune(queue, known, queue.num_gpus)
 
     def set_num_gpus(self, key: Hashable, num_gpus: int) -> None:
-        """So many GPUs serve this model now."""
+        """Set the number of GPUs that serve this model."""
         queue = self._queues.get(key)
         if queue is None:
             return
@@ -94,7 +94,7 @@ class ModelShard:
             self._arm(queue, 0)  # look at it at once
 
     def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
+        """Remove a model; its waiting jobs are dropped."""
         queue = self._queues.pop(key)
         self._rank.withdraw(key)
         queue.armed_at_ns = NEVER_NS
@@ -103,7 +103,7 @@ class ModelShard:
         return self._finish()
 
     def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job has come. Its model must be known."""
+        """Queue a job, whose model must be known."""
         queue = self._queues[job.model]
         jobs = queue.jobs
         deadline_ns = job.deadline_ns
@@ -114,7 +114,7 @@ class ModelShard:
                 return NOTHING
         else:
             queue.insert(job)
-            if jobs[0] is job:  # what is offered is more urgent now
+            if jobs[0] is job:  # the candidate is more urgent now
                 return self._refreshed(queue, now_ns)
         if len(jobs) > queue.num_jobs_max:
             self._out.append(Drop([queue.refuse()], "crowded"))
@@ -134,13 +134,13 @@ class ModelShard:
         return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def windows(self) -> Iterator[WindowView]:
-        """What waits, and when it may start. Changes nothing."""
+        """The windows of all models with waiting jobs."""
         for queue in self._queues.values():
             if queue.jobs:
                 yield queue.view()
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job is not wanted any more. One that was dispatched runs."""
+        """Cancel a job. One that was dispatched still runs."""
         queue = self._queues.get(job.model)
         if queue is None or not queue.remove(job):
             return NOTHING
@@ -148,7 +148,7 @@ class ModelShard:
         return self._refreshed(queue, now_ns)
 
     def on_grant(self, grant: Grant, now_ns: int) -> Sequence[Effect]:
-        """A GPU is ours: dispatch what fits, or give it back."""
+        """A GPU was granted: dispatch what fits, or give it back."""
         self._accept(grant, now_ns)
         return self._finish()
 
@@ -163,12 +163,12 @@ class ModelShard:
         return self.on_gpus(now_ns)
 
     def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU's oldest batch is over."""
+        """A GPU's oldest batch has ended."""
         self._rank.on_batch_done(gpu, now_ns)
         return self.on_gpus(now_ns)
 
     def on_gpus(self, now_ns: int) -> Sequence[Effect]:
-        """GPUs have come, gone, or been freed: match them with what waits."""
+        """GPUs were added, removed or freed: match them with waiting candidates."""
         while (grant := self._rank.match(now_ns)) is not None:
             self._accept(grant, now_ns)
         return self._finish()
@@ -198,7 +198,7 @@ class ModelShard:
         return self._finish()
 
     def _refresh(self, queue: ModelQueue, now_ns: int) -> None:
-        """Work out the candidate anew, and offer or dispatch it if its window is open."""
+        """Recompute the candidate, and offer or dispatch it if its window is open."""
         while True:
             size = self._gather(queue, now_ns)
             if size == 0:
@@ -214,11 +214,12 @@ class ModelShard:
                 return
             latest_at_ns = head.deadline_ns - queue.spec.batch_ns[size]
             delay_ns = self._delays.of(size)
-            while latest_at_ns - delay_ns < now_ns and size > 1:  # its inputs would come too late
+            while latest_at_ns - delay_ns < now_ns and size > 1:  # inputs would arrive too late
                 size -= 1
                 latest_at_ns = head.deadline_ns - queue.spec.batch_ns[size]
                 delay_ns = self._delays.of(size)
-            grant = self._rank.offer(Offer(queue.key, latest_at_ns, delay_ns), now_ns)
+            candidate = ExecutionCandidate(queue.key, latest_at_ns, delay_ns)
+            grant = self._rank.offer(candidate, now_ns)
             if grant is None:
                 queue.is_offered = True
                 self._arm(queue, max(latest_at_ns - delay_ns, now_ns) + 1)
@@ -228,10 +229,10 @@ class ModelShard:
             self._dispatch(queue, grant, now_ns)
 
     def _gather(self, queue: ModelQueue, earliest_at_ns: int) -> int:
-        """Drop what the rules leave out; the size of the batch that is left."""
+        """Drop the jobs that the rules leave out; returns the size of the batch."""
         if not queue.jobs:
             return 0
-        # The delay of the smallest batch: that of the real one is within its window's lead.
+        # The delay of the smallest batch: the real one's is part of its window's lead.
         start_at_ns = earliest_at_ns + self._delays.of(1)
         num_left_out, size = queue.gathering.gather(
             queue.spec, queue.jobs, start_at_ns, queue.room_to_lose(earliest_at_ns)
@@ -250,7 +251,7 @@ class ModelShard:
         while size > 1 and self._ends_late(queue, size, now_ns, grant):
             size -= 1
         if size == 0 or queue.find_opening() > now_ns:
-            self._rank.give_back(grant)  # what was offered had a head that is late by now
+            self._rank.give_back(grant)  # the candidate's head is late by now
             return
         start_at_ns = max(now_ns + self._delays.of(size), grant.free_at_ns)
         end_at_ns = start_at_ns + queue.spec.batch_ns[size]
@@ -259,11 +260,11 @@ class ModelShard:
         self._out.append(Dispatch(self._number, grant.gpu, queue.key, jobs, start_at_ns, end_at_ns))
         self._rank.book(grant.gpu, end_at_ns)
         spec = queue.new_facts(self._count_active(now_ns), now_ns)
-        if spec is not None:  # every caller works the candidate out anew after this
+        if spec is not None:  # every caller recomputes the candidate after this
             queue.tune(spec, *self._make_rules(spec, max(queue.num_gpus, 1)), queue.num_gpus)
 
     def _count_active(self, now_ns: int) -> int:
-        """Models that had batches of late; counted at most once in `RATE_NS`."""
+        """Models that recently had batches; counted at most once per `RATE_NS`."""
         if now_ns >= self._count_at_ns:
             self._num_active = sum(queue.is_active(now_ns) for queue in self._queues.values())
             self._count_at_ns = now_ns + RATE_NS

@@ -19,14 +19,14 @@ class Window(Protocol):
         ...
 
     def lead_ns(self, spec: ModelSpec, delays: Delays) -> list[int]:
-        """How long before its base a batch of each size may be dispatched; a full batch always."""
+        """By batch size, how long before its base it may be dispatched; a full batch always."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredWindow:
-    """From the frontrun moment on, ``deadline - l(size + 1)``: whoever arrived later could not join
-    without making the batch late. Source: deferred batch scheduling, section 3.1.
+    """From the frontrun moment on, ``deadline - l(size + 1)``: a job that arrives later could not
+    join without making the batch late. Source: deferred batch scheduling, section 3.1.
     """
 
     def base_ns(self, head: Job) -> int:
@@ -43,13 +43,13 @@ class DeferredWindow:
 
 @dataclass(frozen=True, slots=True)
 class EnoughWindow:
-    """As `DeferredWindow`, but it does not wait for what is not worth it.
+    """As `DeferredWindow`, but does not wait where waiting gains little.
 
-    A batch of `enough` jobs need not wait for more: where it is nearly as efficient as the largest,
-    starting early leaves the next batch time that a burst will need. And no batch waits for the
-    last `early_ns` before its latest moment: so soon hardly a job comes, while a GPU may be busy
-    just then. Nor does a batch wait as if its target were longer than `worth_ns` after its head's
-    arrival: what a model's largest batch cannot use only makes answers late.
+    A batch of `enough` jobs does not wait for more: if it is nearly as efficient as the largest,
+    an early start leaves the next batch time that a burst will need. No batch waits during the last
+    `early_ns` before its latest start: few jobs arrive in that time, and a GPU may be busy then.
+    Nor does a batch wait longer than a target of `worth_ns` after its head's arrival would allow:
+    time that a model's largest batch cannot use only delays answers.
     """
 
     enough: int

@@ -1,6 +1,6 @@
-"""Jobs of one-shot models: who submitted them, in which batch they are, on which worker.
+"""Jobs of one-shot models: their frontends, batches and workers.
 
-When a batch starts and what is in it is decided in `services.scheduler.core.batching`.
+`services.scheduler.core.batching` decides when a batch starts and which jobs it contains.
 """
 
 from services.scheduler.core.jobs.core import JobsCore

@@ -1,4 +1,4 @@
-"""What frontends are told of jobs that will not run."""
+"""Replies to frontends about jobs that will not run."""
 
 from typing import Literal
 
@@ -18,17 +18,17 @@ MESSAGES: dict[DropCode, tuple[str, str]] = {
     "overloaded": ("overloaded", "too many jobs wait for a place in a batch"),
 }
 RETRY_AFTER_S = 1.0
-JOBS_A_MESSAGE = 1024  # well below what NATS takes
+JOBS_A_MESSAGE = 1024  # well below the largest message of NATS
 
 
 class Answers:
-    """Collects dropped jobs, to tell each frontend in one message."""
+    """Collects dropped jobs, to send each frontend one message."""
 
     def __init__(self) -> None:
         self._dropped: dict[FrontendId, list[JobDropped]] = {}
 
     def add(self, submitted: Submitted, reason: DropCode) -> None:
-        """This job will not run, for this reason."""
+        """Add a job that will not run."""
         code, text = MESSAGES[reason]
         key = submitted.job.model
         assert isinstance(key, ModelKey)

@@ -1,4 +1,4 @@
-"""The batches that this leader sent and that are not over."""
+"""The batches that this leader sent and that have not ended."""
 
 from collections.abc import Collection, Iterator
 from typing import cast
@@ -18,11 +18,11 @@ from shared.messages import BatchCancel, BatchStart, JobRef
 
 
 class Batches:
-    """Batches by id, and the messages that begin and stop them.
+    """Batches by id, and the messages that start and stop them.
 
     Args:
         fence: the leader's fencing token; may be raised.
-        leadership: which of the schedulers that work at the same time this is.
+        leadership: name of this scheduler's shard or role.
         name: prefix of batch ids, never used before.
     """
 
@@ -72,8 +72,8 @@ class Batches:
         return batch, SendBatch(device.worker_id, start)
 
     def stop(self, device: Device, number: int) -> list[CancelBatch]:
-        """Close a batch that shall not run on; the batcher has its jobs back in its queue already.
-        Returns the message; none if the batch is over.
+        """Close a preempted batch, whose jobs the batcher has queued again already. Returns the
+        message to send; none if the batch has ended.
         """
         batch = device.batches.get(self._id_of(number))
         if batch is None:
@@ -85,11 +85,11 @@ class Batches:
         return [CancelBatch(device.worker_id, cancel)]
 
     def missing(self, device: Device, held: Collection[BatchId]) -> list[Batch]:
-        """Batches of a device that its reports have lacked for too long: they never came, or their
-        end was lost.
+        """Batches that too many reports of the device lacked: they never arrived, or the message of
+        their end was lost.
 
         Args:
-            held: what its newest report names.
+            held: batches in its newest report.
         """
         for batch in device.batches.values():
             is_held = batch.batch_id in held
@@ -104,8 +104,8 @@ class Batches:
         """Close a batch that ran.
 
         Returns:
-            The time from when it could have run until we know of its end: all that a deadline has
-            to cover. None if the end of the one before it was not heard.
+            The time from when it could have started until its end is known here, which a deadline
+            has to cover. None if the end of the batch before it is not known.
         """
         self.close(batch)
         device = batch.device
@@ -115,12 +115,12 @@ class Batches:
         return None if is_behind else now_ns - began_at_ns
 
     def close(self, batch: Batch) -> None:
-        """It is over, or lost."""
+        """Remove a batch that ended or is lost."""
         del self._batches[batch.batch_id]
         del batch.device.batches[batch.batch_id]
 
     def close_all(self, device: Device) -> list[Batch]:
-        """All of a device's are lost."""
+        """Remove and return all batches of a device."""
         lost = list(device.batches.values())
         for batch in lost:
             self.close(batch)

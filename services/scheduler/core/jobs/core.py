@@ -1,8 +1,8 @@
-"""From submitted jobs to batches on workers, and back: what the batcher decides, made to survive
-lost messages, dead workers and new leaders.
+"""From submitted jobs to batches on workers and back: carries out the batcher's decisions despite
+lost messages, dead workers and leader changes.
 
-Nothing here is durable. What runs is learnt from the workers' reports, what waits is submitted
-again by the frontends, who hold every input.
+Nothing here is durable. Running jobs are learned from the workers' reports; waiting jobs are
+submitted again by the frontends, which hold every input.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,17 +34,17 @@ from shared.messages import (
     WorkerReport,
 )
 
-WINDOWS_MAX = 64  # that are told, the most urgent first
+WINDOWS_MAX = 64  # that are reported, the most urgent first
 
 
 class JobsCore:
     """Every ``on_...`` returns the effects to perform, in order.
 
     Args:
-        batcher: decides when which jobs run on which GPU.
+        batcher: decides which jobs run when and on which GPU.
         fence: this leader's fencing token.
-        leadership: which of the schedulers that work at the same time this is.
-        started_at_ns: now; the time of learning starts here.
+        leadership: name of this scheduler's shard or role.
+        started_at_ns: now; the learning period starts here.
         name: prefix of batch ids, never used before.
     """
 
@@ -82,7 +82,7 @@ class JobsCore:
         return sum(len(batch.jobs) for batch in self._batches)
 
     def windows(self, now_ns: int) -> list[JobWindow]:
-        """What waits, and when it may start; nothing where the policy has no windows."""
+        """Waiting jobs and when they may start; empty if the policy has no windows."""
         if not isinstance(self._batcher, ModelShard):
             return []
         views = sorted(self._batcher.windows(), key=lambda view: view.closes_at_ns)
@@ -98,17 +98,17 @@ class JobsCore:
         ]
 
     def set_fence(self, fence: int) -> None:
-        """A new term of the same leader, above a fencing token that somebody saw."""
+        """This leader starts a new term, above a fencing token that a worker has seen."""
         self._batches.fence = max(self._batches.fence, fence)
 
     def on_jobs(self, message: JobsSubmit, now_ns: int) -> list[JobsEffect]:
-        """A frontend has jobs, or has heard nothing of them for a while."""
+        """A frontend submits jobs, or repeats unacknowledged ones."""
         for submit in self._intake.admit(message, now_ns):
             self._submit(message.frontend_id, submit, now_ns, now_ns)
         return self._take_effects(now_ns)
 
     def on_cancel(self, message: JobsCancel, now_ns: int) -> list[JobsEffect]:
-        """Nobody wants these any more. Those in a batch run: their inputs will be found gone."""
+        """A frontend cancels jobs. Those in a batch run, and find their inputs gone."""
         self._intake.cancel(message.job_ids)
         for job_id in message.job_ids:
             submitted = self._ledger.waiting(job_id)
@@ -118,27 +118,27 @@ class JobsCore:
         return self._take_effects(now_ns)
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[JobsEffect]:
-        """A worker tells its state."""
+        """A worker reports its state."""
         for seen in report.fences:
             if seen.leadership == self._leadership and seen.fence > self._batches.fence:
                 self._out.append(Deposed(seen.fence))
                 return self._take_effects(now_ns)
-        heard = self.devices.hear(report, now_ns)
-        if heard is None:
+        change = self.devices.take_report(report, now_ns)
+        if change is None:
             return self._take_effects(now_ns)
-        device = heard.device
-        if heard.restarted:
+        device = change.device
+        if change.restarted:
             self._take_off(device, now_ns)
         for card in device.cards:
             for spec in self._latencies.learn(card):
                 self._batcher.add_model(spec)
         device.is_refusing = False
         self._reconcile(device, report, now_ns)
-        self._settle(device, now_ns, keys_changed=heard.keys_changed)
+        self._settle(device, now_ns, keys_changed=change.keys_changed)
         return self._take_effects(now_ns)
 
     def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[JobsEffect]:
-        """Nobody listens at a worker: what it had runs elsewhere, if there is time."""
+        """A probed worker does not respond: run its jobs elsewhere, if there is time."""
         device = self.devices.get(worker_id)
         if device is not None:
             self.devices.close(device)
@@ -146,10 +146,10 @@ class JobsCore:
         return self._take_effects(now_ns)
 
     def on_batch_done(self, done: BatchDone, now_ns: int) -> list[JobsEffect]:
-        """A worker is done with a batch, or refuses it."""
+        """A worker has finished a batch, or refuses it."""
         device = self.devices.get(done.worker_id)
         if done.leadership != self._leadership:
-            if device is not None:  # what we sent there could not run before
+            if device is not None:  # our batches there could not run before
                 device.free_since_ns = now_ns
             return []
         if done.fence > self._batches.fence:
@@ -172,18 +172,18 @@ class JobsCore:
         return self._take_effects(now_ns)
 
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
-        """The instant asked for with `WakeAt` has come, perhaps long ago: while this process stood
-        still or had no bus, no worker could be heard.
+        """The instant of `WakeAt` has come. If it is long past, this process was paused or
+        disconnected and could receive no reports.
         """
         if self._timers.is_standstill(now_ns):
-            self.devices.pardon(now_ns)
+            self.devices.restart_silence(now_ns)
         self._timers.run_due(now_ns)
         while self._batcher.wake_at_ns <= now_ns:
             self._perform(self._batcher.on_wake(now_ns), now_ns)
         return self._take_effects(now_ns)
 
     def _end_interval(self, now_ns: int) -> None:
-        for spec in self._latencies.start_anew({batch.key for batch in self._batches}):
+        for spec in self._latencies.reset_stale({batch.key for batch in self._batches}):
             self._batcher.add_model(spec)
         for device in self.devices.silent(now_ns):
             self._out.append(ProbeWorker(device.worker_id))
@@ -201,15 +201,15 @@ class JobsCore:
         for device in self.devices:
             self._settle(device, now_ns, keys_changed=True)
         for early in held:
-            self._submit(early.frontend_id, early.submit, early.heard_at_ns, now_ns)
+            self._submit(early.frontend_id, early.submit, early.received_at_ns, now_ns)
 
     def _submit(
-        self, frontend_id: FrontendId, submit: JobSubmit, heard_at_ns: int, now_ns: int
+        self, frontend_id: FrontendId, submit: JobSubmit, received_at_ns: int, now_ns: int
     ) -> None:
         job_id = submit.job_id
         if job_id in self._foreign or self._ledger.knows(job_id, now_ns):
             return
-        submitted = self._intake.record(frontend_id, submit, heard_at_ns, now_ns)
+        submitted = self._intake.record(frontend_id, submit, received_at_ns, now_ns)
         job, key = submitted.job, model_key(submitted)
         num_workers = self.devices.num_serving(key)
         if num_workers == 0:
@@ -225,7 +225,7 @@ class JobsCore:
             self._perform(self._batcher.on_job(job, now_ns), now_ns)
 
     def _perform(self, effects: Sequence[batching.Effect], now_ns: int) -> None:
-        """Turn the batcher's effects into messages."""
+        """Translate the batcher's effects into messages."""
         for effect in effects:
             match effect:
                 case batching.Dispatch():
@@ -247,7 +247,7 @@ class JobsCore:
             self._out.append(ProbeWorker(batch.device.worker_id))
 
     def _account(self, batch: Batch, done: BatchDone, now_ns: int) -> None:
-        """A batch ran: its jobs are over, and we know better how long such a batch takes."""
+        """A batch ran: end its jobs, and learn from its run time."""
         took_ns = self._batches.finish(batch, now_ns)
         self._ledger.done(batch.key, batch.jobs, now_ns)
         self._meter.ran(done.run_ns)
@@ -266,7 +266,7 @@ class JobsCore:
         self._foreign.on_report(device, report.batches)
 
     def _settle(self, device: Device, now_ns: int, *, keys_changed: bool) -> None:
-        """Let the batcher have the device, or not, as it stands now."""
+        """Give the device to the batcher, or take it away, by its current state."""
         wanted = self._is_usable(device) and self._intake.is_open
         if wanted and (keys_changed or not device.is_added):
             device.is_added = True
@@ -282,7 +282,7 @@ class JobsCore:
         return bool(device.keys) and not device.foreign and not device.is_refusing
 
     def _drop_unserved(self, now_ns: int) -> None:
-        """Jobs whose last worker has gone get an answer now, not at their deadline."""
+        """Drop jobs whose last worker is gone now, not at their deadline."""
         unserved = [
             submitted
             for submitted in self._ledger.all_waiting()
@@ -294,7 +294,7 @@ class JobsCore:
         self._drop(still_open, "no_worker", now_ns)
 
     def _take_off(self, device: Device, now_ns: int) -> None:
-        """The worker's process is dead: nothing that it held will come."""
+        """The worker's process is dead: its batches are lost."""
         batches = self._batches.close_all(device)
         self._foreign.forget_all(device)
         if device.is_added:
@@ -305,7 +305,7 @@ class JobsCore:
         self._drop_unserved(now_ns)
 
     def _requeue(self, jobs: Iterable[Submitted], now_ns: int) -> None:
-        """Run these again, if their deadlines allow; the batcher drops those that cannot."""
+        """Queue these jobs again; the batcher drops those that are too late."""
         for submitted in jobs:
             self._ledger.requeue(submitted)
             if self.devices.num_serving(model_key(submitted)) == 0:

@@ -12,8 +12,8 @@ FORGET_AFTER_NS = 600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a report changed. `restarted`: the old process is gone, with what it held."""
+class DeviceChange:
+    """What a report changed. `restarted`: the old process is gone, and its batches with it."""
 
     device: Device
     restarted: bool
@@ -23,8 +23,7 @@ class Heard:
 class Devices:
     """Every worker that serves or served one-shot models.
 
-    Numbers are given in the order of first reports, the lowest that is free: policies prefer low
-    ones.
+    Each gets the lowest free number at its first report; policies prefer low numbers.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class Devices:
 
     @property
     def is_any_known(self) -> bool:
-        """Whether a worker serves one-shot models, or did when it was last heard of."""
+        """Whether a worker serves one-shot models, or did by its last report."""
         return any(device.cards for device in self)
 
     def num_serving(self, key: ModelKey) -> int:
@@ -55,37 +54,37 @@ class Devices:
         return self._num_serving.get(key, 0)
 
     def silent(self, now_ns: int) -> Iterator[Device]:
-        """Devices that should have reported since."""
+        """Devices whose reports are overdue."""
         for device in self:
             if (
                 device.keys
-                and now_ns - device.heard_at_ns > MAX_SILENT_REPORTS * device.interval_ns
+                and now_ns - device.reported_at_ns > MAX_SILENT_REPORTS * device.interval_ns
             ):
                 yield device
 
-    def pardon(self, now_ns: int) -> None:
-        """Nobody was listened to for a while: the workers' silence begins now."""
+    def restart_silence(self, now_ns: int) -> None:
+        """This process received nothing for a while: count the workers' silence from now on."""
         for device in self:
             if device.keys:
-                device.heard_at_ns = now_ns
+                device.reported_at_ns = now_ns
 
     def close(self, device: Device) -> None:
-        """It can be given nothing until it is heard of again."""
+        """Give it no batches until its next report."""
         self._set_keys(device, frozenset())
 
     def forget(self, now_ns: int) -> None:
-        """Let go of workers that were given up long ago. One that comes back is a new one."""
+        """Remove workers that have been dead for long. One that returns is a new one."""
         gone = [
             device
             for device in self
             if not (device.keys or device.batches or device.foreign or device.is_added)
-            and now_ns - device.heard_at_ns > FORGET_AFTER_NS
+            and now_ns - device.reported_at_ns > FORGET_AFTER_NS
         ]
         for device in gone:
             del self._by_worker[device.worker_id], self._by_number[device.number]
 
-    def hear(self, report: WorkerReport, now_ns: int) -> Heard | None:
-        """Take a report in; None if it is older than what is known, or of no matter here."""
+    def take_report(self, report: WorkerReport, now_ns: int) -> DeviceChange | None:
+        """Apply a report; None if it is outdated or of a worker without one-shot models."""
         device = self._by_worker.get(report.worker_id)
         restarted = False
         if device is None:
@@ -104,7 +103,7 @@ class Devices:
         elif report.seq <= device.seq:
             return None
         device.seq = report.seq
-        device.heard_at_ns = now_ns
+        device.reported_at_ns = now_ns
         device.interval_ns = report.interval_ns
         device.cards = [sound for card in report.oneshot if (sound := _sound(card)) is not None]
         keys = frozenset(
@@ -115,7 +114,7 @@ class Devices:
         )
         keys_changed = keys != device.keys
         self._set_keys(device, keys)
-        return Heard(device, restarted, keys_changed)
+        return DeviceChange(device, restarted, keys_changed)
 
     def _set_keys(self, device: Device, keys: frozenset[Hashable]) -> None:
         for key in device.keys - keys:
@@ -126,8 +125,8 @@ class Devices:
 
 
 def _sound(card: OneshotCard) -> OneshotCard | None:
-    """What can be believed of a card: times are positive, and a target is a number."""
-    if not 0 < card.slo_ms <= SLO_MS_MAX:  # false for what is no number
+    """The plausible part of a card: positive times and a finite target; None if there is none."""
+    if not 0 < card.slo_ms <= SLO_MS_MAX:  # false for NaN
         return None
     variants = [v for v in card.variants if v.batch_ns and min(v.batch_ns) >= 1]
     return replace(card, variants=variants) if variants else None

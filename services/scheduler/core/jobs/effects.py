@@ -37,7 +37,7 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDropped:
-    """Tell a frontend which of its jobs will not run."""
+    """Report to a frontend which of its jobs will not run."""
 
     frontend_id: FrontendId
     dropped: JobsDropped
@@ -45,7 +45,7 @@ class AnswerDropped:
 
 @dataclass(frozen=True, slots=True)
 class CountJobs:
-    """So many jobs of a model came to this end (or back into the queue)."""
+    """Count jobs of a model by outcome."""
 
     model_id: str
     outcome: JobOutcome
@@ -61,7 +61,7 @@ class Deposed:
 
 @dataclass(frozen=True, slots=True)
 class PublishAdvice:
-    """Tell whoever scales the cluster."""
+    """Publish the advice on the number of workers."""
 
     advice: AutoscaleAdvice
 

@@ -1,4 +1,4 @@
-"""Batches that an earlier leader sent and that still run."""
+"""Batches of an earlier leader that still run."""
 
 from collections.abc import Collection
 
@@ -8,10 +8,10 @@ from shared.messages import BatchRef
 
 
 class ForeignBatches:
-    """Until they are over their devices get no other batch, and their jobs are not run again.
+    """Until they end, their devices get no other batch, and their jobs are not run again.
 
     Args:
-        leadership: which of the schedulers that work at the same time this is.
+        leadership: name of this scheduler's shard or role.
         name: prefix of this leader's own batch ids.
     """
 
@@ -25,7 +25,7 @@ class ForeignBatches:
         return job_id in self._held
 
     def on_report(self, device: Device, held: Collection[BatchRef]) -> None:
-        """A worker reports all the batches that it holds, ours included."""
+        """A worker reports all its batches, including those of this leader."""
         for batch_id in device.foreign - {ref.batch_id for ref in held}:
             self.remove(device, batch_id)
         for ref in held:
@@ -35,12 +35,12 @@ class ForeignBatches:
                 self._held.update(self._jobs[ref.batch_id])
 
     def forget_all(self, device: Device) -> None:
-        """The worker's process is dead, with all that it held."""
+        """The worker's process is dead: remove its batches."""
         for batch_id in list(device.foreign):
             self.remove(device, batch_id)
 
     def remove(self, device: Device, batch_id: BatchId) -> None:
-        """It is over."""
+        """Remove a batch that has ended."""
         if batch_id in device.foreign:
             device.foreign.discard(batch_id)
             self._held.difference_update(self._jobs.pop(batch_id, ()))

@@ -1,4 +1,4 @@
-"""Jobs on their way in: held while a new leader learns what runs already."""
+"""Admission of jobs: they are held while a new leader learns which jobs run already."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,51 +11,51 @@ from shared.messages import JobsSubmit, JobSubmit
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """A submit that came while learning. Its deadline counts from when it was heard."""
+class HeldJob:
+    """A job that was submitted during the learning period. Its deadline counts from then."""
 
     frontend_id: FrontendId
     submit: JobSubmit
-    heard_at_ns: int
+    received_at_ns: int
 
 
 class Intake:
-    """Until `open` nothing comes in: a worker may still tell that an earlier leader's batch has it.
+    """Holds jobs until `open`: a worker may still report that an earlier leader's batch has them.
 
     Attributes:
-        is_open: the learning is over.
+        is_open: the learning period is over.
     """
 
     def __init__(self, limits: JobLimits) -> None:
         self.is_open = False
         self._limits = limits
-        self._held: list[Early] = []
+        self._held: list[HeldJob] = []
 
     def admit(self, message: JobsSubmit, now_ns: int) -> list[JobSubmit]:
-        """Those of a message's jobs that come in now; the others are held."""
+        """The jobs of a message that are admitted now; the others are held."""
         if self.is_open:
             return message.jobs
-        self._held += (Early(message.frontend_id, submit, now_ns) for submit in message.jobs)
+        self._held += (HeldJob(message.frontend_id, submit, now_ns) for submit in message.jobs)
         return []
 
     def cancel(self, job_ids: Iterable[JobId]) -> None:
-        """Nobody wants these any more."""
+        """Remove cancelled jobs."""
         if self._held:
             gone = set(job_ids)
             self._held = [early for early in self._held if early.submit.job_id not in gone]
 
-    def open(self) -> list[Early]:
-        """From now on everything comes in at once; what was held comes now."""
+    def open(self) -> list[HeldJob]:
+        """End the learning period; returns the held jobs."""
         self.is_open = True
         held, self._held = self._held, []
         return held
 
     def record(
-        self, frontend_id: FrontendId, submit: JobSubmit, heard_at_ns: int, now_ns: int
+        self, frontend_id: FrontendId, submit: JobSubmit, received_at_ns: int, now_ns: int
     ) -> Submitted:
-        """A job that comes in: its result must exist early enough to find its way back."""
+        """A new job, whose deadline leaves time for the result's way back."""
         slo_ns = min(submit.slo_ns, self._limits.slo_max_ns)
-        deadline_ns = heard_at_ns + slo_ns - self._limits.return_ns
+        deadline_ns = received_at_ns + slo_ns - self._limits.return_ns
         key = ModelKey(submit.model_id, submit.fingerprint, submit.variant)
         job = Job(key, deadline_ns, now_ns)
         job.ref = submitted = Submitted(submit.job_id, frontend_id, job)

@@ -1,4 +1,4 @@
-"""Run times of all models: from the workers' profiles, kept true by what batches really take."""
+"""Run times of all models: the workers' profiles, corrected by measured batches."""
 
 from collections.abc import Collection
 
@@ -7,17 +7,19 @@ from services.scheduler.core.batching.latency import BatchLatency
 from services.scheduler.core.jobs.records import ModelKey
 from shared.messages import OneshotCard
 
-MARGIN_SHARE_MAX = 0.5  # of the target: the safety margin makes no batch of one longer than that
+MARGIN_SHARE_MAX = (
+    0.5  # of the target: the safety margin does not extend a batch of one beyond that
+)
 
 
 class Latencies:
     """One `BatchLatency` for each model key.
 
-    Workers that serve the same model are taken as alike: the first one's profile is the start, and
+    Workers that serve the same model are taken as equal: the first one's profile is the prior, and
     every worker's batches correct it.
 
     Args:
-        return_ns: what a target leaves for the results' way back.
+        return_ns: part of the target that is reserved for the results' way back.
     """
 
     def __init__(self, return_ns: int) -> None:
@@ -26,10 +28,10 @@ class Latencies:
         self._versions: dict[ModelKey, int] = {}
         self._slo_ns: dict[ModelKey, int] = {}
         self._profiles: dict[ModelKey, list[int]] = {}
-        self._missed: dict[ModelKey, bool] = {}  # no batch since; and for an interval already?
+        self._missed: dict[ModelKey, bool] = {}  # without a batch since; True: for a whole interval
 
     def learn(self, card: OneshotCard) -> list[ModelSpec]:
-        """Take in a worker's card; the specs that are new by it."""
+        """Apply a worker's card; returns the specs that it changes."""
         specs = []
         for variant in card.variants:
             key = ModelKey(card.model_id, card.fingerprint, variant.variant)
@@ -47,7 +49,7 @@ class Latencies:
         return specs
 
     def observe(self, key: ModelKey, size: int, took_ns: int) -> ModelSpec | None:
-        """A batch took this long; the new spec if that changes it by enough to matter."""
+        """Learn a batch's run time; returns the new spec if it changes noticeably."""
         self._missed.pop(key, None)
         latency = self._latencies[key]
         latency.observe(size, max(took_ns, 1))
@@ -55,7 +57,7 @@ class Latencies:
 
     def can_do(self, key: ModelKey, num_jobs: int, num_workers: int, time_ns: int) -> bool:
         """Whether so many jobs can be done in this time at best: in the largest batches on all of
-        the model's workers, and without the margin for what goes wrong.
+        the model's workers, without the safety margin.
         """
         latency = self._latencies[key]
         table = latency.table()
@@ -66,11 +68,11 @@ class Latencies:
         """A job of this model was dropped because it could not be done in time."""
         self._missed.setdefault(key, False)
 
-    def start_anew(self, running: Collection[ModelKey]) -> list[ModelSpec]:
-        """Once an interval: the specs of models that lost jobs and ran none for an interval since.
+    def reset_stale(self, running: Collection[ModelKey]) -> list[ModelSpec]:
+        """Once an interval: reset models that dropped jobs and ran no batch for an interval since.
 
-        They may have looked slow for a while, slower than their targets allow, and no batch would
-        ever show that they are not: their profiles count again.
+        Such a model may have been slower than its target allows for a while, and without batches it
+        could never recover, so its profile is used again. Returns the specs that changed.
         """
         for key in running:
             self._missed.pop(key, None)
@@ -83,8 +85,8 @@ class Latencies:
     def _spec(self, key: ModelKey) -> ModelSpec:
         latency = self._latencies[key]
         self._versions[key] = latency.version
-        # A few stalls can make a margin that leaves no time to meet the target in. Not to serve the
-        # model would be worse than to be late where it stalls again.
+        # A few stalls can make a margin that leaves no time to meet the target. Refusing the model
+        # would be worse than being late at the next stall.
         first_ns, slo_ns = latency.table()[1], self._slo_ns[key]
         margin_max_ns = max(int(slo_ns * MARGIN_SHARE_MAX) - (first_ns - latency.margin_ns), 0)
         excess_ns = max(latency.margin_ns - margin_max_ns, 0)
@@ -93,6 +95,6 @@ class Latencies:
 
 
 def _from_profile(batch_ns: list[int]) -> BatchLatency:
-    if len(batch_ns) == 1:  # only ever alone: there is no slope to know
+    if len(batch_ns) == 1:  # a line needs two sizes
         return BatchLatency.linear(batch_ns[0], 0.0, size_max=1)
     return BatchLatency.fit(list(enumerate(batch_ns, start=1)), size_max=len(batch_ns))

@@ -1,4 +1,4 @@
-"""Every job that is neither done nor dropped, what became of the others, and who must be told."""
+"""Every open job, the outcome of ended ones, and the replies that these cause."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ class Ledger:
         return len(self._jobs)
 
     def knows(self, job_id: JobId, now_ns: int) -> bool:
-        """Whether the job is open, or ended a moment ago."""
+        """Whether the job is open, or ended recently."""
         return job_id in self._jobs or now_ns - self._ended.get(job_id, -NEVER_NS) < self._ended_ns
 
     def waiting(self, job_id: JobId) -> Submitted | None:
@@ -45,21 +45,21 @@ class Ledger:
         return (submitted for submitted in self._jobs.values() if submitted.batch is None)
 
     def open(self, submitted: Submitted) -> None:
-        """A new job."""
+        """Add a new job."""
         self._jobs[submitted.job_id] = submitted
 
     def cancel(self, submitted: Submitted, now_ns: int) -> None:
-        """Nobody wants it any more."""
+        """End a cancelled job."""
         self._end(submitted, now_ns)
         self._count(model_key(submitted), "cancelled", 1)
 
     def requeue(self, submitted: Submitted) -> None:
-        """Its batch did not run: it waits again."""
+        """Let a job wait again whose batch did not run."""
         submitted.batch = None
         self._count(model_key(submitted), "requeued", 1)
 
     def done(self, key: ModelKey, jobs: list[Submitted], now_ns: int) -> None:
-        """A batch ran: its jobs are over, in time or late."""
+        """End the jobs of a batch that ran, in time or late."""
         num_late = sum(submitted.job.deadline_ns < now_ns for submitted in jobs)
         for submitted in jobs:
             self._end(submitted, now_ns)
@@ -68,7 +68,7 @@ class Ledger:
         self._meter.count(len(jobs) - num_late, num_late)
 
     def drop(self, jobs: Iterable[Submitted], reason: DropCode, now_ns: int) -> None:
-        """These will not run."""
+        """End jobs that will not run."""
         for submitted in jobs:
             self._end(submitted, now_ns)
             self._count(model_key(submitted), "dropped", 1)
@@ -76,7 +76,7 @@ class Ledger:
             self._meter.count(0, 1)
 
     def take_effects(self) -> list[JobsEffect]:
-        """What is to be told since the last call."""
+        """Counts and replies since the last call."""
         effects, self._counts = self._counts, []
         return effects + self._answers.take()
 
@@ -92,5 +92,5 @@ class Ledger:
 
 
 def model_key(submitted: Submitted) -> ModelKey:
-    """What the job is batched by."""
+    """The key by which the job is batched."""
     return cast(ModelKey, submitted.job.model)

@@ -14,17 +14,16 @@ class JobLimits:
 
     Attributes:
         learning_ns: after its start a scheduler dispatches nothing for this long, so that it first
-            hears from the workers which jobs they hold.
-        ctrl_ns, data_ns: from a dispatch until a worker has a batch and its inputs: so much, and so
-            much more for each job (section 3.2, appendix D).
-        slack_ns: how late a timer of this process may ring.
-        return_ns: from the end of a batch until the results are with the frontend.
-        overdue_ns: how far past its expected end a batch is before its worker is asked whether it
-            is there.
-        grant_ns: how long a GPU is kept for a shard that does not say what it runs there.
-        slo_max_ns: longer targets count as this long.
-        scaling: how advice on the number of workers is made.
-        ended_ns: how long an ended job is remembered, so that a submit that crossed its result does
+            receives the workers' reports of running jobs.
+        ctrl_ns, data_ns: from a dispatch until a worker has the batch and its inputs: a constant,
+            and an amount per job (section 3.2, appendix D).
+        slack_ns: how late a timer of this process may fire.
+        return_ns: from the end of a batch until the frontend has the results.
+        overdue_ns: how far past its expected end a batch is when its worker is probed.
+        grant_ns: how long a GPU stays granted to a shard that does not book it.
+        slo_max_ns: longer targets are cut to this.
+        scaling: limits of the advice on the number of workers.
+        ended_ns: how long an ended job is remembered, so that a submit that crosses its result does
             not run it again.
     """
 

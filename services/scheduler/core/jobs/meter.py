@@ -1,4 +1,4 @@
-"""Counts what scaling advice is made from."""
+"""Counters from which scaling advice is computed."""
 
 from services.scheduler.core.batching.scaling import ScalingAdvisor, ScalingLimits
 from services.scheduler.core.jobs.effects import PublishAdvice
@@ -17,16 +17,16 @@ class Meter:
         self._busy_ns = 0
 
     def count(self, num_good: int, num_bad: int) -> None:
-        """So many jobs were done in time, and so many were late or dropped."""
+        """Count jobs that were done in time, and jobs that were late or dropped."""
         self._num_good += num_good
         self._num_bad += num_bad
 
     def ran(self, run_ns: int) -> None:
-        """A device was busy for so long."""
+        """Count a device's busy time."""
         self._busy_ns += run_ns
 
     def take_counts(self) -> tuple[int, int]:
-        """Good and bad jobs since the last call, for somebody else's meter."""
+        """Good and bad jobs since the last call, for the rank process's meter."""
         counts = self._num_good, self._num_bad
         self._num_good = self._num_bad = 0
         return counts

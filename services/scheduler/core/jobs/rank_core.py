@@ -1,4 +1,4 @@
-"""The rank table as a process of its own: offers of several scheduler shards meet the workers.
+"""The rank table as a process of its own: matches offers of several scheduler shards to workers.
 
 Source: deferred batch scheduling, section 4.2 (RankThread). Control messages take a network hop
 each way; shards allow for it in their dispatch delay.
@@ -6,7 +6,7 @@ each way; shards allow for it in their dispatch delay.
 
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.batching.offer_book import Offer
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.rank import Grant, RankTable
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.devices import Devices
@@ -41,7 +41,7 @@ class RankCore:
         self._shard_of: dict[ModelKey, int] = {}
         self._last_seq: dict[ModelKey, int] = {}
         self._granted: dict[int, _Granted] = {}
-        self._heard_at_ns: dict[int, int] = {}  # by device
+        self._seen_at_ns: dict[int, int] = {}  # by device
         self._probed_at_ns: dict[int, int] = {}
         self._last_done: dict[int, BatchId] = {}
         self._next_grant = first_grant
@@ -49,16 +49,16 @@ class RankCore:
         self._timers.at(started_at_ns + INTERVAL_NS, self._advise)
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[JobsEffect]:
-        """A worker tells its state."""
-        heard = self._devices.hear(report, now_ns)
-        if heard is not None:
-            number, keys = heard.device.number, heard.device.keys
+        """A worker reports its state."""
+        change = self._devices.take_report(report, now_ns)
+        if change is not None:
+            number, keys = change.device.number, change.device.keys
             is_known = number in self._rank.gpus
-            self._heard_at_ns[number] = now_ns
-            if is_known and (heard.restarted or not keys):
+            self._seen_at_ns[number] = now_ns
+            if is_known and (change.restarted or not keys):
                 self._remove(number)
                 is_known = False
-            if keys and (heard.keys_changed or not is_known):
+            if keys and (change.keys_changed or not is_known):
                 busy_ns = max((batch.remaining_ns for batch in report.batches), default=0)
                 self._rank.add_gpu(number, keys, now_ns + max(busy_ns, 0))
             elif is_known and not report.batches:
@@ -66,7 +66,7 @@ class RankCore:
         return self._match(now_ns)
 
     def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[JobsEffect]:
-        """Nobody listens at a worker."""
+        """A probed worker does not respond."""
         device = self._devices.get(worker_id)
         if device is not None and device.number in self._rank.gpus:
             self._devices.close(device)
@@ -74,7 +74,7 @@ class RankCore:
         return self._match(now_ns)
 
     def on_offer(self, message: RankOffer, now_ns: int) -> list[JobsEffect]:
-        """A shard's model has a schedulable batch, or none any more."""
+        """A shard's model offers a schedulable batch, or withdraws it."""
         key = ModelKey(message.model_id, message.fingerprint, message.variant)
         is_stale = message.seq <= self._last_seq.get(key, 0)
         if is_stale and self._shard_of.get(key) == message.shard:
@@ -84,14 +84,15 @@ class RankCore:
         if message.latest_in_ns is None:
             self._rank.withdraw(key)
         else:
-            offer = Offer(key, now_ns + message.latest_in_ns, message.delay_ns)
-            grant = self._rank.offer(offer, now_ns)
+            latest_at_ns = now_ns + message.latest_in_ns
+            candidate = ExecutionCandidate(key, latest_at_ns, message.delay_ns)
+            grant = self._rank.offer(candidate, now_ns)
             if grant is not None:
                 self._send(grant, now_ns)
         return self._match(now_ns)
 
     def on_booked(self, message: RankBooked, now_ns: int) -> list[JobsEffect]:
-        """A shard tells what it sent to a worker that it was granted."""
+        """A shard reports what it sent to a worker that it was granted."""
         self._meter.count(message.num_good, message.num_bad)
         granted = self._granted.pop(message.grant_id, None)
         if granted is not None:
@@ -99,11 +100,11 @@ class RankCore:
         return self._match(now_ns)
 
     def on_batch_done(self, done: BatchDone, now_ns: int) -> list[JobsEffect]:
-        """A worker is done with a batch."""
+        """A worker has finished a batch."""
         device = self._devices.get(done.worker_id)
         if device is not None:
-            self._heard_at_ns[device.number] = now_ns
-            if done.batch_id != self._last_done.get(device.number):  # else told twice
+            self._seen_at_ns[device.number] = now_ns
+            if done.batch_id != self._last_done.get(device.number):  # else a duplicate
                 self._last_done[device.number] = done.batch_id
                 self._meter.ran(done.run_ns)
                 self._rank.on_batch_done(device.number, now_ns)
@@ -116,7 +117,7 @@ class RankCore:
 
     def _settle(self, granted: _Granted, message: RankBooked, now_ns: int) -> None:
         grant = granted.grant
-        if message.is_refused:  # the shard knows better, or knows less: let others go first
+        if message.is_refused:  # the shard sees another state of the worker: let others go first
             wait_ns = self._limits.grant_ns
             self._rank.give_back(replace(grant, free_at_ns=now_ns + wait_ns))
             self._probe(grant.gpu, granted.at_ns, now_ns)
@@ -129,14 +130,14 @@ class RankCore:
             self._timers.at(overdue_at_ns, lambda at_ns: self._probe(grant.gpu, now_ns, at_ns))
 
     def _probe(self, number: int, since_ns: int, now_ns: int) -> None:
-        """Ask whether the worker is there, unless it was heard of or asked for since then."""
-        last_ns = max(self._heard_at_ns.get(number, 0), self._probed_at_ns.get(number, 0))
+        """Probe the worker, unless it reported or was probed since then."""
+        last_ns = max(self._seen_at_ns.get(number, 0), self._probed_at_ns.get(number, 0))
         if number in self._rank.gpus and last_ns <= since_ns:
             self._probed_at_ns[number] = now_ns
             self._out.append(ProbeWorker(self._devices.numbered(number).worker_id))
 
     def _remove(self, number: int) -> None:
-        """What was granted of it is void: should it come back, it is another GPU."""
+        """Remove a GPU and its grants; if the worker returns, it is a new GPU."""
         self._rank.remove_gpu(number)
         void = [key for key, granted in self._granted.items() if granted.grant.gpu == number]
         for grant_id in void:
@@ -176,7 +177,7 @@ class RankCore:
         self._timers.at(now_ns + self._limits.grant_ns, lambda _: self._reclaim(grant_id))
 
     def _reclaim(self, grant_id: int) -> None:
-        """The shard does not answer: its worker is free for others."""
+        """The shard does not answer: take the grant back."""
         granted = self._granted.pop(grant_id, None)
         if granted is not None:
             self._rank.give_back(granted.grant)

@@ -1,4 +1,4 @@
-"""What the core knows of jobs, batches and devices."""
+"""The core's records of jobs, batches and devices."""
 
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -15,7 +15,7 @@ MAX_RETIRED = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """What is batched together: a model with these weights, at one input size."""
+    """Key of jobs that can share a batch: a model with these weights, at one input size."""
 
     model_id: ModelId
     fingerprint: str
@@ -27,7 +27,7 @@ class ModelKey:
 
 @dataclass(slots=True, eq=False)
 class Submitted:
-    """A job that is neither done nor dropped. `batch` is None while it waits."""
+    """An open job. `batch` is None while it waits."""
 
     job_id: JobId
     frontend_id: FrontendId
@@ -36,7 +36,7 @@ class Submitted:
 
 
 def records_of(jobs: Iterable[Job]) -> list[Submitted]:
-    """What the batcher's jobs stand for."""
+    """The records of the batcher's jobs."""
     return [cast(Submitted, job.ref) for job in jobs]
 
 
@@ -45,7 +45,7 @@ class Batch:
     """A batch that was sent.
 
     Attributes:
-        ready_at_ns: when it can start at the earliest, its inputs being there.
+        ready_at_ns: earliest start: its inputs are there.
         num_reports_without: reports of its worker that lack it.
     """
 
@@ -65,11 +65,11 @@ class Device:
 
     Attributes:
         keys: models that it can be given batches of; empty while it is not ready.
-        foreign: batches that an earlier scheduler sent; until they are over it gets no other.
-        retired: incarnations that are over: what is heard of them comes late.
-        heard_at_ns, interval_ns: when its last report came, and how long until the next.
-        free_since_ns: end of its last batch, as heard here.
-        is_added: the batcher has it.
+        foreign: batches of an earlier scheduler; until they end it gets no other.
+        retired: incarnations that ended: their late reports are void.
+        reported_at_ns, interval_ns: when its last report arrived, and the time until the next.
+        free_since_ns: when the end of its last batch became known here.
+        is_added: it was added to the batcher.
         is_refusing: it refused a batch since its last report.
     """
 
@@ -82,7 +82,7 @@ class Device:
     batches: dict[BatchId, Batch] = field(default_factory=dict)
     foreign: set[BatchId] = field(default_factory=set)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_RETIRED))
-    heard_at_ns: int = 0
+    reported_at_ns: int = 0
     interval_ns: int = 0
     free_since_ns: int = 0
     is_added: bool = False

@@ -1,10 +1,10 @@
-"""A shard's end of the wire to the rank process."""
+"""A shard's connection to the rank process."""
 
 from collections.abc import Collection, Hashable, Sequence
 
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.effects import Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays
-from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.batching.rules import MakeRules
 from services.scheduler.core.batching.shard import ModelShard
@@ -14,29 +14,29 @@ from shared.messages import RankBooked, RankOffer
 
 
 class RemoteRank:
-    """Stands for the rank table in another process: offers go out, grants come back later.
+    """Proxy of the rank table in another process: sends offers; grants arrive later.
 
     Args:
-        first_seq: of the offers; must grow from one process of this shard to the next.
+        first_seq: first number of the offers; must grow from one process of this shard to the next.
     """
 
     wake_at_ns = NEVER_NS
 
     def __init__(self, shard: int, first_seq: int) -> None:
         self.out: list[JobsEffect] = []
-        self.now_ns = 0  # of the event at hand
+        self.now_ns = 0  # of the current event
         self._shard = shard
         self._seq = first_seq
         self._granted: dict[int, int] = {}  # grant by GPU
 
     def expect(self, gpu: int, grant_id: int, now_ns: int) -> None:
-        """This grant is about to be given to the shard."""
+        """Record a grant that is about to be passed to the shard."""
         self.now_ns = now_ns
         self._granted[gpu] = grant_id
 
-    def offer(self, offer: Offer, now_ns: int) -> Grant | None:
-        latest_in_ns = max(offer.latest_at_ns - now_ns, 0)
-        self._send_offer(offer.model, latest_in_ns, offer.delay_ns)
+    def offer(self, candidate: ExecutionCandidate, now_ns: int) -> Grant | None:
+        latest_in_ns = max(candidate.latest_at_ns - now_ns, 0)
+        self._send_offer(candidate.model, latest_in_ns, candidate.delay_ns)
         return None
 
     def withdraw(self, model: Hashable) -> None:
@@ -51,7 +51,7 @@ class RemoteRank:
         self.out.append(SendBooked(booked))
 
     def on_batch_done(self, gpu: int, now_ns: int) -> None:
-        """The rank process hears it itself."""
+        """The rank process receives this message itself."""
 
     def match(self, now_ns: int) -> Grant | None:
         return None
@@ -80,7 +80,7 @@ class RemoteBatcher(ModelShard):
         self._models_of: dict[int, Collection[Hashable]] = {}
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """Only counted here: rules depend on how many there are."""
+        """Only counted here, since rules depend on the number of GPUs."""
         self._models_of[gpu] = models
         return self._count_gpus()
 
@@ -90,7 +90,7 @@ class RemoteBatcher(ModelShard):
         return self._count_gpus()
 
     def on_refused(self, model: Hashable, now_ns: int) -> Sequence[Effect]:
-        """A granted GPU is of no use here: ask for another one."""
+        """A granted GPU cannot be used: offer again."""
         queue = self._queues.get(model)
         if queue is not None:
             queue.is_offered = False

@@ -14,7 +14,7 @@ from shared.messages import NO_GRANT, RankBooked, RankGrant
 
 
 class ShardJobsCore(JobsCore):
-    """A `JobsCore` that is granted workers by a rank process."""
+    """A `JobsCore` whose workers are granted by a rank process."""
 
     def __init__(self, batcher: RemoteBatcher, limits: JobLimits, **rest: Any) -> None:
         super().__init__(batcher, limits, **rest)
@@ -22,8 +22,8 @@ class ShardJobsCore(JobsCore):
         self._last_grant: dict[WorkerId, int] = {}
 
     def on_grant(self, message: RankGrant, now_ns: int) -> list[JobsEffect]:
-        """A worker is ours for one batch. A second copy of a grant is void, and so is one that a
-        later grant of that worker overtook: the rank process has taken it back.
+        """A worker is granted for one batch. A duplicate is void, and so is a grant that arrives
+        after a later one of the same worker: the rank process has taken it back.
         """
         if message.grant_id <= self._last_grant.get(message.worker_id, 0):
             return self._take_effects(now_ns)
@@ -41,12 +41,12 @@ class ShardJobsCore(JobsCore):
         return self._take_effects(now_ns)
 
     def _is_usable(self, device: Device) -> bool:
-        """Kept busy by an earlier leader or by another shard: the rank process counts with it."""
+        """Whatever else runs there: the rank process knows the batches of other schedulers."""
         return bool(device.keys) and not device.is_refusing
 
     def _advise(self, now_ns: int) -> None:
-        """The rank process advises: it alone knows how busy the workers are. It hears of jobs that
-        were dropped although no batch went out.
+        """Report counts to the rank process, which alone knows the workers' load and advises. They
+        are sent even when no batch goes out.
         """
         known = {w: grant for w, grant in self._last_grant.items() if self.devices.get(w)}
         self._last_grant = known

@@ -1,15 +1,16 @@
-"""The scheduler's decisions: told events and the time, returns what to do."""
+"""The scheduler's core: takes events and the time, returns effects."""
 
 from services.scheduler.core.effects import Effect, ProbeWorker
 from services.scheduler.core.timers import Timers
-from services.scheduler.core.turns.believable import believable
-from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.bounds import bounded
+from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import PlacementPolicy
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Worker
 from services.scheduler.core.turns.reservations import Reservations
+from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.core.turns.turns import Turns
 from shared.ids import WorkerId
 from shared.messages import (
@@ -32,14 +33,14 @@ EVERYTHING = Share()
 class SchedulerCore:
     """Places turns of generative models on workers and keeps them placed until they are over.
 
-    Every ``on_...`` returns the effects to perform, in order. The state can be lost at any moment:
-    a new core learns what runs from the workers' reports and what waits from the frontends, who
-    submit again what they hear nothing of.
+    Every ``on_...`` returns the effects to perform, in order. The state is soft: a new core learns
+    running turns from the workers' reports and waiting turns from the frontends, which submit a
+    turn again until it is acknowledged.
 
     Args:
-        started_at_ns: now; the time of learning starts here.
+        started_at_ns: now; the learning period starts here.
         attempt_floor: see `Turns`; must grow from one scheduler process to the next.
-        share: of all turns; the others are of other schedulers.
+        share: the turns that belong to this scheduler; the others belong to its peers.
     """
 
     def __init__(
@@ -57,68 +58,63 @@ class SchedulerCore:
         self._reservations = Reservations(placer, limits, self._out)
         learning_until_ns = started_at_ns + limits.learning_ns
         self._turns = Turns(
-            fleet=self._fleet,
-            placer=placer,
-            reservations=self._reservations,
-            timers=self._timers,
-            limits=limits,
-            out=self._out,
+            TurnContext(self._fleet, placer, self._timers, limits, self._out, share),
+            self._reservations,
             learning_until_ns=learning_until_ns,
             attempt_floor=attempt_floor,
-            share=share,
         )
         self._timers.at(learning_until_ns, self._turns.admit_all)
         self._limits = limits
 
     def set_fence(self, fence: int) -> None:
-        """A new term of the same leader, above a fencing token that somebody saw."""
+        """This leader starts a new term, above a fencing token that a worker has seen."""
         self._turns.raise_attempts(first_attempt(fence))
 
     def on_turns_submit(self, message: TurnsSubmit, now_ns: int) -> list[Effect]:
-        """A frontend wants turns run, or has heard nothing of them for a while."""
+        """A frontend submits turns, or repeats unacknowledged ones."""
         for submit in message.turns:
-            self._turns.submit(believable(submit), now_ns)
+            self._turns.submit(bounded(submit), now_ns)
         return self._take_effects()
 
     def on_turn_cancel(self, message: TurnCancel, now_ns: int) -> list[Effect]:
-        """A frontend does not want a turn any more."""
+        """A frontend cancels a turn."""
         self._turns.cancel(message)
         return self._take_effects()
 
     def on_turns_ended(self, message: TurnsEnded, now_ns: int) -> list[Effect]:
-        """A worker is done with some attempts."""
+        """A worker has finished some attempts."""
         for end in message.turns:
             self._turns.ended(end)
         return self._take_effects()
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[Effect]:
-        """A worker tells its state."""
-        report = believable(report)
-        heard = self._fleet.hear(report, now_ns)
-        if heard is not None:
-            worker = heard.worker
-            if heard.restarted:
+        """A worker reports its state."""
+        report = bounded(report)
+        change = self._fleet.take_report(report, now_ns)
+        if change is not None:
+            worker = change.worker
+            if change.restarted:
                 self._turns.worker_restarted(worker, now_ns)
-            elif heard.is_new:
+            elif change.is_new:
                 self._turns.worker_returned(worker)
-            if heard.closed:
+            if change.closed:
                 self._reservations.move_off(worker, now_ns)
-            if heard.restarted:
+            if change.restarted:
                 self._reservations.prefetch_again(worker, now_ns)
             self._turns.reconcile(worker, report, now_ns)
             self._turns.relieve(worker, now_ns)
-            self._turns.admit(heard.opened, now_ns)
-            if heard.is_new:
+            self._turns.admit(change.opened, now_ns)
+            if change.is_new:
                 self._watch(worker, now_ns)
         return self._take_effects()
 
     def on_turns_placed(self, message: TurnsPlaced, now_ns: int) -> list[Effect]:
-        """Another scheduler tells what it has just placed."""
-        self._turns.others.on_told(message, now_ns)
+        """A peer scheduler announces turns that it has just placed."""
+        self._turns.peer_turns.on_placed(message, now_ns)
         return self._take_effects()
 
     def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[Effect]:
-        """Nobody listens at a worker that `ProbeWorker` asked about."""
+        """A probed worker does not respond."""
         worker = self._fleet.get(worker_id)
         if worker is not None and worker.alive and worker.is_probed:
             self._mark_dead(worker, now_ns)
@@ -127,27 +123,27 @@ class SchedulerCore:
     def on_expect(
         self, message: ExpectSession, now_ns: int
     ) -> tuple[SessionPlacement, list[Effect]]:
-        """The tracker expects a session's turn: where shall it go?"""
-        placement = self._reservations.expect(believable(message), now_ns)
+        """The tracker announces a session's turn: reserve a place for it."""
+        placement = self._reservations.expect(bounded(message), now_ns)
         return placement, self._take_effects()
 
     def on_drop(self, message: AdvisoryKey, now_ns: int) -> list[Effect]:
-        """The tracker does not expect this session's turn any more."""
+        """The tracker withdraws an announced turn."""
         self._reservations.drop(message)
         return self._take_effects()
 
     def on_wake(self, now_ns: int) -> list[Effect]:
-        """The instant asked for with `WakeAt` has come, perhaps long ago: while this process stood
-        still or had no bus, no worker could be heard.
+        """The instant of `WakeAt` has come. If it is long past, this process was paused or
+        disconnected and could receive no reports.
         """
         if self._timers.is_standstill(now_ns):
-            self._fleet.pardon(now_ns)
+            self._fleet.restart_silence(now_ns)
         self._timers.run_due(now_ns)
         self._reservations.look(now_ns)
         return self._take_effects()
 
     def status(self, now_ns: int) -> SchedulerStatus:
-        """What this scheduler believes."""
+        """The scheduler's view of workers, turns and reservations."""
         return SchedulerStatus(
             workers=[_worker_status(worker, now_ns) for worker in self._fleet],
             num_turns_placed=self._turns.num_placed,
@@ -156,9 +152,9 @@ class SchedulerCore:
         )
 
     def _watch(self, worker: Worker, now_ns: int) -> None:
-        """Look at the worker's silence when it next could mean something; voids earlier watches."""
+        """Set the next check of the worker's silence; replaces an earlier one."""
         if not worker.alive:
-            look_at_ns = worker.heard_at_ns + self._limits.forget_after_ns
+            look_at_ns = worker.reported_at_ns + self._limits.forget_after_ns
         elif worker.is_probed:
             look_at_ns = self._fleet.dead_at_ns(worker)
         else:
@@ -169,7 +165,7 @@ class SchedulerCore:
     def _look_at(self, worker: Worker, look_at_ns: int, now_ns: int) -> None:
         if worker.watch_at_ns != look_at_ns:
             return
-        if not worker.alive and now_ns >= worker.heard_at_ns + self._limits.forget_after_ns:
+        if not worker.alive and now_ns >= worker.reported_at_ns + self._limits.forget_after_ns:
             self._fleet.forget(worker)
             return
         if worker.alive and now_ns >= self._fleet.dead_at_ns(worker):
@@ -209,5 +205,5 @@ def _worker_status(worker: Worker, now_ns: int) -> WorkerStatus:
         num_pages_free=report.num_pages_free,
         num_pages_clean=report.num_pages_clean,
         num_pages_dirty=report.num_pages_dirty,
-        report_age_ms=(now_ns - worker.heard_at_ns) / 1e6,
+        report_age_ms=(now_ns - worker.reported_at_ns) / 1e6,
     )

@@ -11,36 +11,35 @@ class Limits:
 
     Attributes:
         learning_ns: after its start the scheduler places nothing for this long, so that it first
-            hears from the workers what they already run, and does not give the first worker heard
-            of everything.
+            receives the workers' reports and does not place everything on the first worker.
         dead_after_ns: silence after which a worker counts as dead; never less than three of its
             report intervals.
-        forget_after_ns: silence after which nothing of a dead worker is kept.
+        forget_after_ns: silence after which a dead worker is forgotten.
         placement_wait_ns: how long a turn waits for a worker that serves its model.
-        trial_wait_ns: how long a suspect waits for a worker without turns before one is emptied
-            for it.
-        proof_wait_ns: how long a suspect whose worker fell silent waits for the proof that it died.
-        affinity_ns: how long after a session's last turn its worker is worth preferring.
+        quarantine_wait_ns: how long a quarantined turn waits for a worker without turns before one
+            is emptied for it.
+        proof_wait_ns: how long a quarantined turn whose worker fell silent waits for the proof that
+            the worker died.
+        affinity_ns: how long after a session's last turn its worker is preferred.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
-        relief_gap: turns more than the least loaded worker, from which on live migration takes one
-            away, where the policy has that; at least 2, or it would go to and fro.
-        losses_max: times in a row, without a token between, that a turn may be lost before it is
-            given up.
-        deaths_shared_max: losses of workers in a row, without a token between, after which a turn
-            is a suspect and shares no worker any more, so that it takes no others along.
-        deaths_proven_max: proven deaths of workers in a row, without a token between, after which
-            a turn fails if it was alone with the last one. Two can be of others: a worker that
-            died as the turn was sent there counts, too.
-        near_ns: before its turn is expected, from when on a reservation counts as load.
-        losses_kept_max: turns of a silent worker of which it is remembered that they were there.
+        relief_gap: turns more than the least loaded worker, from which on live migration moves one,
+            where the policy migrates; at least 2, or turns would oscillate.
+        losses_max: consecutive losses, without a token between them, after which a turn fails.
+        deaths_shared_max: consecutive losses of workers, without a token between them, after which
+            a turn is quarantined: it shares no worker, so that it can crash no other turns.
+        deaths_proven_max: consecutive proven deaths of workers, without a token between them, after
+            which a turn fails if it was alone on the last one. Two may have other causes: a worker
+            that died while the turn was sent there counts, too.
+        near_ns: how long before its expected turn a reservation counts as load.
+        losses_kept_max: turns remembered of one silent worker.
     """
 
     learning_ns: int = 750_000_000
     dead_after_ns: int = 5 * SECOND_NS // 2
     forget_after_ns: int = 60 * SECOND_NS
     placement_wait_ns: int = 15 * SECOND_NS
-    trial_wait_ns: int = 5 * SECOND_NS
+    quarantine_wait_ns: int = 5 * SECOND_NS
     proof_wait_ns: int = 12 * SECOND_NS
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1

@@ -1,4 +1,4 @@
-"""Where a session's turn goes: the policy, told where the session was last."""
+"""Chooses a turn's worker: applies the policy, given the worker of the session's last turn."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ from shared.messages import (
 )
 from shared.shards import Share
 
-WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
+WORKERS_OF_HOST_MAX = 8  # considered because a session's history is on their host
 
 _Purpose: TypeAlias = Literal["choose", "compare"]
 
@@ -39,7 +39,7 @@ class _LastTurn:
     at_ns: int
 
     def fits(self, model_id: ModelId, adapter: AdapterRef | None) -> bool:
-        """Whether its KV is this model's with this adapter: any other has nothing of it."""
+        """Whether its KV can be used by this model with this adapter."""
         return model_id == self.model_id and _hash_of(adapter) == _hash_of(self.adapter)
 
 
@@ -56,12 +56,12 @@ class Placer:
 
     @property
     def kv_from(self) -> KvFrom:
-        """The lowest tier that turns' history is brought up from."""
+        """The lowest tier that turns' history is fetched from."""
         return self._policy.kv_from
 
     @property
     def hears_hints(self) -> bool:
-        """Whether places are kept for announced turns."""
+        """Whether announced turns get reservations."""
         return self._policy.hears_hints
 
     def choose(
@@ -72,11 +72,11 @@ class Placer:
         demand: Demand,
         avoid: Worker | None = None,
     ) -> tuple[Worker, PlacementReason] | None:
-        """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
+        """A worker for a turn of `model_id`, or None; `avoid` only if it is the only one."""
         last = self._last_turns.get(key) if key is not None else None
         demand = _with_history(demand, last, now_ns)
         home = self._home(last, model_id, demand, now_ns)
-        workers = _without(self._to_look_at(model_id, home, demand, "choose"), avoid)
+        workers = _without(self._candidates(model_id, home, demand, "choose"), avoid)
         if not workers:
             return None
         return self._policy.choose(workers, home if home in workers else None, demand)
@@ -84,30 +84,30 @@ class Placer:
     def better_than(
         self, kept: Worker, key: SessionKey, now_ns: int, demand: Demand, *, is_sent: bool
     ) -> Worker | None:
-        """A worker that is so much better than the one that a turn's place was kept on that the
-        turn is to go there, now that it is here.
+        """A worker that is so much better than the reserved one that the arrived turn should run
+        there; None if there is none.
         """
         demand = _with_history(demand, self._last_turns.get(key), now_ns)
-        workers = self._to_look_at(demand.model_id, kept, demand, "compare")
+        workers = self._candidates(demand.model_id, kept, demand, "compare")
         return self._policy.better_than(kept, workers, demand, is_sent=is_sent) if workers else None
 
     def relief_of(self, worker: Worker, model_id: ModelId) -> Worker | None:
-        """Where one of a worker's running turns is to go on, if it has too many."""
+        """The worker that one of this worker's running turns should move to, if it has too many."""
         is_crowded = worker.num_turns >= self._limits.relief_gap
         if not (self._policy.relieves and is_crowded and worker.is_open):
             return None
-        untried = [each for each in self._fleet.serving(model_id) if each.is_open]
-        return self._policy.relief_of(worker, untried)
+        open_workers = [each for each in self._fleet.serving(model_id) if each.is_open]
+        return self._policy.relief_of(worker, open_workers)
 
-    def _to_look_at(
+    def _candidates(
         self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose
     ) -> list[Worker]:
-        """Workers that nobody is tried on; of very many some, others each time that it is for the
-        same purpose, with those that are near the session's history.
+        """Open workers of the model. Of very many, a slice that rotates by purpose, and those near
+        the session's history.
         """
         serving, num = self._fleet.serving(model_id), self._policy.num_looked_at
         if num is not None and len(serving) > num:
-            self._num_asked[purpose] += 1  # on their own: one turn is asked about for both
+            self._num_asked[purpose] += 1  # counted apart: one turn may need both
             some = self._fleet.slice_of(model_id, self._num_asked[purpose] * num, num)
             near = [
                 worker
@@ -123,29 +123,31 @@ class Placer:
     def choose_empty(
         self, model_id: ModelId, demand: Demand, avoid: Worker | None = None
     ) -> Worker | None:
-        """A worker that a suspect can have for itself: one without turns, while no more than half
-        of the workers are kept from others like that; `avoid` only if it is the only one.
+        """A worker without turns for a quarantined turn, while at most half of the workers are
+        isolated; `avoid` only if it is the only one.
         """
         workers = self._fleet.serving(model_id)
-        num_trials = sum(not worker.is_open and not self._is_ours(worker) for worker in workers)
+        num_isolating = sum(
+            not worker.is_open and not self._is_claimed(worker) for worker in workers
+        )
         candidates = self._own(_without(workers, avoid))
         empty = [
             worker
             for worker in candidates
-            if not worker.num_turns and (worker.is_open or self._is_ours(worker))
+            if not worker.num_turns and (worker.is_open or self._is_claimed(worker))
         ]
-        if not empty or num_trials >= max(1, len(workers) // 2):
+        if not empty or num_isolating >= max(1, len(workers) // 2):
             return None
-        ours = [worker for worker in empty if self._is_ours(worker)]
-        return self._policy.choose(ours or empty, None, demand)[0]
+        claimed = [worker for worker in empty if self._is_claimed(worker)]
+        return self._policy.choose(claimed or empty, None, demand)[0]
 
     def choose_to_empty(self, model_id: ModelId, avoid: Worker | None = None) -> Worker | None:
-        """A worker whose turns can make room for a suspect: one that is kept for that already, or
-        the one with the fewest, unless another suspect is tried. Turns that only its reports tell
-        of cannot be moved. `avoid` only if it is the only one.
+        """A worker to empty for a quarantined turn: one that is claimed already, or the one with
+        the fewest turns; None while another worker is isolated. Turns that are known from reports
+        only cannot be moved. `avoid` only if it is the only one.
         """
         workers = self._fleet.serving(model_id)
-        if any(not worker.is_open and not self._is_ours(worker) for worker in workers):
+        if any(not worker.is_open and not self._is_claimed(worker) for worker in workers):
             return None
         movable = [
             worker
@@ -153,18 +155,20 @@ class Placer:
             if all(turn.submit is not None for turn in worker.turns.values())
         ]
         return min(
-            movable, key=lambda w: (w.kept_by is None, w.num_turns, w.worker_id), default=None
+            movable,
+            key=lambda w: (w.isolation.claimed_by is None, w.num_turns, w.worker_id),
+            default=None,
         )
 
     def _own(self, workers: Collection[Worker]) -> Collection[Worker]:
-        """Those on which this scheduler tries suspects, so that no two of them take the same one;
-        all, if there are none of them.
+        """The workers on which this scheduler isolates turns, so that no two schedulers take the
+        same one; all of them if its share is empty.
         """
         return [worker for worker in workers if self._share.has_worker(worker.worker_id)] or workers
 
-    def _is_ours(self, worker: Worker) -> bool:
-        """It is kept for a suspect of this scheduler, who is not there yet."""
-        return worker.trial is None and worker.kept_by == self._share.index
+    def _is_claimed(self, worker: Worker) -> bool:
+        """Whether this scheduler has claimed it for a quarantined turn that is not there yet."""
+        return worker.isolation.turn is None and worker.isolation.claimed_by == self._share.index
 
     def remember(
         self,
@@ -175,15 +179,15 @@ class Placer:
         num_tokens: int,
         now_ns: int,
     ) -> None:
-        """The session's latest turn, with a prompt of so many tokens, runs there."""
+        """Remember the worker and prompt length of the session's latest turn."""
         self._last_turns[key] = _LastTurn(worker_id, model_id, adapter, num_tokens, now_ns)
         self._last_turns.move_to_end(key)
         if len(self._last_turns) > self._limits.sessions_max:
             self._last_turns.popitem(last=False)
 
     def model_of(self, key: SessionKey) -> tuple[ModelId | None, AdapterRef | None]:
-        """The model and adapter of the session's last turn; of an unknown session, the only model
-        there is.
+        """The model and adapter of the session's last turn; for an unknown session, the only served
+        model, if there is exactly one.
         """
         last = self._last_turns.get(key)
         if last is None:
@@ -191,14 +195,14 @@ class Placer:
         return last.model_id, last.adapter
 
     def num_tokens_of(self, key: SessionKey) -> int:
-        """Of the prompt of the session's last turn; 0: not known."""
+        """Prompt tokens of the session's last turn; 0: unknown."""
         last = self._last_turns.get(key)
         return 0 if last is None else last.num_tokens
 
     def num_history_tokens_of(
         self, key: SessionKey, model_id: ModelId, adapter: AdapterRef | None
     ) -> int:
-        """The same, if that turn left KV that this model with this adapter can use."""
+        """The same if this model with this adapter can use that turn's KV; else 0."""
         last = self._last_turns.get(key)
         return 0 if last is None or not last.fits(model_id, adapter) else last.num_tokens
 
@@ -209,8 +213,8 @@ class Placer:
         model_id: ModelId,
         adapter: AdapterRef | None,
     ) -> dict[HostId, int]:
-        """Where what an agent's prompts begin with is, as far as is known: its last turn left it on
-        a host, if that was on this model with this adapter.
+        """Blocks of an agent's common prompt prefix by host: where its last turn ran, if that was
+        on this model with this adapter.
         """
         last = self._last_turns.get(last_of(tenant, prefix.agent))
         if last is None or not last.fits(model_id, adapter):
@@ -219,7 +223,7 @@ class Placer:
         return {} if worker is None else worth_keeping({worker.report.host_id: prefix.num_blocks})
 
     def located(self, submit: TurnSubmit, now_ns: int) -> TurnSubmit:
-        """The turn with where its session's KV is, as far as is known here: see `known_at`."""
+        """The turn with its session's KV locations completed by `known_at`."""
         if submit.session_id is None:
             return submit
         key = submit.tenant, submit.session_id
@@ -234,11 +238,11 @@ class Placer:
         kv_at: Mapping[HostId, int],
         now_ns: int,
     ) -> dict[HostId, int]:
-        """Where a session's KV is, by what others tell and where its last turn ran.
+        """Blocks of a session's KV by host: the given locations, and the host of its last turn.
 
-        Others tell of disks and some time later, when all of it is there. A turn that follows soon
-        finds more in the memory of that host; and where its frontend could not learn where the KV
-        is, it is there, as far as is known.
+        The given locations are of disks and lag behind. A turn that follows soon finds more in the
+        memory of the last turn's host. If the frontend could not look up the locations, that host
+        is assumed to have all blocks.
         """
         known, last = dict(kv_at), self._last_turns.get(key)
         if last is None or not last.fits(model_id, adapter):
@@ -252,7 +256,7 @@ class Placer:
         if worker.alive and now_ns - last.at_ns < RECENT_NS:
             block_tokens = worker.speeds.get(model_id, DEFAULT_SPEEDS).block_tokens
             num_blocks = min(last.num_tokens // block_tokens + 1, BLOCKS_MAX)
-            # In front: of many places whoever reads them keeps the first.
+            # First in order: readers keep the first of too many locations.
             known = {host_id: 0, **known}
             known[host_id] = max(known[host_id], num_blocks)
         return known
@@ -270,7 +274,7 @@ class Placer:
 
 
 def last_of(tenant: TenantId, agent: AgentRef) -> SessionKey:
-    """Under what the last turn of an agent is remembered, in whatever workflow that was."""
+    """The key under which an agent's last turn is remembered, independent of the workflow."""
     return tenant, prefix_session(replace(agent, workflow_id=""))
 
 
@@ -290,5 +294,5 @@ def _hash_of(adapter: AdapterRef | None) -> str:
 
 
 def _without(workers: Collection[Worker], avoid: Worker | None) -> Collection[Worker]:
-    """These workers but one, unless there is no other."""
+    """These workers without `avoid`, unless it is the only one."""
     return [worker for worker in workers if worker is not avoid] or workers

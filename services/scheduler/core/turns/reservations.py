@@ -1,21 +1,23 @@
-"""Places kept for sessions whose turn is expected (SYMPHONY, section 3.3: the scheduler routes a
-turn to the node chosen when its advisory came).
+"""Reservations for sessions whose turn is announced (SYMPHONY, section 3.3: the scheduler routes a
+turn to the node that was chosen when its advisory arrived).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.effects import DropPrefetch, Effect, SendPrefetch, TellPlace
+from services.scheduler.core.effects import DropPrefetch, Effect, NotifyFrontends, SendPrefetch
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer, last_of
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.blocks import BLOCK_TOKENS
 from shared.hints import HINT_HOLD_NS
-from shared.ids import ModelId
+from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
 from shared.messages import (
+    AdapterRef,
     AdvisoryKey,
     AgentPrefix,
     ExpectSession,
@@ -32,8 +34,9 @@ STALE_LOOKS_MIN = 1024
 
 
 class Reservations:
-    """At most one live reservation a session; each counts as one request of its worker, from some
-    time before its turn is expected."""
+    """At most one live reservation per session. It counts as one turn of its worker from
+    `Limits.near_ns` before its expected turn on.
+    """
 
     def __init__(self, placer: Placer, limits: Limits, out: list[Effect]) -> None:
         self._placer = placer
@@ -52,7 +55,7 @@ class Reservations:
         return self._looks[0][0] if self._looks else NEVER_NS
 
     def look(self, now_ns: int) -> None:
-        """See whose turn is near now, or did not come."""
+        """Update which reservations count as load, and release expired ones."""
         while self._looks and self._looks[0][0] <= now_ns:
             at_ns, _, held = heappop(self._looks)
             if held.looked_at_ns != at_ns:
@@ -63,10 +66,10 @@ class Reservations:
             if held.expires_at_ns <= now_ns:
                 self._release(held)
             else:
-                self._see_how_far(held, now_ns)
+                self._update_distance(held, now_ns)
 
     def expect(self, message: ExpectSession, now_ns: int) -> SessionPlacement:
-        """Keep a place, or keep the one there is for longer; asks the worker to prefetch."""
+        """Reserve a place, or renew the session's reservation; makes the worker prefetch."""
         if not self._placer.hears_hints:
             return SessionPlacement()
         key = (message.tenant, message.session_id)
@@ -76,72 +79,89 @@ class Reservations:
         if model_id is None:
             return SessionPlacement()
         if message.prefix is None:
-            told = known_places(worth_keeping(message.kv_at))
-            kv_at = self._placer.known_at(key, model_id, adapter, told, now_ns)
+            advised = known_places(worth_keeping(message.kv_at))
+            kv_at = self._placer.known_at(key, model_id, adapter, advised, now_ns)
         else:
             kv_at = self._placer.prefix_at(message.tenant, message.prefix, model_id, adapter)
-        expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:
-            held.worker.num_urgent -= held.is_urgent
-            held.priority = max(held.priority, message.priority)
-            held.worker.num_urgent += held.is_urgent
-            held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter, held.kv_at = adapter, kv_at or held.kv_at
-            held.prefix, held.trace = message.prefix, message.trace
-            held.worker.arrivals.remove(held.arrives_at_ns)
-            held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
-            held.worker.arrivals.add(held.arrives_at_ns)
-            self._see_how_far(held, now_ns)
+            self._renew(held, message, now_ns)
         else:
             if held is not None:
                 self._release(held)
                 self._drop_prefetch(held)
-            demand = Demand(
-                model_id=model_id,
-                adapter=adapter,
-                kv_at=kv_at,
-                name=message.session_id,
-                is_urgent=is_urgent(message.priority),
-                ahead_ns=message.arrives_in_ns or None,
-                num_history_tokens=_num_prefix_tokens(message.prefix),
-            )
-            place_of = _history_of(key, message.prefix)
-            chosen = self._placer.choose(model_id, place_of, now_ns, demand)
-            if chosen is None or len(self._held) >= self._limits.reservations_max:
-                return SessionPlacement()
-            held = Reservation(
-                key,
-                model_id,
-                chosen[0],
-                message.priority,
-                expires_at_ns,
-                adapter,
-                _arrival(message, now_ns),
-                now_ns,
-                kv_at=kv_at,
-                prefix=message.prefix,
-                trace=message.trace,
-            )
-            self._hold(held, now_ns)
+            held = self._reserve(message, model_id, adapter, kv_at, now_ns)
+        if held is None:
+            return SessionPlacement()
         self._prefetch(held, now_ns)
         return SessionPlacement(worker_id=held.worker.worker_id)
 
+    def _renew(self, held: Reservation, message: ExpectSession, now_ns: int) -> None:
+        worker = held.worker
+        worker.num_urgent -= held.is_urgent
+        held.priority = max(held.priority, message.priority)
+        worker.num_urgent += held.is_urgent
+        held.expires_at_ns = max(held.expires_at_ns, now_ns + message.expires_in_ns)
+        held.prefix, held.trace = message.prefix, message.trace
+        worker.expected.remove(held.arrives_at_ns)
+        held.arrives_at_ns, held.advised_at_ns = _arrival(message, now_ns), now_ns
+        worker.expected.add(held.arrives_at_ns)
+        self._update_distance(held, now_ns)
+
+    def _reserve(
+        self,
+        message: ExpectSession,
+        model_id: ModelId,
+        adapter: AdapterRef | None,
+        kv_at: Mapping[HostId, int],
+        now_ns: int,
+    ) -> Reservation | None:
+        """A new reservation; None if no worker serves the model or there are too many."""
+        key = (message.tenant, message.session_id)
+        demand = Demand(
+            model_id=model_id,
+            adapter=adapter,
+            kv_at=kv_at,
+            name=message.session_id,
+            is_urgent=is_urgent(message.priority),
+            ahead_ns=message.arrives_in_ns or None,
+            num_history_tokens=_num_prefix_tokens(message.prefix),
+        )
+        chosen = self._placer.choose(model_id, _history_of(key, message.prefix), now_ns, demand)
+        if chosen is None or len(self._held) >= self._limits.reservations_max:
+            return None
+        held = Reservation(
+            key,
+            model_id,
+            chosen[0],
+            message.priority,
+            now_ns + message.expires_in_ns,
+            adapter,
+            _arrival(message, now_ns),
+            now_ns,
+            kv_at=kv_at,
+            prefix=message.prefix,
+            trace=message.trace,
+        )
+        self._hold(held, now_ns)
+        return held
+
     def drop(self, message: AdvisoryKey) -> None:
-        """The turn is not coming after all."""
+        """Release the reservation of a withdrawn turn."""
         held = self._held.get((message.tenant, message.session_id))
         if held is not None:
             self._release(held)
             self._drop_prefetch(held)
 
     def take(self, key: SessionKey, model_id: ModelId, at: Worker | None = None) -> Worker | None:
-        """The session's turn is here: use up its reservation.
+        """Consume the reservation of a turn that has arrived.
 
         Args:
-            at: where it runs already; None: wherever its place is kept, if that can have it.
+            at: the worker that it runs on already; None: any that is open.
 
         Returns:
-            None: none was kept for this model, or none that can be had.
+            The reserved worker; None if there is none for this model, or it cannot be used.
         """
         held = self._held.get(key)
         if held is None:
@@ -156,8 +176,8 @@ class Reservations:
         return None
 
     def key_of(self, submit: TurnSubmit) -> SessionKey | None:
-        """Under what name a place may be kept for a turn: its session's, or, if there is none and
-        nothing of the session is known, that of its agent in its workflow.
+        """The name of the turn's reservation: its session, or, where that has none and is unknown,
+        its agent in its workflow.
         """
         if submit.session_id is None:
             return None
@@ -173,19 +193,19 @@ class Reservations:
         return by_agent if is_its else key
 
     def with_prefix(self, key: SessionKey | None, demand: Demand) -> Demand:
-        """What a turn needs whose place is kept under this name, which may stand for an agent."""
+        """The demand of a turn with this reservation, whose history may be its agent's prefix."""
         held = self._held.get(key) if key is not None else None
         if held is None or held.prefix is None:
             return demand
         num_tokens = min(_num_prefix_tokens(held.prefix), demand.num_prompt_tokens)
         return replace(demand, num_history_tokens=num_tokens, kv_at=held.kv_at)
 
-    def gave_up(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
-        """The place was taken, but its turn goes elsewhere."""
-        self._tell_dropped(key, model_id, worker)
+    def abandon(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
+        """The reservation was taken, but its turn is placed on another worker."""
+        self._send_drop(key, model_id, worker)
 
     def move_off(self, worker: Worker, now_ns: int) -> None:
-        """The worker can take no turns of these any more: keep places elsewhere, if there are."""
+        """Move reservations of models that the worker does not serve any more to other workers."""
         for held in list(worker.reservations.values()):
             if held.model_id in worker.models:
                 continue
@@ -201,28 +221,28 @@ class Reservations:
                 self._prefetch(held, now_ns)
 
     def prefetch_again(self, worker: Worker, now_ns: int) -> None:
-        """The worker forgot everything, but can still take what is reserved on it."""
+        """Repeat the prefetches of a restarted worker."""
         for held in worker.reservations.values():
             self._prefetch(held, now_ns)
 
     def _hold(self, held: Reservation, now_ns: int) -> None:
         self._held[held.key] = held
         held.worker.reservations[held.key] = held
-        held.worker.arrivals.add(held.arrives_at_ns)
+        held.worker.expected.add(held.arrives_at_ns)
         held.worker.num_urgent += held.is_urgent
-        self._see_how_far(held, now_ns)
+        self._update_distance(held, now_ns)
 
     def _release(self, held: Reservation) -> None:
         del self._held[held.key]
         del held.worker.reservations[held.key]
-        held.worker.arrivals.remove(held.arrives_at_ns)
+        held.worker.expected.remove(held.arrives_at_ns)
         held.worker.num_urgent -= held.is_urgent
         held.worker.num_far -= held.is_far
         held.is_far = False
 
-    def _see_how_far(self, held: Reservation, now_ns: int) -> None:
-        """Count it as load, or not yet; and see that it is looked at when that changes, or ends."""
-        expected_at_ns = held.arrives_at_ns or held.told_at_ns
+    def _update_distance(self, held: Reservation, now_ns: int) -> None:
+        """Update whether it counts as load, and schedule the next look for when that changes."""
+        expected_at_ns = held.arrives_at_ns or held.advised_at_ns
         near_at_ns = expected_at_ns - self._limits.near_ns
         over_at_ns = expected_at_ns + HINT_HOLD_NS
         is_far = not near_at_ns <= now_ns < over_at_ns
@@ -232,15 +252,16 @@ class Reservations:
         held.worker.num_urgent += held.is_urgent
         changes_at_ns = [at_ns for at_ns in (near_at_ns, over_at_ns) if at_ns > now_ns]
         look_at_ns = min([*changes_at_ns, held.expires_at_ns])
-        if look_at_ns < held.looked_at_ns:  # one that is told again needs no second look
+        if look_at_ns < held.looked_at_ns:  # an unchanged one has its look scheduled
             held.looked_at_ns = look_at_ns
             self._num_looks += 1
             heappush(self._looks, (look_at_ns, self._num_looks, held))
             self._forget_stale_looks()
 
     def _forget_stale_looks(self) -> None:
-        """Keep those that count, once they are less than about half: a turn that is announced and
-        taken back again and again leaves one each time."""
+        """Remove outdated looks once they are more than about half: each withdrawn announcement
+        leaves one.
+        """
         if len(self._looks) <= 2 * len(self._held) + STALE_LOOKS_MIN:
             return
         self._looks = [
@@ -266,7 +287,7 @@ class Reservations:
             trace=held.trace,
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
-        if held.prefix is not None:  # of a session that no frontend has heard of
+        if held.prefix is not None:  # no frontend knows this session yet
             return
         placed = SessionPlaced(
             session_id=session_id,
@@ -276,13 +297,13 @@ class Reservations:
             expires_in_ns=max(held.expires_at_ns - now_ns, 0),
             kv_at=dict(held.kv_at),
         )
-        self._out.append(TellPlace(placed))
+        self._out.append(NotifyFrontends(placed))
 
     def _drop_prefetch(self, held: Reservation) -> None:
-        """What its worker brings up, or has brought up, is of no use there any more."""
-        self._tell_dropped(held.key, held.model_id, held.worker)
+        """Release what its worker has prefetched, or is prefetching."""
+        self._send_drop(held.key, held.model_id, held.worker)
 
-    def _tell_dropped(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
+    def _send_drop(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
         tenant, session_id = key
         drop = PrefetchDrop(session_id=session_id, tenant=tenant, model_id=model_id)
         self._out.append(DropPrefetch(worker.worker_id, drop))
@@ -301,7 +322,7 @@ def _demand_of(held: Reservation, now_ns: int) -> Demand:
 
 
 def _history_of(key: SessionKey, prefix: AgentPrefix | None) -> SessionKey:
-    """Whose last turn left what the turn will go on from."""
+    """The key of the last turn whose KV the expected turn continues from."""
     return key if prefix is None else last_of(key[0], prefix.agent)
 
 
@@ -310,5 +331,5 @@ def _num_prefix_tokens(prefix: AgentPrefix | None) -> int:
 
 
 def _arrival(message: ExpectSession, now_ns: int) -> int:
-    """When its turn is expected; 0: at any time."""
+    """When its turn is expected; 0: at an unknown time."""
     return now_ns + message.arrives_in_ns if message.arrives_in_ns else 0

@@ -1,5 +1,5 @@
-"""Which agent calls which, learned from what comes (SYMPHONY, sections 3.2 and 3.3): so the turns
-that follow a turn can be announced the moment that it begins.
+"""Call graphs of agents, learned from their turns (SYMPHONY, sections 3.2 and 3.3), with which the
+successors of a turn can be announced when it begins.
 """
 
 from services.tracker.core.agents.follower import AgentFollower, Reaction

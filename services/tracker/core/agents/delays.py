@@ -1,8 +1,8 @@
-"""How long something takes, as a distribution of bounded size."""
+"""A distribution of delays, of bounded size."""
 
 import math
 
-FIRST_NS = 1_000_000  # all that is shorter is one bucket
+FIRST_NS = 1_000_000  # shorter delays share one bucket
 BUCKETS_AN_OCTAVE = 4
 LAST_BUCKET = 27 * BUCKETS_AN_OCTAVE  # begins at 37 hours
 
@@ -21,7 +21,7 @@ class Delays:
         self.weights: dict[int, float] = weights if weights is not None else {}
 
     def add(self, delay_ns: int, kept: float = 1.0) -> None:
-        """One more, after which what was known counts `kept` of what it did."""
+        """Add a delay, and decay the weight of earlier ones by `kept`."""
         for bucket in self.weights:
             self.weights[bucket] *= kept
         bucket = _bucket(delay_ns)
@@ -32,7 +32,7 @@ class Delays:
 
         There must be one (`weights` is not empty).
         """
-        assert self.weights, "no delay was ever seen"
+        assert self.weights, "there is no delay"
         wanted = share * sum(self.weights.values())
         for bucket in sorted(self.weights):
             wanted -= self.weights[bucket]

@@ -1,4 +1,4 @@
-"""From turns that begin and end to announcements of those that follow them."""
+"""Follows agents' turns and announces their probable successors."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -9,24 +9,24 @@ from math import ceil
 from services.tracker.core.agents.graph import CallGraph, Successor, is_tool
 from services.tracker.core.agents.hints import AgentHint, LiveHint, Outcomes
 from services.tracker.core.agents.limits import AgentLimits
-from services.tracker.core.agents.workflow import Turn, Workflow
+from services.tracker.core.agents.workflow import AgentTurn, Workflow
 from shared.ids import SessionId, TenantId
 
 WorkflowKey = tuple[TenantId, str]
 GraphKey = tuple[TenantId, str]
 
-LATE_SHARE = 0.95  # of delays; what is later than that,
-LATE_FACTOR = 2  # than that, so many times, is given up
-ROUNDED_OFF = 0.25  # of a session: a mean is rarely a whole number
-CLOSED_MAX = 4  # idle workflows that one turn ends: each is learned from
+LATE_SHARE = 0.95  # a successor later than this quantile of delays,
+LATE_FACTOR = 2  # times this factor, is not expected any more
+ROUNDED_OFF = 0.25  # of a session: the mean is rarely a whole number
+CLOSED_MAX = 4  # idle workflows that one turn ends, which takes time as each is learned from
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What a turn's beginning, or end, leads to.
+    """What the start or end of a turn leads to.
 
     Attributes:
-        hints: to be announced, the likeliest first.
+        hints: to announce, the most probable first.
         used: the hint that announced this turn.
     """
 
@@ -35,7 +35,7 @@ class Reaction:
 
 
 def application_of(agent: str) -> str:
-    """Agents of different applications are told apart by what is before the first slash.
+    """The application of an agent: the part of its name before the first slash.
 
     >>> application_of("metagpt/engineer"), application_of("engineer")
     ('metagpt', '')
@@ -44,14 +44,14 @@ def application_of(agent: str) -> str:
 
 
 class AgentFollower:
-    """Call graphs of every tenant's applications, and the workflows that run on them. Nothing that
-    one tenant does reaches another's.
+    """Call graphs of every tenant's applications, and the workflows that run on them. Tenants are
+    fully separated.
 
     Args:
-        learned: graphs by application, learned before; each tenant goes on from a copy.
+        learned: graphs by application, learned before; each tenant starts with a copy.
 
     Attributes:
-        outcomes: of all hints so far.
+        outcomes: counts of all hints so far.
     """
 
     def __init__(self, limits: AgentLimits, learned: Mapping[str, CallGraph] | None = None) -> None:
@@ -72,7 +72,7 @@ class AgentFollower:
         return len(self._graphs)
 
     def graph(self, tenant: TenantId, application: str) -> CallGraph:
-        """What is known of the application's agents."""
+        """The call graph of an application's agents."""
         key = (tenant, application)
         if key not in self._graphs:
             if len(self._graphs) >= self._limits.graphs_max:
@@ -92,7 +92,7 @@ class AgentFollower:
         session_id: SessionId | None,
         now_ns: int,
     ) -> Reaction:
-        """An agent's turn is here: its likely successors are to be announced."""
+        """An agent's turn began: announce its probable successors."""
         self._forget_idle(now_ns)
         workflow = self._workflow(tenant, workflow_id, agent, now_ns)
         workflow.hints.expire(now_ns)
@@ -111,8 +111,8 @@ class AgentFollower:
         *,
         tools: tuple[str, ...] = (),
     ) -> Reaction:
-        """An agent's turn is over. If it called tools, its session comes back when they are done;
-        if not, and it took so long that what follows it is not expected any more, that comes now.
+        """An agent's turn ended. If it called tools, expect its session when they are done; if not,
+        and it took longer than its successors' hints lasted, expect these now.
         """
         workflow = self._workflows.get((tenant, workflow_id))
         turn = workflow.end(agent, session_id, now_ns) if workflow is not None else None
@@ -124,21 +124,21 @@ class AgentFollower:
         return Reaction(self._announce(workflow, turn, now_ns))
 
     def on_workflow_over(self, tenant: TenantId, workflow_id: str) -> None:
-        """Nothing follows any more."""
+        """End a workflow: no turn follows any more."""
         workflow = self._workflows.pop((tenant, workflow_id), None)
         if workflow is not None:
             _count_down(self._num_workflows, tenant)
             workflow.finish()
             workflow.hints.clear()
 
-    def _announce(self, workflow: Workflow, turn: Turn, now_ns: int) -> list[AgentHint]:
+    def _announce(self, workflow: Workflow, turn: AgentTurn, now_ns: int) -> list[AgentHint]:
         hints: list[AgentHint] = []
         beside = None if is_tool(turn.agent) else turn.generation
-        for successor in self._likely(workflow.graph.successors(turn.place)):
+        for successor in self._likely(workflow.graph.successors(turn.position)):
             for session_id in self._sessions(workflow, turn, successor):
                 hint = self._hint(successor, session_id, is_over=turn.ended_at_ns is not None)
                 is_far = (hint.arrives_in_ns or 0) > self._limits.arrival_max_ns
-                if is_far or workflow.hints.is_told(hint, beside, now_ns):
+                if is_far or workflow.hints.is_announced(hint, beside, now_ns):
                     continue
                 workflow.hints.add(hint, turn.generation, now_ns)
                 hints.append(hint)
@@ -150,7 +150,7 @@ class AgentFollower:
         self, successor: Successor, session_id: SessionId | None, *, is_over: bool
     ) -> AgentHint:
         """Args:
-        is_over: the turn that it follows has ended: from now on it may come at any time.
+        is_over: the turn that it follows has ended, so that it may arrive at any time.
         """
         edge, limits = successor.edge, self._limits
         arrives_ns = late_ns = None
@@ -166,7 +166,7 @@ class AgentFollower:
         return AgentHint(successor.agent, session_id, successor.chance, arrives_ns, late_ns)
 
     def _likely(self, successors: list[Successor]) -> Iterator[Successor]:
-        """The fewest that come with the wanted chance, without those that would rarely pay."""
+        """The fewest successors that cover the wanted probability, without improbable ones."""
         covered = 0.0
         for successor in successors:
             if covered >= self._limits.cover or successor.chance < self._limits.chance_min:
@@ -175,15 +175,15 @@ class AgentFollower:
             yield successor
 
     def _sessions(
-        self, workflow: Workflow, turn: Turn, successor: Successor
+        self, workflow: Workflow, turn: AgentTurn, successor: Successor
     ) -> list[SessionId | None]:
-        """In which sessions the successor will be called; None: in a new one.
+        """The sessions in which the successor will be called; None: a new one.
 
-        It comes in that of its last call, or, where its calls have mostly been in others, in those
-        that were not called for longest: agents that take up their work file by file.
+        That is the session of its last call, or, if its calls were mostly in other sessions, those
+        that were not called for longest: agents that work through files one by one.
         """
         edge = successor.edge
-        if is_tool(turn.agent) and successor.agent == turn.place.context[0]:
+        if is_tool(turn.agent) and successor.agent == turn.position.context[0]:
             return [turn.session_id]
         known = workflow.sessions_of(successor.agent)
         if not known or (edge is not None and edge.session == "fresh"):
@@ -215,10 +215,10 @@ class AgentFollower:
             self.on_workflow_over(tenant, workflow_id)
 
     def _is_idle(self, workflow: Workflow, now_ns: int) -> bool:
-        return now_ns - workflow.heard_at_ns > self._limits.workflow_idle_ns
+        return now_ns - workflow.active_at_ns > self._limits.workflow_idle_ns
 
     def _forget_workflow(self) -> None:
-        """Make room for one: the tenant with most of them loses its oldest."""
+        """Forget the oldest workflow of the tenant with the most."""
         tenant, _ = self._num_workflows.most_common(1)[0]
         oldest = next(workflow_id for owner, workflow_id in self._workflows if owner == tenant)
         self.on_workflow_over(tenant, oldest)

@@ -1,4 +1,4 @@
-"""A call graph: which agent follows which, with what chance and after how long."""
+"""A call graph: which agent follows which, with what probability and after what delay."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import Edge, SessionKind, Table
 
-Context = tuple[str, ...]  # the last agents, the one that runs last
+Context = tuple[str, ...]  # the last agents, the running one last
 
-TOOL = "tool:"  # before the name of a tool, which is a node as agents are
-CALLER = "#caller"  # what follows a tool, whoever called it
-NOWHERE = "#new"  # the place, among those called lately, of an agent that was not called yet
-PLACES_MAX = 16  # further back is one place
-RETURN_CHANCE = 0.9  # that the caller of a tool nothing is known of comes back
+TOOL = "tool:"  # prefix of tools' names; tools are nodes like agents
+CALLER = "#caller"  # a tool's successor that called it, independent of its name
+NOWHERE = "#new"  # the standing of an agent that was not called recently
+STANDINGS_MAX = 16  # agents further back share one standing
+RETURN_CHANCE = 0.9  # that the caller of an unknown tool continues
 
 
 def is_tool(name: str) -> bool:
@@ -21,14 +21,14 @@ def is_tool(name: str) -> bool:
     return name.startswith(TOOL)
 
 
-def place_of(agent: str, recent: Sequence[str]) -> str:
-    """Where an agent stands among those of its workflow, the one called last first: what agents
-    without a common name have in common.
+def standing_of(agent: str, recent: Sequence[str]) -> str:
+    """The rank of an agent among its workflow's recent ones, the last called first. It describes
+    agents independent of their names.
 
-    >>> place_of("b", ["a", "b"]), place_of("c", ["a", "b"])
+    >>> standing_of("b", ["a", "b"]), standing_of("c", ["a", "b"])
     ('#1', '#new')
     """
-    return f"#{min(recent.index(agent), PLACES_MAX)}" if agent in recent else NOWHERE
+    return f"#{min(recent.index(agent), STANDINGS_MAX)}" if agent in recent else NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Successor:
     """An agent that may be called next.
 
     Attributes:
-        chance: that it is, 0 to 1.
-        edge: what is known of how it follows; of the most telling place that knows it. None: that
-            of the agent that called the tool, of which nothing is known yet.
-        after_ns: what passes before `edge` begins: the way to a tool.
+        chance: probability, 0 to 1.
+        edge: statistics of how it follows, from the most specific table that has any. None: none
+            are known yet of the agent that called a tool.
+        after_ns: time before `edge` begins: until a tool is called.
     """
 
     agent: str
@@ -49,12 +49,12 @@ class Successor:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a turn stands in a graph.
+class Position:
+    """The position of a turn in a call graph.
 
     Attributes:
         context: the agent before it, if there was one, and its own.
-        standing: where its own agent stood among those called lately (`place_of`).
+        standing: rank of its agent among those called recently (`standing_of`).
         recent: the workflow's agents, the last called first.
     """
 
@@ -68,11 +68,11 @@ class Place:
 
 
 class CallGraph:
-    """Learns of turns one by one, forgets with them, and predicts from the two last agents, else
-    from the last, else from how any agents follow each other (variable order, with back-off).
+    """Learns turn by turn with decay, and predicts from the two last agents, else from the last,
+    else from how agents follow each other in general (variable order, with back-off).
 
     Attributes:
-        is_frozen: it stays as it is, whatever comes.
+        is_frozen: it does not learn any more.
     """
 
     def __init__(self, limits: AgentLimits) -> None:
@@ -82,10 +82,13 @@ class CallGraph:
         self.tables: OrderedDict[Context, Table] = OrderedDict()
         self.standings: dict[str, Table] = {}
         self.everywhere = self.new_table(4 * limits.edges_max)
-        self.fit = [1.0, 1.0]  # chances that `standings` and `everywhere` gave to what came
+        self.fit = [
+            1.0,
+            1.0,
+        ]  # decayed chances that `standings` and `everywhere` gave to actual successors
 
     def copy(self) -> "CallGraph":
-        """One that goes on by itself."""
+        """An independent copy."""
         copied = CallGraph(self.limits)
         copied.is_frozen = self.is_frozen
         for context, table in self.tables.items():
@@ -96,28 +99,28 @@ class CallGraph:
         return copied
 
     def new_table(self, edges_max: int = 0) -> Table:
-        """An empty one that forgets as all of this graph do."""
+        """An empty table with this graph's decay."""
         return Table(self._kept, edges_max or self.limits.edges_max)
 
     @property
     def agents(self) -> list[str]:
-        """All nodes that are known, tools included."""
+        """All known nodes, including tools."""
         found = {context[-1]: None for context in self.tables}
         for table in self.tables.values():
             found |= dict.fromkeys(table.edges)
         return list(found)
 
-    def see(self, place: Place, *, by_tool: bool = False) -> None:
-        """A turn was there, and what follows it is known, or that nothing does.
+    def see(self, position: Position, *, by_tool: bool = False) -> None:
+        """Count a turn at this position, once its successor is known, or that there is none.
 
         Args:
-            by_tool: a tool follows: that tells nothing of how agents follow each other.
+            by_tool: a tool follows, which says nothing about how agents follow each other.
         """
         if self.is_frozen:
             return
-        contexts = self._contexts(place)
-        if is_tool(place.agent):
-            contexts.append(_of_tool(place))
+        contexts = self._contexts(position)
+        if is_tool(position.agent):
+            contexts.append(_of_tool(position))
         for context in contexts:
             table = self.tables.get(context)
             if table is None:
@@ -126,95 +129,96 @@ class CallGraph:
                 table = self.tables[context] = self.new_table()
             self.tables.move_to_end(context)
             table.see()
-        if not by_tool and not is_tool(place.agent):
-            self.standings.setdefault(place.standing, self.new_table(PLACES_MAX + 2)).see()
+        if not by_tool and not is_tool(position.agent):
+            self.standings.setdefault(position.standing, self.new_table(STANDINGS_MAX + 2)).see()
             self.everywhere.see()
 
     def credit(
         self,
-        place: Place,
+        position: Position,
         agent: str,
         delay_ns: int,
         session: SessionKind | None = None,
         *,
         is_first: bool,
     ) -> None:
-        """`agent` followed the turn there, so long after that began. `see` comes before.
+        """Learn that `agent` followed the turn at this position. Call `see` before.
 
         Args:
+            delay_ns: from the start of the turn to the start of its successor.
             session: as in `Table.credit`.
             is_first: it had not followed that turn yet.
         """
         if self.is_frozen:
             return
-        found = [(self.tables.get(context), agent) for context in self._contexts(place)]
-        if is_tool(place.agent):
-            name = CALLER if agent == place.context[0] else agent
-            found.append((self.tables.get(_of_tool(place)), name))
+        found = [(self.tables.get(context), agent) for context in self._contexts(position)]
+        if is_tool(position.agent):
+            name = CALLER if agent == position.context[0] else agent
+            found.append((self.tables.get(_of_tool(position)), name))
         elif not is_tool(agent):
-            standing = place_of(agent, place.recent)
-            general = self.standings.get(place.standing), self.everywhere
+            standing = standing_of(agent, position.recent)
+            general = self.standings.get(position.standing), self.everywhere
             for index, (table, name) in enumerate(zip(general, (standing, agent), strict=True)):
                 self.fit[index] *= self._kept
                 self.fit[index] += table.chance(name) if table is not None else 0.0
                 found.append((table, name))
         for table, name in found:
-            if table is not None:  # else forgotten since
+            if table is not None:  # else it was forgotten
                 table.credit(name, delay_ns, session, is_first=is_first)
 
-    def successors(self, place: Place) -> list[Successor]:
-        """The agents that may follow a turn there, the likeliest first. A tool is looked through:
-        what follows it follows the turn, so much later.
+    def successors(self, position: Position) -> list[Successor]:
+        """The agents that may follow a turn at this position, the most probable first. The
+        successors of a tool count as successors of the turn, with the tool's delay added.
         """
         found: dict[str, Successor] = {}
-        for name in self._names_after(place):
-            chance, edge = self._chance(place, name)
+        for name in self._names_after(position):
+            chance, edge = self._chance(position, name)
             if not is_tool(name):
                 _add(found, Successor(name, chance, edge))
                 continue
-            way_ns = edge.delays.quantile(0.5) if edge is not None and edge.delays.weights else 0
-            behind = Place((place.agent, name), TOOL, place.recent)
+            tool_ns = edge.delays.quantile(0.5) if edge is not None and edge.delays.weights else 0
+            behind = Position((position.agent, name), TOOL, position.recent)
             for agent in self._names_after(behind):
                 if not is_tool(agent):
                     onward, edge = self._chance(behind, agent)
-                    _add(found, Successor(agent, chance * onward, edge, way_ns))
+                    _add(found, Successor(agent, chance * onward, edge, tool_ns))
         return sorted(found.values(), key=lambda each: -each.chance)
 
     def forget_delays(self) -> None:
-        """It was learned from what had an order, and no times."""
+        """Forget all delays, where turns were learned without times."""
         tables = (*self.tables.values(), *self.standings.values(), self.everywhere)
         for table in tables:
             for edge in table.edges.values():
                 edge.delays.weights.clear()
 
-    def _contexts(self, place: Place) -> list[Context]:
-        """The tables that know places by name, the most telling first."""
-        longest = place.context if len(place.context) == 2 else ("", *place.context)
-        if is_tool(place.agent):
+    def _contexts(self, position: Position) -> list[Context]:
+        """The keys of the tables by names, the most specific first."""
+        longest = position.context if len(position.context) == 2 else ("", *position.context)
+        if is_tool(position.agent):
             return [longest]
         if not self.limits.backs_off:
             return [longest[-self.limits.order_max :]]
         return [longest[-order:] for order in range(self.limits.order_max, 0, -1)]
 
-    def _names_after(self, place: Place) -> list[str]:
+    def _names_after(self, position: Position) -> list[str]:
         names: dict[str, None] = {}
-        for context in self._contexts(place):
+        for context in self._contexts(position):
             if (table := self.tables.get(context)) is not None:
                 names |= dict.fromkeys(table.edges)
-        if is_tool(place.agent):
-            names[place.context[0]] = None
+        if is_tool(position.agent):
+            names[position.context[0]] = None
         elif self.limits.backs_off:
             names |= dict.fromkeys(self.everywhere.edges)
-            names |= dict.fromkeys(place.recent)
+            names |= dict.fromkeys(position.recent)
         return list(names)
 
-    def _chance(self, place: Place, name: str) -> tuple[float, Edge | None]:
-        """That `name` follows, and the edge that tells how: rather that of the last agent than that
-        of the last two, which is seen too rarely to tell a time.
+    def _chance(self, position: Position, name: str) -> tuple[float, Edge | None]:
+        """The probability that `name` follows, and its edge: rather that of the last agent than
+        that of the last two, which has too few observations of delays.
         """
-        chance, edge = self._general_chance(place, name)
+        chance, edge = self._general_chance(position, name)
         named: Edge | None = None
-        for context in reversed(self._contexts(place)):
+        for context in reversed(self._contexts(position)):
             table = self.tables.get(context)
             if table is None:
                 continue
@@ -223,11 +227,11 @@ class CallGraph:
             named = named or table.edges.get(name)
         return chance, named or edge
 
-    def _general_chance(self, place: Place, name: str) -> tuple[float, Edge | None]:
-        """What is known of `name`, whatever was before it, and of who stands where it does."""
-        if is_tool(place.agent):
-            table = self.tables.get(_of_tool(place))
-            if name != place.context[0]:
+    def _general_chance(self, position: Position, name: str) -> tuple[float, Edge | None]:
+        """The same from the general tables: of `name` after any agent, and of its standing."""
+        if is_tool(position.agent):
+            table = self.tables.get(_of_tool(position))
+            if name != position.context[0]:
                 return 0.0, None
             if table is None:
                 return RETURN_CHANCE, None
@@ -235,25 +239,25 @@ class CallGraph:
             return chance, table.edges.get(CALLER)
         if not self.limits.backs_off or is_tool(name):
             return 0.0, None
-        by_standing = self.standings.get(place.standing)
-        standing = place_of(name, place.recent)
+        by_standing = self.standings.get(position.standing)
+        standing = standing_of(name, position.recent)
         first, second = self.fit
         chance = self.everywhere.chance(name) * second
         edge = self.everywhere.edges.get(name)
-        # Who was not called yet is anybody: that one of them comes makes none of them likely.
+        # Any agent may be new: that a new one follows makes no particular one probable.
         if by_standing is not None and standing != NOWHERE:
             chance += by_standing.chance(standing) * first
             edge = by_standing.edges.get(standing, edge)
         return chance / (first + second), edge
 
 
-def _of_tool(place: Place) -> Context:
-    """Where it is known how a tool's callers come back, whoever they are."""
-    return ("", place.agent)
+def _of_tool(position: Position) -> Context:
+    """The key of the table of how a tool's callers continue."""
+    return ("", position.agent)
 
 
 def _add(found: dict[str, Successor], successor: Successor) -> None:
-    """Ways to the same agent exclude each other; the likelier one tells when."""
+    """Add a successor. Paths to one agent are exclusive; the more probable one gives the delay."""
     other = found.get(successor.agent)
     if other is not None:
         chance = min(other.chance + successor.chance, 1.0)

@@ -1,24 +1,24 @@
-"""What is announced of a successor, and what becomes of it."""
+"""Announcements of successors, and their outcomes."""
 
 from dataclasses import dataclass
 
 from shared.ids import SessionId
 
-ARRIVAL_SLACK_NS = 1_000_000_000  # given again when it is expected so much sooner or later
+ARRIVAL_SLACK_NS = 1_000_000_000  # a smaller change of the arrival time is not announced
 
 Target = tuple[str, SessionId | None]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentHint:
-    """A turn of this agent is likely next.
+    """A turn of this agent is probably next.
 
     Attributes:
-        session_id: where; None: in a session that nobody knows yet, so that only what all of the
-            agent's prompts begin with can be there in time.
-        chance: that it comes, 0 to 1.
-        arrives_in_ns: the median of what passed before; None: unknown.
-        expires_in_ns: after that it is not likely any more; None: unknown.
+        session_id: None: in a session that is not known yet, so that only the agent's common prompt
+            prefix can be prefetched.
+        chance: probability, 0 to 1.
+        arrives_in_ns: the median of earlier delays; None: unknown.
+        expires_in_ns: when it is not expected any more; None: unknown.
     """
 
     agent: str
@@ -37,9 +37,9 @@ class LiveHint:
     """A hint whose turn may still come.
 
     Attributes:
-        sent_at_ns: when it was first given.
-        generation: the front of turns in which it was last given.
-        is_used: a turn came. What all sessions of an agent begin with may be used by several.
+        sent_at_ns: when it was first announced.
+        generation: the generation of turns in which it was last announced.
+        is_used: its turn came. A hint for new sessions may be used by several turns.
     """
 
     hint: AgentHint
@@ -52,18 +52,18 @@ class LiveHint:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Hints that were given (some again, while they lived), and what became of their lives."""
+    """Counts of announcements, repeated ones included, and of their outcomes."""
 
     num_given: int = 0
     num_used: int = 0
     num_expired: int = 0
 
 
-class HintBook:
-    """The live hints of one workflow, at most one a target.
+class LiveHints:
+    """The live hints of one workflow, at most one per target.
 
     Args:
-        outcomes: counts those of all workflows.
+        outcomes: the counts of all workflows.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -73,9 +73,9 @@ class HintBook:
     def __len__(self) -> int:
         return len(self._live)
 
-    def is_told(self, hint: AgentHint, generation: int | None, now_ns: int) -> bool:
-        """Whether giving it changes nothing: a turn of this generation has given it, or its turn is
-        expected at that time already.
+    def is_announced(self, hint: AgentHint, generation: int | None, now_ns: int) -> bool:
+        """Whether announcing it changes nothing: a turn of this generation has announced it, or its
+        turn is expected at that time already.
         """
         live = self._live.get(hint.target)
         if live is None or live.is_used:
@@ -87,7 +87,7 @@ class HintBook:
         return abs(now_ns + hint.arrives_in_ns - live.arrives_at_ns) <= ARRIVAL_SLACK_NS
 
     def add(self, hint: AgentHint, generation: int, now_ns: int) -> None:
-        """It is given, perhaps again."""
+        """Add an announcement, perhaps a repeated one."""
         self._outcomes.num_given += 1
         old = self._live.pop(hint.target, None)
         sent_at_ns = old.sent_at_ns if old is not None and not old.is_used else now_ns
@@ -99,10 +99,10 @@ class HintBook:
         )
 
     def use(self, agent: str, session_id: SessionId | None, *, is_fresh: bool) -> LiveHint | None:
-        """A turn is here; returns the hint that announced it.
+        """A turn arrived; returns the hint that announced it.
 
         Args:
-            is_fresh: in a session that is new: what all of the agent's begin with is of use to it.
+            is_fresh: its session is new, so that it can use the agent's prompt prefix.
         """
         live = None if session_id is None else self._live.pop((agent, session_id), None)
         if live is None and is_fresh:
@@ -113,13 +113,13 @@ class HintBook:
         return live
 
     def expire(self, now_ns: int) -> None:
-        """Forget those whose turn did not come in time."""
+        """Remove hints whose turn did not come in time."""
         for target, live in list(self._live.items()):
             if live.expires_at_ns is not None and live.expires_at_ns < now_ns:
                 del self._live[target]
                 self._outcomes.num_expired += not live.is_used
 
     def clear(self) -> None:
-        """The workflow is over: none of them comes any more."""
+        """Remove all hints: the workflow has ended."""
         self._outcomes.num_expired += sum(not live.is_used for live in self._live.values())
         self._live.clear()

@@ -1,4 +1,4 @@
-"""Numbers that bound what is learned of agents, and that decide what is announced."""
+"""Limits of what is learned about agents, and thresholds of what is announced."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,25 @@ class AgentLimits:
     """Durations in ns, bounds in entries.
 
     Attributes:
-        half_life: turns in the same place after which what was learned counts half.
-        order_max: how many agents, the one that runs included, predict the next: 1 or 2.
-        backs_off: an agent that is new here is predicted as others are; else not at all.
-        chance_min: a successor below it is not announced: a hint that is wrong costs little beside
-            what a right one gains (SYMPHONY, Figure 20).
-        cover: successors are announced, the likeliest first, until their chances make this up.
-        arrival_max_ns: what is expected later is not announced: nobody keeps a place for so long.
-        slack_ns: how long after it is expected a successor is still expected at least, as of any
-            advisory. None is for longer than so long after `arrival_max_ns`.
-        hints_max: announced at once of one turn, whatever was learned.
-        contexts_max: places in a call graph; the one not seen for longest is forgotten.
-        edges_max: successors of one place; the rarest is forgotten.
-        graphs_max: call graphs of all tenants and applications; of the tenant that has most of
-            them, the one not used for longest is forgotten.
-        workflows_max: of all tenants, followed at once; forgotten likewise.
+        half_life: turns at the same position after which an observation counts half.
+        order_max: how many agents, including the running one, predict the next: 1 or 2.
+        backs_off: successors at a new position are predicted from more general tables; else not.
+        chance_min: less probable successors are not announced. It is low since a wrong hint costs
+            little compared to the gain of a right one (SYMPHONY, Figure 20).
+        cover: successors are announced, the most probable first, until their chances sum to this.
+        arrival_max_ns: later successors are not announced: no reservation is kept for so long.
+        slack_ns: how long at least a successor is expected after its expected arrival, and at most
+            after `arrival_max_ns`.
+        hints_max: announcements that one turn leads to.
+        contexts_max: positions in a call graph; the least recently seen is forgotten.
+        edges_max: successors of one position; the rarest is forgotten.
+        graphs_max: call graphs of all tenants and applications; the least recently used one of the
+            tenant with the most is forgotten.
+        workflows_max: workflows of all tenants that are followed; forgotten in the same way.
         workflow_turns_max: turns of one workflow that are remembered.
         workflow_sessions_max: sessions of one workflow that are remembered.
-        workflow_idle_ns: a workflow that nothing is heard of for so long is over.
-        turn_ns: a turn of which no end is heard is taken to be over.
+        workflow_idle_ns: idle time after which a workflow has ended.
+        turn_ns: time after which a turn without a reported end has ended.
     """
 
     half_life: int = 200

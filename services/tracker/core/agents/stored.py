@@ -1,4 +1,4 @@
-"""A call graph as JSON, to be learned in one place and used in another."""
+"""A call graph as JSON: `symphony profile-agents` writes it, the tracker reads it."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NAME_CHARS_MAX = 256
 
 
 def dump_graph(graph: CallGraph, application: str) -> dict[str, Any]:
-    """What `load_graph` takes."""
+    """The JSON object that `load_graph` reads."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -34,10 +34,10 @@ def dump_graph(graph: CallGraph, application: str) -> dict[str, Any]:
 
 
 def load_graph(data: object, limits: AgentLimits) -> tuple[str, CallGraph]:
-    """The application that a graph is of, and the graph; more than `limits` allow is left out.
+    """A graph and its application; parts above `limits` are left out.
 
     Raises:
-        ConfigError: it is no graph, one of another version, or a value in it cannot be.
+        ConfigError: it is no graph, has another version, or a value in it is invalid.
     """
     root = _mapping(data, "the file")
     if root.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""What follows in one place of a call graph: counts that fade."""
+"""The successors at one position of a call graph: decaying counts."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -11,14 +11,14 @@ WEIGHTS = ("num_followed", "num_calls", "num_again", "num_other", "num_fresh")
 
 @dataclass(slots=True)
 class Edge:
-    """One successor. All weights fade with the turns that are seen in its place.
+    """One successor. All weights decay with each turn at its position.
 
     Attributes:
         num_followed: turns that it followed at least once.
-        num_calls: times that it followed; more than `num_followed` where a turn fans out.
-        num_again, num_other, num_fresh: calls of it in its workflow after its first ones, by their
-            session: that of its last call, another that was known, or a new one.
-        delays: from the beginning of the one turn to the beginning of the next.
+        num_calls: its calls; more than `num_followed` where a turn fans out.
+        num_again, num_other, num_fresh: its later calls in a workflow by session: that of its last
+            call, another known one, or a new one.
+        delays: from the start of one turn to the start of the next.
     """
 
     num_followed: float = 0.0
@@ -30,23 +30,23 @@ class Edge:
 
     @property
     def fan_out(self) -> float:
-        """Mean calls of it after a turn that it follows."""
+        """Mean number of its calls after a turn that it follows."""
         return self.num_calls / self.num_followed if self.num_followed > 0 else 1.0
 
     @property
     def session(self) -> SessionKind:
-        """In which kind of session it is called mostly."""
+        """The kind of session in which it is mostly called."""
         if self.num_fresh > self.num_again + self.num_other:
             return "fresh"
         return "again" if self.num_again >= self.num_other else "other"
 
 
 class Table:
-    """The successors of one place.
+    """The successors at one position.
 
     Args:
-        kept: what every weight is multiplied with at each turn.
-        edges_max: the rarest successor above that is forgotten.
+        kept: factor by which every weight decays at each turn.
+        edges_max: above this the rarest successor is forgotten.
     """
 
     def __init__(self, kept: float, edges_max: int) -> None:
@@ -56,7 +56,7 @@ class Table:
         self.edges: dict[str, Edge] = {}
 
     def copy(self) -> "Table":
-        """One that goes on by itself."""
+        """An independent copy."""
         copied = Table(self._kept, self._edges_max)
         copied.num_turns = self.num_turns
         for name, edge in self.edges.items():
@@ -65,7 +65,7 @@ class Table:
         return copied
 
     def see(self) -> None:
-        """One more turn was here, and what follows it is known, or that nothing does."""
+        """Count a turn, once its successor is known, or that there is none."""
         self.num_turns = self.num_turns * self._kept + 1.0
         for edge in self.edges.values():
             for weight in WEIGHTS:
@@ -74,11 +74,11 @@ class Table:
     def credit(
         self, successor: str, delay_ns: int, session: SessionKind | None, *, is_first: bool
     ) -> None:
-        """`successor` followed a turn that was seen.
+        """Learn that `successor` followed a counted turn.
 
         Args:
-            session: in which kind of session; None: the agent is new to its workflow.
-            is_first: for the first time after that turn.
+            session: the kind of its session; None: the agent is new to its workflow.
+            is_first: it had not followed that turn yet.
         """
         edge = self.edges.get(successor)
         if edge is None:
@@ -94,7 +94,7 @@ class Table:
         edge.delays.add(delay_ns, self._kept)
 
     def chance(self, successor: str) -> float:
-        """That it follows a turn here, 0 to 1."""
+        """Probability that it follows a turn here, 0 to 1."""
         edge = self.edges.get(successor)
         if edge is None or self.num_turns <= 0:
             return 0.0
@@ -102,8 +102,8 @@ class Table:
 
     @property
     def trust(self) -> float:
-        """How much of a prediction is taken from here, 0 to 1: little where turns were few, or what
-        followed them was always another (Witten and Bell's estimate, as in PPM-C).
+        """Weight of this table in a prediction, 0 to 1: low after few turns, or if their successors
+        were always different (Witten and Bell's estimate, as in PPM-C).
         """
         if self.num_turns <= 0:
             return 0.0

@@ -1,4 +1,4 @@
-"""One workflow as it runs: whose turns follow whose, and in which sessions."""
+"""One running workflow: which turns follow which, and in which sessions."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -8,31 +8,30 @@ from services.tracker.core.agents.graph import (
     TOOL,
     CallGraph,
     Context,
-    Place,
+    Position,
     is_tool,
-    place_of,
+    standing_of,
 )
-from services.tracker.core.agents.hints import HintBook, Outcomes
+from services.tracker.core.agents.hints import LiveHints, Outcomes
 from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import SessionKind
 from shared.ids import SessionId
 
-FOLLOWED_MAX = 16  # turns of one generation that one learns from, of however many
-AGENTS_MAX = 32  # called lately, by which an agent's place is told
+FOLLOWED_MAX = 16  # turns of one generation that are learned from
+AGENTS_MAX = 32  # recently called agents, which define an agent's standing
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """A turn of an agent, or a call of a tool that one of its turns ended with.
+class AgentTurn:
+    """A turn of an agent, or the tool call that a turn ended with.
 
     Attributes:
-        generation: it began when turns of the one before had ended; turns of one generation run
-            beside each other.
-        followed_by: agents that did.
-        is_seen: the graph knows that it was there, or will not be told.
+        generation: turns of one generation run concurrently, after those of the one before.
+        followed_by: agents that followed it.
+        is_seen: the graph has counted it, or does not learn from it.
     """
 
-    place: Place
+    position: Position
     session_id: SessionId | None
     generation: int
     began_at_ns: int
@@ -42,38 +41,38 @@ class Turn:
 
     @property
     def agent(self) -> str:
-        return self.place.agent
+        return self.position.agent
 
 
 class Workflow:
     """Attributes:
-    graph: what its turns are told to.
-    hints: what was announced of it.
+    graph: the call graph that learns from its turns.
+    hints: its live announcements.
     """
 
     def __init__(
         self, graph: CallGraph, limits: AgentLimits, outcomes: Outcomes, now_ns: int
     ) -> None:
         self.graph = graph
-        self.hints = HintBook(outcomes)
-        self.heard_at_ns = now_ns
+        self.hints = LiveHints(outcomes)
+        self.active_at_ns = now_ns
         self._limits = limits
-        self._turns: list[Turn] = []
+        self._turns: list[AgentTurn] = []
         self._recent: list[str] = []
         self._sessions: OrderedDict[SessionId, str] = OrderedDict()  # last called last
 
-    def begin(self, agent: str, session_id: SessionId | None, now_ns: int) -> Turn:
-        """A turn of it began: those that it follows are known now."""
-        self.heard_at_ns = now_ns
+    def begin(self, agent: str, session_id: SessionId | None, now_ns: int) -> AgentTurn:
+        """A turn began: learn which turns it follows."""
+        self.active_at_ns = now_ns
         self._end_older(session_id, now_ns)
         before = self._before(session_id)
         session = self._kind_of(agent, session_id, before)
         for turn in before[:FOLLOWED_MAX]:
             self._follow(turn, agent, now_ns, session)
         for turn in before[FOLLOWED_MAX:]:
-            turn.is_seen = True  # not learned from, nor that nothing followed
+            turn.is_seen = True  # neither its successors nor their absence is learned
         generation = before[-1].generation + 1 if before else 0
-        turn = Turn(self._place(agent, before), session_id, generation, now_ns)
+        turn = AgentTurn(self._position(agent, before), session_id, generation, now_ns)
         self._remember(turn)
         if session_id is not None:
             self._sessions[session_id] = agent
@@ -82,9 +81,9 @@ class Workflow:
                 self._sessions.popitem(last=False)
         return turn
 
-    def end(self, agent: str, session_id: SessionId | None, now_ns: int) -> Turn | None:
-        """The agent's turn in this session is over; None: it was not known to be there."""
-        self.heard_at_ns = now_ns
+    def end(self, agent: str, session_id: SessionId | None, now_ns: int) -> AgentTurn | None:
+        """The agent's turn in this session ended; None if it is unknown."""
+        self.active_at_ns = now_ns
         for turn in reversed(self._turns):
             is_it = turn.agent == agent and turn.session_id == session_id
             if is_it and turn.ended_at_ns is None:
@@ -92,41 +91,41 @@ class Workflow:
                 return turn
         return None
 
-    def call(self, turn: Turn, tools: Iterable[str], now_ns: int) -> Turn:
-        """A turn ended with calls of these tools, which follow it as one."""
+    def call(self, turn: AgentTurn, tools: Iterable[str], now_ns: int) -> AgentTurn:
+        """A turn ended with calls of these tools, which count as one successor."""
         name = TOOL + "+".join(dict.fromkeys(tools))
         self._follow(turn, name, now_ns)
-        place = Place((turn.agent, name), TOOL, tuple(self._recent))
-        call = Turn(place, turn.session_id, turn.generation, now_ns)
+        position = Position((turn.agent, name), TOOL, tuple(self._recent))
+        call = AgentTurn(position, turn.session_id, turn.generation, now_ns)
         self._remember(call)
         return call
 
     def finish(self) -> None:
-        """It is over: nothing follows the last turns."""
+        """The workflow ended: nothing follows its last turns."""
         for turn in self._turns:
             self._see(turn)
         self._turns.clear()
 
     def sessions_of(self, agent: str) -> list[SessionId]:
-        """Those in which the agent was called here, the one called last first."""
+        """Sessions in which the agent was called, the last one first."""
         return [session for session, name in reversed(self._sessions.items()) if name == agent]
 
-    def num_beside(self, turn: Turn) -> int:
-        """Turns of its generation, itself included."""
+    def num_beside(self, turn: AgentTurn) -> int:
+        """Number of turns of its generation, including itself."""
         return sum(each.generation == turn.generation for each in self._turns)
 
-    def _place(self, agent: str, before: list[Turn]) -> Place:
+    def _position(self, agent: str, before: list[AgentTurn]) -> Position:
         context: Context = (before[-1].agent, agent) if before else (agent,)
-        standing = place_of(agent, self._recent)
+        standing = standing_of(agent, self._recent)
         if agent in self._recent:
             self._recent.remove(agent)
         self._recent.insert(0, agent)
         del self._recent[AGENTS_MAX:]
-        return Place(context, standing, tuple(self._recent))
+        return Position(context, standing, tuple(self._recent))
 
-    def _before(self, session_id: SessionId | None) -> list[Turn]:
-        """The turns that one of this session follows, the last to end last: the tool that this
-        session waits for, or else the latest generation that has ended.
+    def _before(self, session_id: SessionId | None) -> list[AgentTurn]:
+        """The turns that a new one of this session follows, in the order of their ends: the tool
+        call that the session waits for, or else the latest generation that has ended.
         """
         for turn in reversed(self._turns):
             if session_id is not None and turn.session_id == session_id and is_tool(turn.agent):
@@ -139,9 +138,9 @@ class Workflow:
         return sorted(found, key=lambda turn: turn.ended_at_ns or 0)
 
     def _kind_of(
-        self, agent: str, session_id: SessionId | None, before: list[Turn]
+        self, agent: str, session_id: SessionId | None, before: list[AgentTurn]
     ) -> SessionKind | None:
-        """None: it is called for the first time, or so are those that run beside it."""
+        """The kind of session; None: this generation is the first that calls the agent."""
         latest = before[-1].generation if before else 0
         is_known = any(turn.agent == agent and turn.generation <= latest for turn in self._turns)
         if not is_known or session_id is None:
@@ -152,30 +151,30 @@ class Workflow:
         return "again" if sessions[0] == session_id else "other"
 
     def _follow(
-        self, turn: Turn, agent: str, now_ns: int, session: SessionKind | None = None
+        self, turn: AgentTurn, agent: str, now_ns: int, session: SessionKind | None = None
     ) -> None:
         self._see(turn, by_tool=is_tool(agent))
         is_first = agent not in turn.followed_by
         delay_ns = now_ns - turn.began_at_ns
-        self.graph.credit(turn.place, agent, delay_ns, session, is_first=is_first)
+        self.graph.credit(turn.position, agent, delay_ns, session, is_first=is_first)
         turn.followed_by.add(agent)
         if is_tool(turn.agent) and turn.ended_at_ns is None:
             turn.ended_at_ns = now_ns
 
-    def _see(self, turn: Turn, *, by_tool: bool = False) -> None:
+    def _see(self, turn: AgentTurn, *, by_tool: bool = False) -> None:
         if not turn.is_seen:
             turn.is_seen = True
-            self.graph.see(turn.place, by_tool=by_tool)
+            self.graph.see(turn.position, by_tool=by_tool)
 
     def _end_older(self, session_id: SessionId | None, now_ns: int) -> None:
-        """A session has one turn at a time, and no turn lasts for ever: whose end was not heard."""
+        """End turns whose end was not reported: older ones of the session, and those too old."""
         for turn in self._turns:
             if turn.ended_at_ns is None and not is_tool(turn.agent):
                 is_same = session_id is not None and turn.session_id == session_id
                 if is_same or now_ns - turn.began_at_ns > self._limits.turn_ns:
                     turn.ended_at_ns = now_ns
 
-    def _remember(self, turn: Turn) -> None:
+    def _remember(self, turn: AgentTurn) -> None:
         self._turns.append(turn)
         if len(self._turns) > self._limits.workflow_turns_max:
             self._see(self._turns.pop(0))

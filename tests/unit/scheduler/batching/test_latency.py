@@ -55,7 +55,7 @@ def test_a_fit_has_no_negative_terms() -> None:
 
 @pytest.mark.parametrize("pairs", [[], [(4, 10)], [(4, 10), (4, 12)], [(0, 1), (1, 2)]])
 def test_one_size_is_no_profile(pairs: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match=r"two distinct|is none"):
+    with pytest.raises(ValueError, match=r"two distinct|at least 1"):
         BatchLatency.fit(pairs, size_max=8)
 
 
@@ -64,7 +64,7 @@ def test_one_size_is_no_profile(pairs: list[tuple[int, int]]) -> None:
     [(-1.0, 5.0, 4), (0.0, 0.0, 4), (math.nan, 1.0, 4), (1.0, math.inf, 4), (1.0, 1.0, 0)],
 )
 def test_no_such_line(alpha: float, beta: float, size_max: int) -> None:
-    with pytest.raises(ValueError, match=r"no batch takes|size_max"):
+    with pytest.raises(ValueError, match=r"cannot take|size_max"):
         BatchLatency.linear(alpha, beta, size_max)
 
 
@@ -183,7 +183,7 @@ def test_the_table_is_kept_while_nothing_matters() -> None:
 
 def test_a_report_of_nothing_is_refused() -> None:
     for size, ns in ((0, 5), (3, 0), (3, -5)):
-        with pytest.raises(ValueError, match="is none"):
+        with pytest.raises(ValueError, match="at least 1"):
             resnet().observe(size, ns)
 
 

@@ -72,7 +72,7 @@ def test_any_other_policy_is_taken_by_its_import_path() -> None:
         ("shared.errors:CLOSED", "no attribute 'CLOSED'"),
         ("shared.errors:__doc__", "not callable"),
         ("fractions:Fraction", "argument"),
-        ("builtins:repr", "is none: it makes a str"),
+        ("builtins:repr", "makes a str"),
         (f"{__name__}:make_lines", "two lines$"),
     ],
 )

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.rank import BATCHES_MAX, Grant, RankTable
 
 MODELS = ("a", "b", "c")
@@ -32,23 +32,23 @@ def table(*models_of: str, free_at_ns: int = 0) -> RankTable:
 
 def test_a_free_gpu_is_granted_at_once_and_the_lowest_number_first() -> None:
     rank = table("a", "a", "a")
-    grants = [rank.offer(Offer("a", 100, 0), 10) for _ in range(4)]
+    grants = [rank.offer(ExecutionCandidate("a", 100, 0), 10) for _ in range(4)]
     assert [grant and grant.gpu for grant in grants] == [0, 1, 2, None]
 
 
 def test_a_freed_low_gpu_is_taken_before_high_idle_ones() -> None:
     rank = table("a", "a", "a")
     for _ in range(2):
-        assert rank.offer(Offer("a", 100, 0), 0)
+        assert rank.offer(ExecutionCandidate("a", 100, 0), 0)
     rank.book(0, 20)
     rank.book(1, 10)
-    assert rank.offer(Offer("a", 100, 0), 25) == Grant("a", 0, 20)
+    assert rank.offer(ExecutionCandidate("a", 100, 0), 25) == Grant("a", 0, 20)
 
 
 def test_a_gpu_takes_the_offer_with_the_closest_latest_moment() -> None:
     rank = table("abc", free_at_ns=50)
     for model, latest_at_ns in (("a", 90), ("b", 60), ("c", 70)):
-        assert rank.offer(Offer(model, latest_at_ns, 0), 10) is None
+        assert rank.offer(ExecutionCandidate(model, latest_at_ns, 0), 10) is None
     assert rank.match(49) is None
     assert rank.wake_at_ns == 50
     assert rank.match(50) == Grant("b", 0, 50)
@@ -56,14 +56,14 @@ def test_a_gpu_takes_the_offer_with_the_closest_latest_moment() -> None:
 
 def test_an_offer_past_its_latest_moment_is_not_served() -> None:
     rank = table("ab", free_at_ns=50)
-    assert rank.offer(Offer("a", 49, 0), 10) is None
-    assert rank.offer(Offer("b", 50, 0), 10) is None
+    assert rank.offer(ExecutionCandidate("a", 49, 0), 10) is None
+    assert rank.offer(ExecutionCandidate("b", 50, 0), 10) is None
     assert rank.match(50) == Grant("b", 0, 50)
 
 
 def test_a_gpu_is_granted_its_network_delay_before_it_is_free() -> None:
     rank = table("a", free_at_ns=50)
-    assert rank.offer(Offer("a", 90, 7), 10) is None
+    assert rank.offer(ExecutionCandidate("a", 90, 7), 10) is None
     assert rank.wake_at_ns == 43
     assert rank.match(43) == Grant("a", 0, 50)
 
@@ -75,20 +75,20 @@ def test_an_offer_that_is_too_late_for_one_pool_can_be_served_by_another() -> No
     rank = RankTable()
     rank.add_gpu(0, ["a", "b"], 110)
     rank.add_gpu(1, ["a"], 99)
-    assert rank.offer(Offer("a", 100, 1), 10) is None
-    assert rank.offer(Offer("b", 200, 50), 10) is None
+    assert rank.offer(ExecutionCandidate("a", 100, 1), 10) is None
+    assert rank.offer(ExecutionCandidate("b", 200, 50), 10) is None
     assert rank.match(60) == Grant("b", 0, 110)
     assert rank.match(98) == Grant("a", 1, 99)
 
 
 def test_an_offer_that_no_gpu_could_serve_is_served_by_one_that_is_free_early() -> None:
     rank = table("ab", "b")
-    assert rank.offer(Offer("a", 0, 0), 0) is not None
+    assert rank.offer(ExecutionCandidate("a", 0, 0), 0) is not None
     rank.book(0, 110)
-    assert rank.offer(Offer("b", 10, 0), 0) is not None
+    assert rank.offer(ExecutionCandidate("b", 10, 0), 0) is not None
     rank.book(1, 300)
-    assert rank.offer(Offer("a", 100, 1), 10) is None
-    assert rank.offer(Offer("b", 105, 50), 10) is None
+    assert rank.offer(ExecutionCandidate("a", 100, 1), 10) is None
+    assert rank.offer(ExecutionCandidate("b", 105, 50), 10) is None
     assert rank.match(60) is None
     rank.on_batch_done(0, 70)
     assert rank.match(70) == Grant("a", 0, 70)
@@ -97,10 +97,10 @@ def test_an_offer_that_no_gpu_could_serve_is_served_by_one_that_is_free_early() 
 def test_a_gpu_has_at_most_two_batches() -> None:
     rank = table("a")
     for end_at_ns in (10, 20):
-        assert rank.offer(Offer("a", 100, 15), 0) is not None
+        assert rank.offer(ExecutionCandidate("a", 100, 15), 0) is not None
         rank.book(0, end_at_ns)
     assert rank.free_at_ns(0) == NEVER_NS
-    assert rank.offer(Offer("a", 100, 50), 0) is None
+    assert rank.offer(ExecutionCandidate("a", 100, 50), 0) is None
     rank.on_batch_done(0, 12)
     assert rank.match(12) == Grant("a", 0, 22)  # the second one began 2 later than expected
 
@@ -108,7 +108,7 @@ def test_a_gpu_has_at_most_two_batches() -> None:
 def test_an_early_end_moves_the_next_batch_forward() -> None:
     rank = table("a")
     for end_at_ns in (10, 20):
-        assert rank.offer(Offer("a", 100, 15), 0) is not None
+        assert rank.offer(ExecutionCandidate("a", 100, 15), 0) is not None
         rank.book(0, end_at_ns)
     rank.on_batch_done(0, 7)
     assert rank.free_at_ns(0) == 17
@@ -116,16 +116,16 @@ def test_an_early_end_moves_the_next_batch_forward() -> None:
 
 def test_a_grant_given_back_is_free_for_others() -> None:
     rank = table("ab")
-    grant = rank.offer(Offer("a", 100, 0), 5)
+    grant = rank.offer(ExecutionCandidate("a", 100, 0), 5)
     assert grant is not None
-    assert rank.offer(Offer("b", 100, 0), 6) is None
+    assert rank.offer(ExecutionCandidate("b", 100, 0), 6) is None
     rank.give_back(grant)
     assert rank.match(6) == Grant("b", 0, 0)
 
 
 def test_a_withdrawn_offer_is_not_served() -> None:
     rank = table("a", free_at_ns=50)
-    assert rank.offer(Offer("a", 90, 0), 10) is None
+    assert rank.offer(ExecutionCandidate("a", 90, 0), 10) is None
     rank.withdraw("a")
     assert rank.match(50) is None
     assert rank.wake_at_ns > NEVER_NS // 2
@@ -134,26 +134,26 @@ def test_a_withdrawn_offer_is_not_served() -> None:
 def test_a_gpu_that_goes_takes_its_place_in_all_heaps_along() -> None:
     rank = table("a", "a")
     rank.remove_gpu(0)
-    assert rank.offer(Offer("a", 90, 0), 10) == Grant("a", 1, 0)
+    assert rank.offer(ExecutionCandidate("a", 90, 0), 10) == Grant("a", 1, 0)
     rank.add_gpu(0, ["a"], 20)
-    assert rank.offer(Offer("a", 90, 0), 15) is None
+    assert rank.offer(ExecutionCandidate("a", 90, 0), 15) is None
     assert rank.match(20) == Grant("a", 0, 20)
 
 
 def test_a_gpu_that_changes_its_models_stays_busy() -> None:
     rank = table("a")
-    assert rank.offer(Offer("a", 90, 0), 0)
+    assert rank.offer(ExecutionCandidate("a", 90, 0), 0)
     rank.book(0, 40)
     rank.add_gpu(0, ["a", "b"], 5)
     assert rank.free_at_ns(0) == 40
     assert rank.num_gpus_of("b") == 1
-    assert rank.offer(Offer("b", 90, 0), 5) is None
+    assert rank.offer(ExecutionCandidate("b", 90, 0), 5) is None
     assert rank.match(40) == Grant("b", 0, 40)
 
 
 def test_a_waiting_offer_meets_a_gpu_of_a_new_kind() -> None:
     rank = RankTable()
-    assert rank.offer(Offer("a", 90, 0), 0) is None
+    assert rank.offer(ExecutionCandidate("a", 90, 0), 0) is None
     assert rank.num_gpus_of("a") == 0
     rank.add_gpu(3, ["a", "b"], 5)
     assert rank.match(5) == Grant("a", 3, 5)
@@ -162,7 +162,7 @@ def test_a_waiting_offer_meets_a_gpu_of_a_new_kind() -> None:
 def test_reset_forgets_batches_that_are_overdue() -> None:
     rank = table("a")
     for end_at_ns in (10, 20):
-        assert rank.offer(Offer("a", 100, 15), 0)
+        assert rank.offer(ExecutionCandidate("a", 100, 15), 0)
         rank.book(0, end_at_ns)
     rank.reset(0, 9)
     assert rank.free_at_ns(0) == NEVER_NS
@@ -174,11 +174,11 @@ def test_reset_forgets_batches_that_are_overdue() -> None:
 
 def test_reset_of_a_granted_gpu_does_not_grant_it_again() -> None:
     rank = table("ab")
-    assert rank.offer(Offer("a", 100, 0), 0)
+    assert rank.offer(ExecutionCandidate("a", 100, 0), 0)
     rank.book(0, 10)
-    assert rank.offer(Offer("a", 100, 0), 20) is not None
+    assert rank.offer(ExecutionCandidate("a", 100, 0), 20) is not None
     rank.reset(0, 21)
-    assert rank.offer(Offer("b", 100, 0), 22) is None
+    assert rank.offer(ExecutionCandidate("b", 100, 0), 22) is None
 
 
 @dataclass
@@ -205,7 +205,7 @@ class RankMachine(RuleBasedStateMachine):
         self.rank = RankTable()
         self.now_ns = 0
         self.gpus: dict[int, NaiveGpu] = {}
-        self.offers: dict[Hashable, Offer] = {}
+        self.offers: dict[Hashable, ExecutionCandidate] = {}
         self.held: dict[int, Grant] = {}
 
     @initialize(
@@ -250,7 +250,7 @@ class RankMachine(RuleBasedStateMachine):
     )
     def offer(self, model: str, latest_in_ns: int, delay: int) -> object:
         delay_ns = self.delays_ns[delay % len(self.delays_ns)]
-        offer = Offer(model, self.now_ns + latest_in_ns, delay_ns)
+        offer = ExecutionCandidate(model, self.now_ns + latest_in_ns, delay_ns)
         self.offers.pop(model, None)
         start_at_ns = self.now_ns + delay_ns
         fit = [gpu for gpu, known in self.gpus.items() if self._fits(known, model, start_at_ns)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core import DropPrefetch, SendPrefetch, StartTurn, TellPlace
+from services.scheduler.core import DropPrefetch, NotifyFrontends, SendPrefetch, StartTurn
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.messages import AgentPrefix, AgentRef, prefix_session
 from tests.unit.scheduler.turns.driver import Driver, adapter_of, only
@@ -18,7 +18,7 @@ def expecting(d: Driver | None = None) -> tuple[Driver, str]:
     placement, effects = d.expect(NAME, prefix=PREFIX)
     (told,) = only(SendPrefetch, effects)
     assert (told.worker_id, told.prefetch.keys) == (placement.worker_id, PREFIX.keys)
-    assert not only(TellPlace, effects), "no frontend knows of the session"
+    assert not only(NotifyFrontends, effects), "no frontend knows of the session"
     assert placement.worker_id is not None
     return d, placement.worker_id
 

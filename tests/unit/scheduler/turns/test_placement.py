@@ -4,10 +4,10 @@ from services.scheduler.core import (
     Effect,
     Limits,
     NotifyArrival,
+    NotifyFrontends,
     PlacementReason,
     SendPrefetch,
     StartTurn,
-    TellPlace,
 )
 from shared.blocks import BLOCK_TOKENS
 from shared.eviction import RECENT_NS
@@ -157,7 +157,7 @@ def test_kv_is_known_to_be_where_the_session_s_last_turn_ran() -> None:
     d.end("w2", "t1")
     known = {"a": 2, "b": 1000 // BLOCK_TOKENS + 1}
     _, effects = d.expect("s", kv_at={"a": 2, "b": 1})
-    (prefetch,), (place_told,) = only(SendPrefetch, effects), only(TellPlace, effects)
+    (prefetch,), (place_told,) = only(SendPrefetch, effects), only(NotifyFrontends, effects)
     assert prefetch.prefetch.kv_at == place_told.placed.kv_at == known
     (next_one,) = only(StartTurn, d.submit("t2", "s", kv_at={"a": 2, "b": 1}, num_tokens=1100))
     assert next_one.start.kv_at == known

@@ -86,7 +86,7 @@ class _Chaos:
             if (turn := worker.turns.get(started.start.turn_id)) is None:
                 continue  # it was lost again at once
             assert worker.alive and worker.report.state == "ready", "it takes no turns"
-            assert worker.trial in (None, turn), "a suspect is tried there"
+            assert worker.isolation.turn in (None, turn), "a suspect is tried there"
         check_scheduler(self.driver.core, is_lossy=True)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.core import CancelTurn, Effect, StartTurn, StartTurns, together
-from services.scheduler.core.turns import board
+from services.scheduler.core import CancelTurn, Effect, StartTurn, StartTurns, merge_effects
+from services.scheduler.core.turns import turn_table
 from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
 
@@ -47,7 +47,7 @@ def test_one_that_ended_unheard_has_to_ask() -> None:
 
 
 def test_few_of_the_prompts_that_wait_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "PROMPTS_WAITING_MAX", 2)
+    monkeypatch.setattr(turn_table, "PROMPTS_WAITING_MAX", 2)
     d = Driver()
     for name in "abc":
         d.submit(name, prompt=name.upper())
@@ -62,7 +62,7 @@ def test_starts_at_one_worker_go_together_where_the_first_was() -> None:
     for name in "abc":
         effects += d.submit(name)
     effects += d.cancel("a")
-    sent = together(effects)
+    sent = merge_effects(effects)
     starts = {e.worker_id: e.starts for e in only(StartTurns, sent)}
     assert {w: [s.start.turn_id for s in some] for w, some in starts.items()} == {
         "w1": ["a", "c"],

@@ -5,8 +5,8 @@ from services.scheduler.core import (
     Effect,
     Limits,
     NotifyArrival,
+    NotifyFrontends,
     StartTurn,
-    TellPlace,
 )
 from shared.ids import TurnId
 from shared.messages import TurnCancel
@@ -28,7 +28,7 @@ def expecting(attempt_floor: int = 4096) -> Driver:
     d.report("w1")
     d.report("w2")
     _, effects = d.expect("s")
-    (told,) = only(TellPlace, effects)
+    (told,) = only(NotifyFrontends, effects)
     placed = told.placed
     assert (placed.worker_id, placed.session_id, placed.model_id) == ("w1", "s", "m")
     assert placed.expires_in_ns == 60 * SECOND

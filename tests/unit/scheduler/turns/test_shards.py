@@ -1,7 +1,7 @@
 """Schedulers that divide turns: each decides about its own, and all see one load."""
 
-from services.scheduler.core import Effect, Limits, TellOthers, together
-from services.scheduler.core.turns.others import AGREE_NS, KEPT_NS
+from services.scheduler.core import Effect, Limits, NotifyPeers, merge_effects
+from services.scheduler.core.turns.peer_turns import AGREE_NS, CLAIM_NS
 from shared.ids import TurnId, WorkerId
 from shared.messages import PlacedTurn, TurnsPlaced
 from shared.shards import Share
@@ -29,8 +29,8 @@ def theirs(number: int) -> str:
     return THEIRS.format(number)
 
 
-def told(effects: list[Effect]) -> list[TellOthers]:
-    return only(TellOthers, together(effects))
+def told(effects: list[Effect]) -> list[NotifyPeers]:
+    return only(NotifyPeers, merge_effects(effects))
 
 
 def tell(d: Driver, *turns: tuple[str, str], kept: str | None = None, shard: int = 1) -> None:
@@ -226,7 +226,7 @@ def test_a_worker_that_several_may_want_for_their_suspects_is_agreed_on() -> Non
     tell(first, (theirs(1), OTHER), kept=OTHER)
     assert starts(first.wake(AGREE_NS)) == []
     first.end(OTHER, theirs(1))
-    assert [start[:2] for start in starts(first.wake(KEPT_NS))] == [(OTHER, ours(1))]
+    assert [start[:2] for start in starts(first.wake(CLAIM_NS))] == [(OTHER, ours(1))]
 
 
 def test_of_several_that_keep_a_worker_the_lowest_has_it() -> None:

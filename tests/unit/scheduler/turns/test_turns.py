@@ -10,7 +10,7 @@ from services.scheduler.core import (
     NotifyArrival,
     StartTurn,
 )
-from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.turn_table import first_attempt
 from shared.ids import TurnId
 from tests.unit.scheduler.turns.driver import (
     INTERVAL,

@@ -2,7 +2,16 @@
 
 import pytest
 
-from services.tracker.core import AgentTurns, Count, Drop, Expect, Limits, Record, Tell, TrackerCore
+from services.tracker.core import (
+    AgentTurns,
+    Count,
+    Drop,
+    Expect,
+    Limits,
+    Record,
+    SendVerdicts,
+    TrackerCore,
+)
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.outcomes import FIRST_CHANCE
 from shared.blocks import KEY_BYTES
@@ -218,9 +227,9 @@ def test_a_beginning_that_changed_is_not_told_yet() -> None:
         leave(driver, "b", session, SYSTEM)
     in_new(driver, "a", "new")
     record = driver.core.get(AdvisoryKey(session_id=prefix_session(OF_B)))
-    assert record.is_told
+    assert record.is_up_to_date
     record.prefix = AgentPrefix(agent=OF_B, keys="00" * KEY_BYTES)
-    assert not record.is_told
+    assert not record.is_up_to_date
 
 
 @pytest.mark.parametrize("why", ["its turn came", "the last leader has said it"])
@@ -301,11 +310,11 @@ def test_who_announces_what_was_foreseen_is_told_what_became_of_it() -> None:
     record = announce(driver, frontend_id=FrontendId("f"), place="p", model_id=ModelId("m"))
     assert record.num_merged == 0, "a first advisory costs what a first one does"
     assert (record.created_at_ns, record.arrives_at_ns) == (driver.now_ns, 0), "at any time"
-    assert not record.is_own and record.whose.application == "m"
+    assert not record.origin.is_own and record.source.application == "m"
     assert announce(driver, frontend_id=FrontendId("f"), place="p").num_merged == 1
     driver.begin("b")
     effects = driver.core.on_wake(driver.now_ns + SECOND)
-    (told,) = [each.message.verdicts for each in effects if isinstance(each, Tell)]
+    (told,) = [each.message.verdicts for each in effects if isinstance(each, SendVerdicts)]
     assert [(each.place, each.num_used) for each in told] == [("p", 1)]
 
 
@@ -314,9 +323,9 @@ def test_what_a_client_said_counts_more_than_what_is_foreseen() -> None:
     told = announce(driver, ordered=True, workflow_id="o", ttl_ms=1000)
     driver.begin("a")
     record = driver.core.get(key("b"))
-    assert record is told and not record.is_own and record.num_merged == 0
-    assert (record.arrives_at_ns, record.is_dated, record.agent) == (0, False, "")
-    assert record.sender is not None, "it stands in its sender's order still"
+    assert record is told and not record.origin.is_own and record.num_merged == 0
+    assert (record.arrives_at_ns, record.origin.is_dated, record.origin.agent) == (0, False, "")
+    assert record.origin.sender is not None, "it stands in its sender's order still"
     assert record.expires_at_ns > driver.now_ns + 10 * SECOND, "the later end holds"
 
 
@@ -354,12 +363,14 @@ def test_foresight_takes_a_quarter_of_the_room_at_most() -> None:
     driver.now_ns += SECOND
     for agent, tenant in (("a", "other"), ("b", "other")) * 4:
         driver.begin(agent, tenant=tenant)
-    assert driver.core.num_live == driver.core._num_foreseen == 1
+    assert driver.core.num_live == driver.core._live_limits.num_foreseen == 1
     announce(driver)
-    assert driver.core.num_live - driver.core._num_foreseen == 1, "a client's now, or its own"
+    assert driver.core.num_live - driver.core._live_limits.num_foreseen == 1, (
+        "a client's now, or its own"
+    )
     driver.core.on_invalidate(key("b"), driver.now_ns)
     driver.core.on_wake(driver.now_ns + 1000 * SECOND)
-    assert driver.core.num_live == driver.core._num_foreseen == 0
+    assert driver.core.num_live == driver.core._live_limits.num_foreseen == 0
     for number in range(4):
         driver.core.on_submit(Advisory(session_id=SessionId(f"x{number}")), driver.now_ns)
     assert driver.core.num_live == 4

@@ -15,7 +15,7 @@ from services.tracker.core.agents import (
     load_graph,
 )
 from services.tracker.core.agents.delays import Delays
-from services.tracker.core.agents.graph import Place, place_of
+from services.tracker.core.agents.graph import Position, standing_of
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 
@@ -174,7 +174,7 @@ def test_turns_beside_each_other_do_not_follow_each_other() -> None:
     for session in "123":
         flow.end("b", session=session)
     flow.over()
-    assert flow.follower.graph(DEFAULT_TENANT, "").successors(Place(("b",), "#new")) == []
+    assert flow.follower.graph(DEFAULT_TENANT, "").successors(Position(("b",), "#new")) == []
 
 
 def test_work_is_taken_up_where_it_lay_longest() -> None:
@@ -301,7 +301,9 @@ def test_chances_of_agents_one_after_another_sum_to_one_at_most(runs: list[str])
     recent = tuple(dict.fromkeys(reversed(runs[-1])))
     for context in list(graph.tables):
         for standing in ("#0", "#1", "#new"):
-            chances = [each.chance for each in graph.successors(Place(context, standing, recent))]
+            chances = [
+                each.chance for each in graph.successors(Position(context, standing, recent))
+            ]
             assert all(0 <= chance <= 1 for chance in chances)
             assert sum(chances) <= 1 + 1e-9
 
@@ -367,9 +369,9 @@ def test_a_graph_is_stored_and_read() -> None:
     application, graph = load_graph(stored, flow.limits)
     assert application == "app"
     assert dump_graph(graph, "app") == stored
-    place = Place(("a",), "#new")
-    was = flow.follower.graph(DEFAULT_TENANT, "").successors(place)
-    assert [(each.agent, each.chance) for each in graph.successors(place)] == [
+    position = Position(("a",), "#new")
+    was = flow.follower.graph(DEFAULT_TENANT, "").successors(position)
+    assert [(each.agent, each.chance) for each in graph.successors(position)] == [
         (each.agent, each.chance) for each in was
     ]
 
@@ -409,7 +411,7 @@ def test_quantiles_of_delays_are_right_within_a_bucket(values: list[int], share:
 
 
 def test_places_far_back_are_one() -> None:
-    assert place_of("z", [*"abcdefghijklmnopqrstuvwxyz"]) == "#16"
+    assert standing_of("z", [*"abcdefghijklmnopqrstuvwxyz"]) == "#16"
 
 
 def test_idle_workflows_end_a_few_at_a_turn_and_none_goes_on() -> None:

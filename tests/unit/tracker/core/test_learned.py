@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from services.tracker.core import Count, Expect, Limits, SeeLead, Tell, levels
+from services.tracker.core import Count, Expect, Limits, ObserveLead, SendVerdicts, levels
 from services.tracker.core.leads import Leads
-from services.tracker.core.levels import Levels, Whose
+from services.tracker.core.levels import HintSource, Levels
 from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled
@@ -19,8 +19,8 @@ T = TenantId("t")
 HOUR = 3600 * SECOND
 
 
-def whose(session: str = "s", application: str = "app", tenant: str = "t") -> Whose:
-    return Whose(TenantId(tenant), application, SessionId(session))
+def whose(session: str = "s", application: str = "app", tenant: str = "t") -> HintSource:
+    return HintSource(TenantId(tenant), application, SessionId(session))
 
 
 def test_the_narrow_level_speaks_where_it_knows_enough_else_the_broader_one() -> None:
@@ -97,7 +97,7 @@ def test_an_expiry_and_an_arrival_follow_what_was_seen() -> None:
     for number in range(40):
         d.submit(f"x{number}")
         d.now_ns += 10 * SECOND
-        (lead,) = [e for e in d.arrive(f"x{number}") if isinstance(e, SeeLead)]
+        (lead,) = [e for e in d.arrive(f"x{number}") if isinstance(e, ObserveLead)]
         assert lead.seconds == 10
     (ask,) = [e.message for e in d.submit() if isinstance(e, Expect)]
     assert 7 < ask.arrives_in_ns / SECOND < 10 < ask.expires_in_ns / SECOND < 14
@@ -116,7 +116,7 @@ def test_turns_that_come_after_all_lengthen_the_expiry() -> None:
         d.submit(f"x{number}")
         d.wake(30)
         ends += counts(d.arrive(f"x{number}"))
-        assert not [e for e in d.arrive(f"x{number}") if isinstance(e, SeeLead)], "once"
+        assert not [e for e in d.arrive(f"x{number}") if isinstance(e, ObserveLead)], "once"
     assert ends == ["missed"] * 21 + ["late"] * 4
 
 
@@ -124,10 +124,10 @@ def test_a_ttl_of_its_own_and_names_are_kept() -> None:
     d = Driver()
     hint(d, "s", ttl_ms=1500, agent="qa", workflow_id="w1")
     record = d.get()
-    assert (record.agent, record.workflow_id) == ("qa", "w1")
+    assert (record.origin.agent, record.origin.workflow_id) == ("qa", "w1")
     assert record.expires_at_ns == d.now_ns + 1_500_000_000
     hint(d, "s", ttl_ms=500)
-    assert (d.get().agent, d.get().expires_at_ns) == ("qa", d.now_ns + 1_500_000_000)
+    assert (d.get().origin.agent, d.get().expires_at_ns) == ("qa", d.now_ns + 1_500_000_000)
     assert counts(d.wake(1.5)) == ["expired"]
 
 
@@ -167,15 +167,15 @@ def test_the_frontend_that_took_them_is_told_what_became_of_them() -> None:
     d.arrive("used")
     d.invalidate("back")
     d.arrive("nobody's")
-    assert not [e for e in d.wake(0.1) if isinstance(e, Tell)], "some are gathered"
-    told = [e for e in d.wake(0.2) if isinstance(e, Tell)]
+    assert not [e for e in d.wake(0.1) if isinstance(e, SendVerdicts)], "some are gathered"
+    told = [e for e in d.wake(0.2) if isinstance(e, SendVerdicts)]
     assert [e.frontend_id for e in told] == ["f"]
     (verdict,) = told[0].message.verdicts
     assert verdict.place == "p" and (verdict.num_used, verdict.num_taken_back) == (1, 1)
-    assert not [e for e in d.wake(1) if isinstance(e, Tell)]
+    assert not [e for e in d.wake(1) if isinstance(e, SendVerdicts)]
     d.wake(60)
     d.arrive("after all")
-    (told_later,) = [e for e in d.wake(1) if isinstance(e, Tell)]
+    (told_later,) = [e for e in d.wake(1) if isinstance(e, SendVerdicts)]
     assert told_later.message.verdicts == [
         HintVerdict(tenant=verdict.tenant, place="p", num_used=1, num_spurious=2)
     ]
@@ -185,7 +185,7 @@ def test_who_comes_past_the_frontends_has_an_account_here() -> None:
     d = Driver(Limits(accounts=HintLimits(per_place=20, per_tenant=100)))
     for number in range(5):
         hint(d, f"x{number}")
-    with pytest.raises(Exception, match="from nats came to nothing"):
+    with pytest.raises(Exception, match="from nats were not used"):
         hint(d, "s")
     hint(d, "s", frontend_id=FrontendId("f"))
     assert d.core.status(d.now_ns).throttled[0].place == "nats"

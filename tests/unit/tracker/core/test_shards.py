@@ -10,10 +10,10 @@ from services.tracker.core import (
     Drop,
     Effect,
     Expect,
+    ForwardForeseen,
     Limits,
-    Pass,
+    SendVerdicts,
     Shards,
-    Tell,
     TrackerCore,
     check_foreseen,
 )
@@ -63,9 +63,9 @@ class House:
         self.now_ns = SECOND
         self.expected: list[tuple[int, str]] = []  # by whom
         self.dropped: list[tuple[int, str]] = []
-        self.passed: list[Pass] = []
+        self.passed: list[ForwardForeseen] = []
         self.counts: Counter[str] = Counter()
-        self.told: list[Tell] = []
+        self.told: list[SendVerdicts] = []
         self.num_turns = 0
 
     def arrive(self, session: str, agent: AgentRef | None = None, *, reserved: bool = True) -> None:
@@ -97,9 +97,9 @@ class House:
                     self.dropped.append((shard, key.session_id))
                 case Count(outcome):
                     self.counts[outcome] += 1
-                case Tell():
+                case SendVerdicts():
                     self.told.append(effect)
-                case Pass(other, message):
+                case ForwardForeseen(other, message):
                     self.passed.append(effect)
                     core = self.cores[other]
                     self.do(other, core.on_foreseen(message, self.now_ns))
@@ -190,7 +190,9 @@ def test_what_is_handed_on_goes_no_further_though_settings_disagree() -> None:
     spare = TrackerCore(Limits(), shards=Shards(3, 1), is_spare=True)
     assert spare.on_foreseen(handed.message, SECOND) == []
     effects = spare.on_lead(SECOND + MS)
-    assert not any(isinstance(effect, Pass) for effect in effects) and spare.num_live == 1
+    assert (
+        not any(isinstance(effect, ForwardForeseen) for effect in effects) and spare.num_live == 1
+    )
     submitted, _ = other.on_submit(advisory, SECOND)
     assert submitted.key == (T, session), "what it is asked by its number it takes"
 

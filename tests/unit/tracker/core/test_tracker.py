@@ -72,7 +72,7 @@ class Driver:
         return self.core.get(AdvisoryKey(session_id=SessionId(session)))
 
     def num_timers(self) -> int:
-        return len(self.core._due)
+        return len(self.core._timers)
 
 
 def counts(effects: list[Effect]) -> list[str]:
@@ -267,7 +267,7 @@ def test_a_tenant_has_so_many_live_and_the_others_theirs() -> None:
         assert counts(d.submit(session)) == ["submitted"]
     for session in "ab":
         d.invalidate(session)
-    assert not d.core._num_of, "a tenant without any is not remembered"
+    assert not d.core._live_limits._num_of, "a tenant without any is not remembered"
 
 
 @pytest.mark.parametrize(

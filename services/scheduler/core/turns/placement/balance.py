@@ -1,4 +1,4 @@
-"""Even out the requests held and expected: the paper's own policy (SYMPHONY, section 3.3)."""
+"""Balance the turns held and expected: the paper's own policy (SYMPHONY, section 3.3)."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,15 +9,14 @@ from shared.ids import HostId
 
 
 class Balance(PlacementPolicy):
-    """Fewest expected requests first, but a session stays where its KV is while that costs little.
+    """Fewest expected turns first, but a session stays with its KV while that costs little.
 
-    Load is a worker's turns and live reservations; equal loads are told apart by reservations of
-    turns that are far away, which are spread so, by waiting prompt tokens, then by free and clean
-    pages, then by id. A session's last worker is preferred while its load is at most
-    `affinity_margin` above the least: a turn more there costs less than moving its KV, two or more
-    build the imbalance of sticky sessions that the paper measures. If there is no such worker, or
-    none is remembered, those on the hosts with the most of the session's KV are preferred in the
-    same way, and of them one that holds the turn's adapter.
+    Load is a worker's turns and near reservations. Ties are broken by far reservations, then by
+    waiting prompt tokens, by free and clean pages, and by id. A session's last worker is preferred
+    while its load is at most `affinity_margin` above the least: one more turn there costs less than
+    moving its KV, two or more build up the imbalance of sticky sessions that the paper measures.
+    Without such a worker, those on the hosts with the most of the session's KV are preferred in
+    the same way, and among them one that holds the turn's adapter.
     """
 
     def choose(
@@ -39,7 +38,7 @@ class Balance(PlacementPolicy):
 
 
 def _beside_kv(workers: list[Worker], kv_at: Mapping[HostId, int]) -> list[Worker]:
-    """Those of them on hosts with the most blocks; all, if no host has any."""
+    """The workers on hosts with the most blocks; all of them if no host has any."""
     num_blocks = [kv_at.get(worker.report.host_id, 0) for worker in workers]
     most = max(num_blocks)
     return [worker for worker, num in zip(workers, num_blocks, strict=True) if num == most]

@@ -1,11 +1,11 @@
-"""What it costs to have a turn on a worker, in ms: until its first token, while it decodes, and
-what all that takes from the turns it runs beside.
+"""The cost of a turn on a worker, in ms: until its first token, while it decodes, and the delay of
+the turns that run beside it.
 
-A turn waits for the prompts before it and perhaps for a seat in the batch, for its KV or for
-computing that again, and for computing its prompt. Then it decodes, a little more slowly for each
-turn beside it. Those turns wait for its prompt, too, and decode a little more slowly for it. The
-sum is what placing the turn here adds to what everybody waits: turns are even where workers are
-alike, which is the paper's default (SYMPHONY, section 3.3), and uneven where that is better.
+A turn waits for the prompts before it and perhaps for a place in the batch, for the transfer or
+recomputation of its KV, and for its own prompt. Then it decodes, a little more slowly for each turn
+beside it. Those turns wait for its prompt, too, and decode a little more slowly. The sum is what
+the placement adds to the total waiting time: on equal workers turns are spread evenly, which is
+the paper's default (SYMPHONY, section 3.3), and on unequal workers they are not.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 from services.scheduler.core.turns.kinds import Steps
 
-DECODE_TOKENS = 200  # of an answer, whose length nobody knows before
-HIDDEN_SHARE = 0.05  # of a transfer, that is felt though nobody waits for it: links are shared
+DECODE_TOKENS = 200  # of an answer, whose length is unknown in advance
+HIDDEN_SHARE = 0.05  # of a transfer that costs even if hidden, since links are shared
 
 
 @dataclass(slots=True, kw_only=True)
-class Stay:
-    """A turn on a worker.
+class TurnWork:
+    """What one turn on one worker involves.
 
     Attributes:
-        num_rows: turns that it will decode beside.
-        num_seats: turns in one step, 0: not known.
+        num_rows: turns that will decode beside it.
+        num_seats: most turns in one step; 0: unknown.
         num_waiting_tokens: prompt tokens that are computed before its own.
         num_new_tokens: of its prompt, without its history.
-        num_history_tokens: whose KV is somewhere.
-        fetch_ms: what bringing that to the device takes; 0: it is there.
-        ahead_ms: before it comes; what is brought up meanwhile is not waited for.
-        adapter_ms: what bringing up its adapter takes.
+        num_history_tokens: tokens whose KV exists on some tier.
+        fetch_ms: transfer time of that KV to the device; 0: it is there.
+        ahead_ms: time until the turn arrives, which hides transfers.
+        adapter_ms: load time of its adapter.
     """
 
     num_rows: float = 0.0
@@ -44,12 +44,12 @@ class Stay:
 
 class Cost(NamedTuple):
     """Attributes:
-    queue_ms: until it is its turn.
+    queue_ms: wait until its prompt is computed.
     kv_ms: for its history and its adapter.
     prompt_ms: for the new part of its prompt.
-    decode_ms: for all its further tokens.
-    others_ms: what the turns beside it wait longer, all together.
-    total_ms: all that.
+    decode_ms: for all further tokens.
+    others_ms: total additional delay of the turns beside it.
+    total_ms: the sum.
     """
 
     queue_ms: float
@@ -60,32 +60,32 @@ class Cost(NamedTuple):
     total_ms: float
 
 
-def cost_of(steps: Steps, stay: Stay) -> Cost:
-    """What this stay costs on a worker that is so fast.
+def cost_of(steps: Steps, work: TurnWork) -> Cost:
+    """The cost of this work on a worker with these step times.
 
     >>> from services.scheduler.core.turns.kinds import GUESSED
-    >>> idle = cost_of(GUESSED, Stay(num_new_tokens=100))
-    >>> busy = cost_of(GUESSED, Stay(num_new_tokens=100, num_rows=4))
+    >>> idle = cost_of(GUESSED, TurnWork(num_new_tokens=100))
+    >>> busy = cost_of(GUESSED, TurnWork(num_new_tokens=100, num_rows=4))
     >>> idle.others_ms, round(busy.total_ms - idle.total_ms)
     (0.0, 130)
     """
-    token_ms, row_ms, num_rows = steps.token_ms, steps.row_ms, stay.num_rows
+    token_ms, row_ms, num_rows = steps.token_ms, steps.row_ms, work.num_rows
     step_ms = steps.step_ms + row_ms * num_rows
-    queue_ms = max(stay.num_waiting_tokens * token_ms - stay.ahead_ms, 0.0)
+    queue_ms = max(work.num_waiting_tokens * token_ms - work.ahead_ms, 0.0)
     if num_rows:
-        queue_ms += step_ms  # the one that runs
-    if stay.num_seats and num_rows >= stay.num_seats:
-        num_before = num_rows - stay.num_seats + 1
-        full_ms = steps.step_ms + row_ms * stay.num_seats
-        queue_ms += num_before / stay.num_seats * DECODE_TOKENS * full_ms
-    kv_ms, num_computed = stay.fetch_ms, stay.num_new_tokens
-    if stay.fetch_ms:
-        kv_ms = HIDDEN_SHARE * stay.fetch_ms + max(stay.fetch_ms - stay.ahead_ms, 0.0)
-        again_ms = stay.num_history_tokens * token_ms
-        if again_ms * (1 + num_rows) < kv_ms:  # those beside wait for that, too
-            kv_ms, num_computed = again_ms, num_computed + stay.num_history_tokens
-    kv_ms += max(stay.adapter_ms - stay.ahead_ms, 0.0)
-    prompt_ms = stay.num_new_tokens * token_ms
+        queue_ms += step_ms  # the step that runs now
+    if work.num_seats and num_rows >= work.num_seats:
+        num_before = num_rows - work.num_seats + 1
+        full_ms = steps.step_ms + row_ms * work.num_seats
+        queue_ms += num_before / work.num_seats * DECODE_TOKENS * full_ms
+    kv_ms, num_computed = work.fetch_ms, work.num_new_tokens
+    if work.fetch_ms:
+        kv_ms = HIDDEN_SHARE * work.fetch_ms + max(work.fetch_ms - work.ahead_ms, 0.0)
+        recompute_ms = work.num_history_tokens * token_ms
+        if recompute_ms * (1 + num_rows) < kv_ms:  # turns beside it wait for that, too
+            kv_ms, num_computed = recompute_ms, num_computed + work.num_history_tokens
+    kv_ms += max(work.adapter_ms - work.ahead_ms, 0.0)
+    prompt_ms = work.num_new_tokens * token_ms
     decode_ms = DECODE_TOKENS * (step_ms + row_ms)
     others_ms = num_rows * (num_computed * token_ms + DECODE_TOKENS * row_ms)
     total_ms = queue_ms + kv_ms + prompt_ms + decode_ms + others_ms

@@ -13,21 +13,21 @@ from shared.locations import is_objects
 
 @dataclass(slots=True)
 class History:
-    """A session's KV, as far as is known.
+    """The location of a session's KV, as far as it is known.
 
     Args:
-        home: its last turn ran there.
-        is_recent: so lately that it is probably still in the pool there, or in the host's arena.
+        home: the worker of its last turn.
+        is_recent: the KV is probably still in that worker's pool or the host's memory tier.
     """
 
     demand: Demand
     home: Worker | None
     is_recent: bool
     _home_host: HostId | None = field(init=False)
-    _best_host: HostId | None = field(init=False)  # that has most of it; None: no host has any
-    _num_best: int = field(init=False)  # blocks there, as far as somebody told
+    _best_host: HostId | None = field(init=False)  # has most of it; None: no host has any
+    _num_best: int = field(init=False)  # blocks there, as far as reported
     _num_objects: int = field(init=False)  # blocks in the object store
-    _block_tokens: int = 0  # for which the next one is
+    _block_tokens: int = 0  # that `_num_tokens` was computed for
     _num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -42,16 +42,16 @@ class History:
 
     @classmethod
     def of(cls, demand: Demand, home: Worker | None) -> "History":
-        """Of a session whose last turn ran at its home."""
+        """The history of a session whose last turn ran on `home`."""
         return cls(demand, home, home is not None and demand.idle_ns < RECENT_NS)
 
     @classmethod
-    def brought_to(cls, kept: Worker, demand: Demand) -> "History":
-        """Of a session whose place was kept there: what its turn needs was brought up."""
+    def prefetched_to(cls, kept: Worker, demand: Demand) -> "History":
+        """The history of a session that has been prefetched to its reserved worker."""
         return cls(demand, kept, True)
 
     def tokens(self, block_tokens: int) -> int:
-        """How many tokens' KV there is somewhere, at most the prompt's."""
+        """Tokens whose KV exists on some tier, at most the prompt's."""
         if block_tokens != self._block_tokens:
             demand, self._block_tokens = self.demand, block_tokens
             self._num_tokens = 0
@@ -62,11 +62,10 @@ class History:
         return self._num_tokens
 
     def fetch_ms(self, worker: Worker, speeds: Speeds) -> float:
-        """What bringing so many tokens' KV to this worker takes, by measured speeds: as long as
-        the slowest of the links that it takes.
+        """Time to bring that KV to this worker, by measured speeds: that of the slowest link.
 
-        A part that the worker's host has comes from there, and only the rest from elsewhere: from
-        the host with most of it, or from the object store if that has more, as the kvstore does.
+        Blocks on the worker's host come from there, and only the rest from elsewhere: from the host
+        with most of them, or from the object store if that has more, as the kvstore does.
         """
         if self.is_recent and worker is self.home:
             return 0.0
@@ -82,15 +81,15 @@ class History:
         return max(load_ms, here_ms, rest_ms)
 
     def load_ms(self, speeds: Speeds) -> float:
-        """What bringing it from a host's arena to the device takes."""
+        """Time to load it from a host's memory tier to the device."""
         return self._num_blocks(speeds) * speeds.block_bytes * 1e3 / speeds.load_bytes_per_s
 
     def _num_blocks(self, speeds: Speeds) -> float:
         return self.tokens(speeds.block_tokens) / speeds.block_tokens
 
     def _num_on(self, host_id: HostId) -> float:
-        """Blocks of it on a host's disk: all, where nobody has more; and where nobody told, all are
-        on that of its home.
+        """Blocks of it on a host's disk: all, if no host has more; if nothing is reported, all are
+        on the last worker's host.
         """
         num_here = self.demand.kv_at.get(host_id, 0)
         num_most = max(self._num_best, self._num_objects)
@@ -98,7 +97,7 @@ class History:
         return inf if has_all else num_here
 
     def _rest_bytes_per_s(self, speeds: Speeds) -> float:
-        """How fast what a host has not comes into its arena."""
+        """Speed at which blocks that a host lacks reach its memory tier."""
         if self._num_objects > self._num_best:
             return speeds.objects_bytes_per_s
         if self._best_host is None:

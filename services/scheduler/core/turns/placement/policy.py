@@ -1,4 +1,4 @@
-"""What a placement policy is."""
+"""The interface of placement policies."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,18 +20,16 @@ class Demand:
     """What a turn needs of its worker, as far as it is known.
 
     Attributes:
-        adapter: that it runs on.
-        num_prompt_tokens: 0: not known yet.
-        slo_ttft_ms: target for the time to the first token; None: the house's own.
+        num_prompt_tokens: 0: unknown yet.
+        slo_ttft_ms: target for the time to the first token; None: the deployment's default.
         slo_tpot_ms: target for the mean time between further tokens; None: none.
-        kv_at: how many leading blocks of its session are on the disks of which hosts, as far as
-            its frontend could learn.
-        name: the session's, or the turn's if it has none.
+        kv_at: leading blocks of its session on the disks of hosts, as far as its frontend found.
+        name: of the session, or of the turn if it has none.
         is_urgent: it has more than the usual priority.
-        now_ns: when it is asked.
-        ahead_ns: before it comes; None: some time soon; 0: it is here.
-        num_history_tokens: of the prompt of its session's last turn; 0: not known.
-        idle_ns: since that came.
+        now_ns: time of the decision.
+        ahead_ns: time until it arrives; None: unknown, but soon; 0: it is here.
+        num_history_tokens: prompt tokens of its session's last turn; 0: unknown.
+        idle_ns: time since that turn arrived.
     """
 
     model_id: ModelId = NO_MODEL
@@ -49,7 +47,7 @@ class Demand:
 
     @classmethod
     def of(cls, submit: TurnSubmit) -> "Demand":
-        """Of a turn that is here."""
+        """The demand of a turn that has arrived."""
         return cls(
             model_id=submit.model_id,
             adapter=submit.adapter,
@@ -63,15 +61,15 @@ class Demand:
 
 
 class PlacementPolicy:
-    """Chooses among workers that all can take the turn.
+    """Chooses among workers that can all take the turn.
 
     Attributes:
-        kv_from: the lowest tier that workers bring a turn's history up from.
-        hears_hints: places are kept for announced turns, and what they need is brought up.
-        leaves_home: a session that was idle for `Limits.affinity_ns` has no home any more.
-        relieves: running turns move; see `relief_of`.
-        num_looked_at: so many workers are enough to choose among, beside those that the session's
-            history is with; None: it wants to see all.
+        kv_from: the lowest tier that workers fetch a turn's history from.
+        hears_hints: announced turns get reservations and prefetches.
+        leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
+        relieves: running turns migrate; see `relief_of`.
+        num_looked_at: number of workers that are enough to choose among, beside those near the
+            session's history; None: all workers.
     """
 
     kv_from: ClassVar[KvFrom] = "any"
@@ -89,9 +87,9 @@ class PlacementPolicy:
         """The worker for one turn.
 
         Args:
-            demand: what it needs. What the workers' other turns need stands in `Worker.turns`.
-            workers: at least one; in no order that means anything.
-            home: the one of them that ran the session's last turn, so that its pages may still
+            demand: what it needs. `Worker.turns` has what the workers' other turns need.
+            workers: at least one, in arbitrary order.
+            home: the worker of the session's last turn, if it is one of them: its pages may still
                 hold the session's KV.
         """
         raise NotImplementedError
@@ -99,26 +97,27 @@ class PlacementPolicy:
     def better_than(
         self, kept: Worker, workers: Collection[Worker], demand: Demand, *, is_sent: bool
     ) -> Worker | None:
-        """A turn is here whose place was kept: a worker that is worth giving that up for.
+        """A worker that is worth abandoning an arrived turn's reservation for; None: keep it.
 
         Args:
+            kept: the reserved worker.
             workers: as in `choose`; `kept` may be one of them.
-            is_sent: its frontend has sent the turn there, so that it has to be cancelled.
+            is_sent: the frontend has sent the turn to `kept`, where it would have to be cancelled.
         """
         return None
 
     def relief_of(self, worker: Worker, workers: Collection[Worker]) -> Worker | None:
-        """Where a turn that runs on this worker is to go on, whose KV moves with it. Asked at each
-        of its reports, if the policy `relieves`.
+        """The worker that a running turn of this worker should move to, with its KV; None: none.
+        Called at each of its reports, if the policy `relieves`.
 
         Args:
-            workers: of one of its models.
+            workers: candidates that serve one of its models.
         """
         return None
 
 
 def burden(worker: Worker) -> tuple[int, int, int, int, str]:
-    """What tells workers apart that cost the same: the least is best."""
+    """Tie-breaker among workers of equal cost: the least is best."""
     report = worker.report
     num_pages_takeable = report.num_pages_free + report.num_pages_clean
     return (

@@ -1,37 +1,36 @@
-"""The least cost (`cost.py`): ours, with the paper's even load where workers are alike."""
+"""Least cost (`cost.py`): our policy, equal to the paper's balanced load on equal workers."""
 
 from collections.abc import Collection
 from typing import ClassVar
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.kinds import GUESSED
-from services.scheduler.core.turns.placement.cost import Cost, Stay, cost_of
+from services.scheduler.core.turns.placement.cost import Cost, TurnWork, cost_of
 from services.scheduler.core.turns.placement.history import History
 from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy, burden
 from services.scheduler.core.turns.records import Worker
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 
-SOON_NS = 10_000_000_000  # before a turn comes that is expected some time soon (paper: 11.3 s)
-RUN_NS = 5_000_000_000  # after so long half of the turns that run now are over
-STAY_SHARE = 0.1  # of its cost, that a session stays with its worker rather than save
-STAY_MS = 5.0  # in addition: what is measured is no more exact than that
-SENT_MS = 10.0  # that cancelling a turn and sending it elsewhere takes of everybody
-HERE_SHARE = 0.25  # of turns that are expected when one is here: they can still go elsewhere
-ADAPTER_MS = 50.0  # to bring up an adapter, as long as nobody measures it
+SOON_NS = 10_000_000_000  # until an announced turn without a time arrives (paper: 11.3 s)
+RUN_NS = 5_000_000_000  # time after which half of the turns that run now have ended
+STAY_SHARE = 0.1  # of its cost that a session must save to leave its worker
+STAY_MS = 5.0  # in addition: the error of the measurements
+SENT_MS = 10.0  # total cost of cancelling a turn and sending it elsewhere
+HERE_SHARE = 0.25  # weight of expected turns for one that is here: they can still go elsewhere
+ADAPTER_MS = 50.0  # to load an adapter; not measured
 
 
 class Symphony(PlacementPolicy):
-    """Where a turn, with all that it takes from others, costs least.
+    """The worker where a turn costs least, including the delay of other turns.
 
-    Load is the turns that will run beside it: those that run now, the less the later it comes, and
-    those that are expected, the more the nearer to its time. History costs what its transfer takes
-    from where it is, or computing it, and what is brought up before the turn comes costs next to
-    nothing. So announced sessions go where there is room, and unannounced ones stay with their KV
-    while that is cheaper. A session stays with its worker unless another is better by a margin.
-    Turns of more than the usual priority count each other twice: others can give way to them.
+    Load is the turns that will run beside it: running ones, weighted less the later it arrives, and
+    expected ones, weighted more the closer they are in time. History costs the time of its transfer
+    or recomputation; what can be prefetched before the turn arrives costs almost nothing. So
+    announced sessions go where there is room, and unannounced ones stay with their KV while that is
+    cheaper. A session stays with its worker unless another is better by a margin. Turns of more
+    than the usual priority count each other twice: other turns can yield to them.
 
-    Pages are not reckoned with, but for ties. Source: SYMPHONY, sections 3.3 and 3.6; the cost is
-    ours.
+    Pages only break ties. Source: SYMPHONY, sections 3.3 and 3.6; the cost is ours.
     """
 
     num_looked_at: ClassVar[int | None] = 16
@@ -51,7 +50,7 @@ class Symphony(PlacementPolicy):
     def better_than(
         self, kept: Worker, workers: Collection[Worker], demand: Demand, *, is_sent: bool
     ) -> Worker | None:
-        history = History.brought_to(kept, demand)
+        history = History.prefetched_to(kept, demand)
         best, cost = _least(_costs(workers, history, demand))
         if best is kept:
             return None
@@ -62,18 +61,18 @@ class Symphony(PlacementPolicy):
 
 
 def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
-    """What the turn costs on this worker."""
+    """The turn's cost on this worker."""
     speeds = worker.speeds.get(demand.model_id, DEFAULT_SPEEDS)
     ahead_ns = SOON_NS if demand.ahead_ns is None else demand.ahead_ns
     num_now = worker.num_turns + (worker.num_urgent if demand.is_urgent else 0)
     num_rows = num_now * RUN_NS / (RUN_NS + ahead_ns)
     if worker.reservations:
         num_near = len(worker.reservations) - worker.num_far
-        about = worker.arrivals.about(demand.now_ns + ahead_ns, num_near)
+        about = worker.expected.about(demand.now_ns + ahead_ns, num_near)
         num_rows += about if ahead_ns else HERE_SHARE * about
     num_history = history.tokens(speeds.block_tokens)
     is_far_adapter = demand.adapter is not None and not worker.holds(demand.adapter.adapter_hash)
-    stay = Stay(
+    work = TurnWork(
         num_rows=num_rows,
         num_seats=worker.report.turns_running_max,
         num_waiting_tokens=worker.num_waiting_tokens,
@@ -83,7 +82,7 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
         ahead_ms=ahead_ns / 1e6,
         adapter_ms=ADAPTER_MS if is_far_adapter else 0.0,
     )
-    return cost_of(worker.steps.get(demand.model_id, GUESSED), stay)
+    return cost_of(worker.steps.get(demand.model_id, GUESSED), work)
 
 
 def _costs(
@@ -93,14 +92,14 @@ def _costs(
 
 
 def _least(costs: list[tuple[Worker, Cost]]) -> tuple[Worker, Cost]:
-    """The worker of the least cost, and that."""
+    """The worker of least cost, and its cost."""
     least_ms = min(cost.total_ms for _, cost in costs)
     equals = [each for each in costs if each[1].total_ms == least_ms]
     return equals[0] if len(equals) == 1 else min(equals, key=lambda each: burden(each[0]))
 
 
 def _margin_ms(cost: Cost) -> float:
-    """Decoding, which costs about the same anywhere, is no reason to stay."""
+    """How much another worker must save. Decoding costs about the same anywhere: left out."""
     return STAY_MS + STAY_SHARE * (cost.total_ms - cost.decode_ms)
 
 

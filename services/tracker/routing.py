@@ -1,4 +1,4 @@
-"""What the tracker is asked for, by anybody and by who knows that a session is this shard's."""
+"""Routes the tracker's requests to the shard that has the session."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 
 About = TypeVar("About", Advisory, AdvisoryKey)
 
-# Nobody waits long for a shard that is away: others' questions wait behind this one.
+# Short, since other requests wait behind one to a shard that is away.
 HAND_ON_GRACE_S = 0.1
 HAND_ON_TIMEOUT_S = 1.5
 
 HANDED_ON = counter(
-    "tracker_handed_on_total", "Questions about sessions of other shards, handed on to them"
+    "tracker_handed_on_total", "Requests for sessions of other shards, forwarded to them"
 )
 MISDIRECTED = counter(
     "tracker_misdirected_total",
-    "Messages about what is another shard's by this one's count: settings disagree",
+    "Messages for sessions that belong to another shard by this one's settings",
 )
 
 
-class Front:
-    """Answers what is asked of this shard, and hands on what is asked of any one and is another's:
-    once, since a shard answers whatever it is asked by its number.
+class ShardRouter:
+    """Answers requests for this shard's sessions and forwards others. A request is forwarded at
+    most once, since a shard answers whatever is addressed to its number.
     """
 
     def __init__(self, bus: Bus, clock: Clock, shards: Shards) -> None:
@@ -46,10 +46,10 @@ class Front:
         public: Subject[About, AdvisoryState],
         answer: Callable[[About], Awaitable[AdvisoryState]],
     ) -> None:
-        """Begin to take these questions."""
+        """Subscribe to a public subject, and to this shard's subject for the same requests."""
         wire = of_tracker_shard(public)
 
-        async def answer_anybody(message: About) -> AdvisoryState:
+        async def answer_or_forward(message: About) -> AdvisoryState:
             shard = self._shards.other(message.tenant, message.session_id)
             if shard is None:
                 return await answer(message)
@@ -59,17 +59,17 @@ class Front:
             )
 
         async def answer_own(message: About) -> AdvisoryState:
-            self.see(message.tenant, message.session_id)
+            self.check_owner(message.tenant, message.session_id)
             return await answer(message)
 
-        await self._bus.serve(public, answer_anybody)
+        await self._bus.serve(public, answer_or_forward)
         await self._bus.serve(wire, answer_own, str(self._shards.own))
 
-    def see(self, tenant: TenantId, key: str) -> None:
-        """Somebody takes this session, or workflow, for one of this shard's."""
+    def check_owner(self, tenant: TenantId, key: str) -> None:
+        """Count and log a message for a session, or workflow, that is another shard's."""
         if (other := self._shards.other(tenant, key)) is None:
             return
         MISDIRECTED.inc()
         if num := self._sparsely.hear("misdirected", self._clock.now_ns()):
             fields = {"shard": other, "num_shards": self._shards.num, "num": num}
-            log.warning("another shard's, unless SYMPHONY_TRACKER_SHARDS is wrong", extra=fields)
+            log.warning("misdirected: SYMPHONY_TRACKER_SHARDS may differ", extra=fields)

@@ -1,5 +1,5 @@
-"""Numbers in messages that decide about placement: what cannot be is brought within bounds once, as
-the message comes in, so that nobody behind need fear it.
+"""Bounds of the numbers in messages that decide about placement. They are applied once, when a
+message arrives, so that the core works with sane values only.
 """
 
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from shared.messages import ExpectSession, TurnSubmit, WorkerReport
 
-TOKENS_MAX = 1_000_000_000  # of one prompt, or that wait on one worker
+TOKENS_MAX = 1_000_000_000  # of one prompt, or waiting on one worker
 SEATS_MAX = 1 << 20
 PAGES_MAX = 1 << 40
 INTERVAL_MAX_NS = 3600 * 1_000_000_000
-AHEAD_MAX_NS = 30 * 24 * INTERVAL_MAX_NS  # nobody remembers an announcement for longer
+AHEAD_MAX_NS = 30 * 24 * INTERVAL_MAX_NS  # no announcement is kept for longer
 
 _BOUNDS: dict[type, dict[str, tuple[int, int]]] = {
     WorkerReport: {
@@ -28,11 +28,11 @@ _BOUNDS: dict[type, dict[str, tuple[int, int]]] = {
 M = TypeVar("M", WorkerReport, TurnSubmit, ExpectSession)
 
 
-def believable(message: M) -> M:
-    """The message, with each such number no less and no more than it can be.
+def bounded(message: M) -> M:
+    """The message with its numbers clamped to their bounds.
 
     >>> from shared.ids import SessionId
-    >>> believable(ExpectSession(session_id=SessionId("s"), arrives_in_ns=-5)).arrives_in_ns
+    >>> bounded(ExpectSession(session_id=SessionId("s"), arrives_in_ns=-5)).arrives_in_ns
     0
     """
     wrong: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""What the tracker is told of turns: by those who know which shard has a session, or a workflow,
-and by those who know of no shards and tell all.
+"""The tracker's subscriptions to turns: those addressed to its shard, and those published to all
+shards by senders that do not know the shards.
 """
 
 from collections.abc import Callable
 
 from services.tracker.core import Shards, check_foreseen
-from services.tracker.front import Front
+from services.tracker.routing import ShardRouter
 from shared.bus import Bus
 from shared.messages import AgentTurnLeft, TurnArrived, TurnsForeseen
 from shared.subjects import (
@@ -17,29 +17,29 @@ from shared.subjects import (
 )
 
 
-class Hearing:
-    """Tells of each turn what this shard has to do with.
+class TurnSubscriptions:
+    """Passes on each turn's part that concerns this shard.
 
     Args:
-        on_arrived, on_left, on_foreseen: are told.
+        on_arrived, on_left, on_foreseen: called with the messages.
     """
 
     def __init__(
         self,
         shards: Shards,
-        front: Front,
+        router: ShardRouter,
         on_arrived: Callable[[TurnArrived], None],
         on_left: Callable[[AgentTurnLeft], None],
         on_foreseen: Callable[[TurnsForeseen], None],
     ) -> None:
         self._shards = shards
-        self._front = front
+        self._router = router
         self._on_arrived = on_arrived
         self._on_left = on_left
         self._on_foreseen = on_foreseen
 
     async def start(self, bus: Bus) -> None:
-        """Begin to hear."""
+        """Subscribe."""
         own = str(self._shards.own)
         await bus.subscribe(TURN_ARRIVED, self._any_arrived)
         await bus.subscribe(AGENT_TURN_LEFT, self._any_left)
@@ -59,15 +59,15 @@ class Hearing:
         agent, key = arrived.agent, str(arrived.session_id)
         if agent is not None and arrived.part == "workflow":
             key = agent.workflow_id
-        self._front.see(arrived.tenant, key)
+        self._router.check_owner(arrived.tenant, key)
         self._on_arrived(arrived)
 
     def _own_left(self, left: AgentTurnLeft) -> None:
-        self._front.see(left.tenant, left.agent.workflow_id)
+        self._router.check_owner(left.tenant, left.agent.workflow_id)
         self._on_left(left)
 
     def _foreseen(self, message: TurnsForeseen) -> None:
         check_foreseen(message)
         for each in message.turns:
-            self._front.see(each.advisory.tenant, each.advisory.session_id)
+            self._router.check_owner(each.advisory.tenant, each.advisory.session_id)
         self._on_foreseen(message)

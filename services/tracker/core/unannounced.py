@@ -1,4 +1,4 @@
-"""What a spare tracker would have announced, had it led: while nobody leads, nobody else does."""
+"""What a spare tracker would have announced, in case no tracker leads at the moment."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -8,34 +8,36 @@ from services.tracker.core.agent_turns import MS_NS, Foreseen
 from services.tracker.core.limits import SECOND_NS
 from services.tracker.core.records import SessionKey
 
-UNSAID_MAX = 1024
-UNSAID_NS = 3 * SECOND_NS  # longer than a takeover lasts: what is older, the last leader has said
+UNANNOUNCED_MAX = 1024
+UNANNOUNCED_NS = 3 * SECOND_NS  # longer than a takeover: the last leader has announced older ones
 
 
-class Unsaid:
-    """The last that was foreseen of each session; of too many, the newest."""
+class Unannounced:
+    """The last foreseen turn of each session; above the limit the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[SessionKey, tuple[int, Foreseen]] = OrderedDict()
 
     def add(self, foreseen: Iterable[Foreseen], now_ns: int) -> None:
-        """These would have been announced now."""
+        """Add turns that a leader would announce now."""
         for each in foreseen:
             key = each.advisory.tenant, each.advisory.session_id
             self._last[key] = now_ns, each
             self._last.move_to_end(key)
-            if len(self._last) > UNSAID_MAX:
+            if len(self._last) > UNANNOUNCED_MAX:
                 self._last.popitem(last=False)
 
     def came(self, key: SessionKey) -> None:
-        """A turn came that is not expected any more."""
+        """Remove a session whose turn arrived."""
         self._last.pop(key, None)
 
     def take(self, now_ns: int) -> list[Foreseen]:
-        """What is to be announced by who leads from now on, as of now."""
+        """The turns to announce when this tracker begins to lead, with times as of now."""
         last = [*self._last.values()]
         self._last.clear()
-        return [_later(each, now_ns - at_ns) for at_ns, each in last if now_ns - at_ns <= UNSAID_NS]
+        return [
+            _later(each, now_ns - at_ns) for at_ns, each in last if now_ns - at_ns <= UNANNOUNCED_NS
+        ]
 
 
 def _later(foreseen: Foreseen, by_ns: int) -> Foreseen:

@@ -173,15 +173,15 @@ def test_a_suspect_is_tried_elsewhere_than_where_it_did_not_arrive() -> None:
     d.report("w2")
     d.submit("x")
     held: Held = {"w2": (("x", 1),)}
-    first = starts(hear(d, 2, held))
+    first = starts(report_for(d, 2, held))
     assert first == [], "w2 has a turn"
-    effects = hear(d, 8, held)
+    effects = report_for(d, 8, held)
     assert starts(effects)[0][:2] == ("w2", "t"), "emptied for it"
     d.report("w2", ("t", 4), generated=1)
     assert d.core.status(d.now_ns).num_turns_waiting == 0
 
 
-def hear(d: Driver, seconds: int, held: Held) -> list[Effect]:
+def report_for(d: Driver, seconds: int, held: Held) -> list[Effect]:
     """As `keep_alive`, beside a worker that has none of what it was sent."""
     effects: list[Effect] = []
     for _ in range(seconds):

@@ -1,4 +1,4 @@
-"""Where every turn is: on a worker, waiting for one, or over. Others decide what moves."""
+"""The state of every turn: on a worker, waiting for one, or ended. Callers decide what changes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -10,12 +10,12 @@ from services.scheduler.core.effects import (
     Effect,
     FailTurn,
     NotifyArrival,
+    NotifyPeer,
     PlacementReason,
     StartTurn,
-    TellPlaced,
 )
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placer import Placer, last_of
+from services.scheduler.core.turns.context import TurnContext
+from services.scheduler.core.turns.placer import last_of
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
 from shared.messages import (
@@ -28,43 +28,35 @@ from shared.messages import (
     TurnSubmit,
     start_of,
 )
-from shared.shards import Share
 from shared.urgency import is_urgent
 
-ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
-SENT_ATTEMPT = 1  # of what frontends send to workers themselves: below every scheduler's
-PROMPTS_WAITING_MAX = 4096  # at some kilobytes each; those of further turns are pulled
+ATTEMPTS_PER_TERM = 4096  # of one turn; far more than `Limits.losses_max` allows
+SENT_ATTEMPT = 1  # attempt number of turns that frontends send to workers: below any scheduler's
+PROMPTS_WAITING_MAX = 4096  # some kilobytes each; the worker pulls the prompts of further turns
 
 
 def first_attempt(fence: int) -> int:
-    """The attempt floor of the term under this fence. Fences grow with terms whatever any clock
-    says, so no attempt of an earlier term reaches it.
+    """The lowest attempt number of the term with this fence. Fences grow from term to term,
+    whatever the clocks say, so it is above every attempt of an earlier term.
     """
     return fence * ATTEMPTS_PER_TERM
 
 
-class Board:
-    """Every open turn in exactly one place, and what is remembered of those that are over.
+class TurnTable:
+    """Every open turn in exactly one state, and a bounded memory of turns that ended.
 
     Args:
-        attempt_floor: the first attempt dispatched of any turn is at least this.
-        on_room: told of a worker on which turns that wait may find room now.
+        attempt_floor: every attempt that is dispatched has at least this number.
+        on_room: called with a worker on which waiting turns may find room now.
     """
 
     def __init__(
-        self,
-        *,
-        placer: Placer,
-        limits: Limits,
-        out: list[Effect],
-        attempt_floor: int,
-        share: Share,
-        on_room: Callable[[Worker], None],
+        self, context: TurnContext, *, attempt_floor: int, on_room: Callable[[Worker], None]
     ) -> None:
-        self._share = share
-        self._placer = placer
-        self._limits = limits
-        self._out = out
+        self._share = context.share
+        self._placer = context.placer
+        self._limits = context.limits
+        self._out: list[Effect] = context.out
         self._attempt_floor = attempt_floor
         self._on_room = on_room
         self._turns: dict[TurnId, Turn] = {}
@@ -79,11 +71,11 @@ class Board:
         return sum(len(turns) for turns in self._waiting.values())
 
     def get(self, turn_id: TurnId) -> Turn | None:
-        """A turn that is not over."""
+        """An open turn; None if unknown or ended."""
         return self._turns.get(turn_id)
 
     def ended(self, turn_id: TurnId) -> Ended | None:
-        """What is remembered of a turn that is over."""
+        """What is remembered of an ended turn."""
         return self._ended.get(turn_id)
 
     def waiting(self, model_id: ModelId) -> list[Turn]:
@@ -97,7 +89,7 @@ class Board:
         return any(model_id in self._waiting for model_id in models)
 
     def add(self, turn: Turn) -> None:
-        """A new turn, which is to be started, adopted or set to wait at once."""
+        """Add a new turn. The caller starts it, adopts it or lets it wait at once."""
         self._turns[turn.turn_id] = turn
 
     def start(
@@ -110,12 +102,12 @@ class Board:
         kv_from: KvFrom | None = None,
         expected_as: SessionId | None = None,
     ) -> None:
-        """Send a turn that is on no worker to this one, under its next attempt; if its frontend has
-        sent the first one there, it is on its way.
+        """Dispatch an unplaced turn to this worker under its next attempt number. If the frontend
+        has sent the first attempt there itself, that attempt is used.
 
         Args:
-            kv_from: the lowest tier that its history may come from; None: the policy's.
-            expected_as: its place was kept there under this name; None: under its session's.
+            kv_from: lowest tier that its history may be fetched from; None: the policy's.
+            expected_as: name of its reservation, if that is not its session's.
         """
         is_sent = (
             submit.sent_to == worker.worker_id
@@ -123,7 +115,7 @@ class Board:
             and turn.attempt == SENT_ATTEMPT
         )
         self._assign(turn, worker, now_ns)
-        # An attempt after others goes on behind what they made: it has to ask.
+        # A later attempt continues after the tokens of earlier ones: it pulls the prompt.
         prompt = submit.prompt if not turn.attempt else ""
         if not is_sent:
             turn.attempt = max(turn.attempt + 1, self._attempt_floor)
@@ -140,12 +132,12 @@ class Board:
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
         if not self._share.is_all:
-            self._tell_others(turn, worker, num_tokens)
+            self._notify_peers(turn, worker, num_tokens)
         if submit.prompt:
             turn.submit = replace(submit, prompt="")
         self.note_arrival(submit, turn, worker, now_ns, is_reserved=reason == "reserved")
 
-    def _tell_others(self, turn: Turn, worker: Worker, num_tokens: int) -> None:
+    def _notify_peers(self, turn: Turn, worker: Worker, num_tokens: int) -> None:
         placed = PlacedTurn(
             turn_id=turn.turn_id,
             worker_id=worker.worker_id,
@@ -153,12 +145,12 @@ class Board:
             is_urgent=turn.is_urgent,
             adapter_hash=turn.adapter_hash,
         )
-        self._out.append(TellPlaced(placed))
+        self._out.append(NotifyPeer(placed))
 
     def note_arrival(
         self, submit: TurnSubmit, turn: Turn, worker: Worker, now_ns: int, *, is_reserved: bool
     ) -> None:
-        """The session's latest turn is there; if it has just come, nobody expects it any more."""
+        """Remember where the session's latest turn runs; report its first placement as arrival."""
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
@@ -181,36 +173,36 @@ class Board:
             self._out.append(NotifyArrival(arrived))
 
     def raise_attempts(self, floor: int) -> None:
-        """From now on every attempt is at least this."""
+        """Raise the lowest attempt number."""
         self._attempt_floor = max(self._attempt_floor, floor)
 
     def adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
-        """A worker runs this turn under the highest attempt known: that is where it is placed."""
+        """Record that this worker runs the turn under its highest known attempt."""
         if turn.worker is not None:
             self.cancel_attempt(turn.worker, turn.ref)
             self.unassign(turn)
         self._assign(turn, worker, now_ns)
 
     def unassign(self, turn: Turn) -> None:
-        """Take a turn from its worker; it is to be placed again, or closed, at once."""
+        """Take a turn from its worker. The caller places it again or closes it at once."""
         worker = turn.worker
         assert worker is not None
         del worker.turns[turn.turn_id]
         worker.num_urgent -= turn.is_urgent
         turn.is_urgent = False
         turn.worker = None
-        if worker.trial is turn:
-            self.end_trial(worker)
-        elif not worker.num_turns:  # suspects wait for that
+        if worker.isolation.turn is turn:
+            self.end_isolation(worker)
+        elif not worker.num_turns:  # quarantined turns wait for an empty worker
             self._on_room(worker)
 
-    def end_trial(self, worker: Worker) -> None:
-        """The worker is there for everybody again."""
-        worker.trial = None
+    def end_isolation(self, worker: Worker) -> None:
+        """Open the worker to other turns again."""
+        worker.isolation.turn = None
         self._on_room(worker)
 
     def wait(self, turn: Turn, submit: TurnSubmit) -> bool:
-        """Let a turn wait for a worker; False if it does already."""
+        """Let a turn wait for a worker; False if it waits already."""
         waiting = self._waiting.setdefault(submit.model_id, {})
         if turn.turn_id in waiting:
             return False
@@ -223,7 +215,7 @@ class Board:
         return self._turns.get(turn.turn_id) is turn and turn.worker is None
 
     def fail(self, turn: Turn, code: str, message: str, http_status: int = 503) -> None:
-        """Tell the frontend that a turn cannot be served, now and if it asks again."""
+        """End a turn with an error, which is sent again if the frontend submits the turn again."""
         assert turn.submit is not None
         failed = TurnFailed(
             turn_id=turn.turn_id, code=code, message=message, http_status=http_status
@@ -235,7 +227,7 @@ class Board:
     def close(
         self, turn: Turn, *, cancelled: bool = False, failed: TurnFailed | None = None
     ) -> None:
-        """A turn is over, wherever it is."""
+        """End a turn, in whatever state it is."""
         self._turns.pop(turn.turn_id, None)
         self._stop_waiting(turn)
         if turn.worker is not None:
@@ -243,19 +235,19 @@ class Board:
         self.remember(turn.turn_id, Ended(turn.attempt, cancelled, failed))
 
     def remember(self, turn_id: TurnId, ended: Ended) -> None:
-        """This turn is over, whether it was ever known or not."""
+        """Remember that this turn has ended, whether it was known here or not."""
         self._ended[turn_id] = ended
         self._ended.move_to_end(turn_id)
         if len(self._ended) > self._limits.ended_max:
             self._ended.popitem(last=False)
 
     def cancel_attempt(self, worker: Worker, ref: TurnRef) -> None:
-        """Tell a worker to stop these attempts of a turn; others of it may run elsewhere."""
+        """Stop the turn's attempts up to this one on a worker; later ones may run elsewhere."""
         cancel = TurnCancel(turn_id=ref.turn_id, attempt=ref.attempt)
         self._out.append(CancelTurn(worker.worker_id, cancel))
 
     def _num_to_compute(self, submit: TurnSubmit) -> int:
-        """Of its prompt, unless its history is not found."""
+        """Prompt tokens to compute, provided that the history's KV is found."""
         num_history = 0
         if submit.session_id is not None and self._placer.kv_from != "pool":
             num_history = self._placer.num_history_tokens_of(

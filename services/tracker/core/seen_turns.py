@@ -1,4 +1,4 @@
-"""Which turns were heard of: a scheduler that takes over tells of placed ones again."""
+"""Turns that have been seen: a scheduler that takes over announces placed ones again."""
 
 from collections import OrderedDict
 
@@ -9,14 +9,14 @@ from shared.messages import TurnArrived
 SESSIONS_MAX = 16_384
 
 
-class Arrivals:
-    """The last turn of every session; of too many, those not heard of for longest are forgotten."""
+class SeenTurns:
+    """The last turn of each session; above the limit the least recently active are forgotten."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[SessionKey, TurnId] = OrderedDict()
 
     def is_new(self, arrived: TurnArrived) -> bool:
-        """Whether it is told for the first time."""
+        """Whether this is the first announcement of the turn."""
         key = (arrived.tenant, arrived.session_id)
         is_new = self._last.get(key) != arrived.turn_id
         self._last[key] = arrived.turn_id

@@ -1,32 +1,36 @@
-"""When the turns that places are kept for will come, told by slices of time: so what is expected
-about some instant is known without looking at each.
+"""A histogram of expected arrival times, which gives the load at some instant without a scan of all
+reservations.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 SLICE_NS = 5_000_000_000  # about as long as a turn runs
-BESIDE = 0.5  # weight of what is expected in the slice before or behind
-UNTIMED = 0.2  # of what may come at any time soon: in some ten seconds
-ELSEWHEN = 0.1  # of what is expected soon, at other times, or is late
+BESIDE = 0.5  # weight of turns expected in the slice before or after
+UNTIMED = 0.2  # weight of turns without an arrival time: they come within some ten seconds
+ELSEWHEN = 0.1  # weight of turns that are expected soon but at other times, or are late
 
 
 @dataclass(slots=True)
-class Arrivals:
-    """Of the turns that are expected at one worker."""
+class ExpectedTurns:
+    """Turns expected at one worker, counted by slices of time.
+
+    Attributes:
+        num_untimed: turns without an arrival time.
+    """
 
     num_untimed: int = 0
     _by_slice: Counter[int] = field(default_factory=Counter)
 
     def add(self, at_ns: int) -> None:
-        """A turn is expected then; 0: at any time."""
+        """Count a turn expected at this instant; 0: at an unknown time."""
         if at_ns:
             self._by_slice[at_ns // SLICE_NS] += 1
         else:
             self.num_untimed += 1
 
     def remove(self, at_ns: int) -> None:
-        """It is here, or expected no more."""
+        """Uncount a turn that arrived or is not expected any more."""
         if not at_ns:
             self.num_untimed -= 1
             return
@@ -36,14 +40,14 @@ class Arrivals:
             del self._by_slice[number]
 
     def about(self, at_ns: int, num_near: int) -> float:
-        """How many will probably run beside a turn that comes at that time.
+        """Expected number of turns that run beside a turn that arrives at this instant.
 
         Args:
-            num_near: that count as load now, timed or not.
+            num_near: turns that count as load now, timed or not.
 
-        >>> arrivals = Arrivals()
-        >>> for at_s in (100, 101, 106, 120): arrivals.add(at_s * 1_000_000_000)
-        >>> arrivals.about(102 * 1_000_000_000, num_near=4)
+        >>> expected = ExpectedTurns()
+        >>> for at_s in (100, 101, 106, 120): expected.add(at_s * 1_000_000_000)
+        >>> expected.about(102 * 1_000_000_000, num_near=4)
         2.6
         """
         if not num_near and not self._by_slice:
