@@ -6,13 +6,13 @@ from fastapi import Request
 
 from services.frontend.adapters import AdapterDirectory
 from services.frontend.background import BackgroundRuns
+from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
 from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
 from services.frontend.gates import Gates
-from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.house import HouseMetrics
 from services.frontend.hub import Hub

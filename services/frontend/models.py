@@ -11,7 +11,7 @@ from typing import TypeVar
 from services.frontend.core.fleet import Files, Fleet, LoadTokenizer, files_of
 from services.frontend.core.model_names import ModelNames
 from services.frontend.images import ImageProcessor, load_image_processor
-from services.frontend.tokenizer import (
+from services.frontend.rendering.tokenizer import (
     LOAD_ERRORS,
     ModelTokenizer,
     import_library,

@@ -18,6 +18,7 @@ from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.auth import Keyring, load_keyring
 from services.frontend.background import BackgroundRuns
+from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
 from services.frontend.core.capacity import Capacity
@@ -32,7 +33,6 @@ from services.frontend.core.traced import TraceSampler
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.gates import Gates, part_of
-from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.house import HouseMetrics
 from services.frontend.hub import Hub

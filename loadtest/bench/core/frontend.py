@@ -33,7 +33,7 @@ from services.frontend.edge import make_api
 from services.frontend.hub import Hub
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import Texts, is_short
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.tracing import RequestTracer
 from shared.bus import Bus
 from shared.clock import SystemClock

@@ -15,7 +15,7 @@ from typing import Any
 from services.frontend.core.reuse import extend_keys
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import Pool
-from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
+from services.frontend.rendering.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NoCapacity
 from shared.fair_slots import Overloaded

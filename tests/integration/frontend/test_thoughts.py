@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from services.frontend.api.bodies import ChatBody
-from services.frontend.api.text.messages import chat_messages, template_options
-from services.frontend.api.text.reading import Reading, ReplyOfChoice
 from services.frontend.core.choice import Piece
 from services.frontend.core.response_items import items_of, messages_of
 from services.frontend.core.thoughts import FAMILIES
 from services.frontend.core.tools import Said
+from services.frontend.prepare.messages import chat_messages, template_options
+from services.frontend.prepare.reading import Reading, ReplyOfChoice
 from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, compiled
 from tests.conftest import Server

@@ -16,8 +16,8 @@ from services.frontend.api.bodies import (
     stop_strings,
     token_list,
 )
-from services.frontend.api.text.messages import TEMPLATE_OWN, chat_messages, template_options
-from services.frontend.api.text.sampling import max_new_tokens, sampling_params
+from services.frontend.prepare.messages import TEMPLATE_OWN, chat_messages, template_options
+from services.frontend.prepare.sampling import max_new_tokens, sampling_params
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults
 

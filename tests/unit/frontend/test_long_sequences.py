@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.api.text.prompts import (
+from services.frontend.prepare.tokenize import (
     Owner,
     Reply,
     TokenizedPrompt,

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from services.frontend.api.bodies import CompletionBody, parse
-from services.frontend.api.text.planning import cut
-from services.frontend.api.text.prompts import Owner, TokenizedPrompt
+from services.frontend.prepare.plan import cut
+from services.frontend.prepare.tokenize import Owner, TokenizedPrompt
 from shared.blocks import chain_keys, root_key
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId

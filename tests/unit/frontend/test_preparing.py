@@ -21,7 +21,7 @@ from services.frontend.hub import ClientGone
 from services.frontend.images import ImageProcessor, Pixels, TooManyPixels
 from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
-from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
+from services.frontend.rendering.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from shared.clock import ManualClock
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TenantId

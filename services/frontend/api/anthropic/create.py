@@ -12,12 +12,12 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import answers
 from services.frontend.api.text.chat import generation_of_chat
 from services.frontend.api.text.delivery import respond
-from services.frontend.api.text.messages import rendered
 from services.frontend.api.text.tools import tools_of
 from services.frontend.api.text.translation import told_as
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import ANTHROPIC_ERROR_RESPONSES
+from services.frontend.prepare.messages import rendered
 from services.frontend.request import Origin, caller_of, read_body
 from shared.ids import TenantId
 

@@ -6,12 +6,12 @@ import orjson
 
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
-from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.core.message_blocks import input_of
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.errors import anthropic_error
+from services.frontend.prepare.reading import Reading
 from shared.errors import SymphonyError
 from shared.ids import new_id
 

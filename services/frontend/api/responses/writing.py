@@ -12,7 +12,6 @@ from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.logprobs import chat_entry, name_of
-from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
@@ -20,6 +19,7 @@ from services.frontend.core.stored_responses import Past, StoredResponse, new_re
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.errors import error_fields
+from services.frontend.prepare.reading import Reading
 from services.frontend.responses import Which
 from services.frontend.sessions import StoreAway
 from shared.errors import SymphonyError

@@ -12,18 +12,18 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import CHAT
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import chat_entry
-from services.frontend.api.text.messages import rendered
-from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.text.prompts import tokenize_text
-from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of, tell
 from services.frontend.api.text.tools import Call, CallsOfChoice, tools_of, written
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece, PublicFinish
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
+from services.frontend.prepare.grammar import held_to
+from services.frontend.prepare.messages import rendered
+from services.frontend.prepare.plan import fitting_text, generation_of, owner_of, text_rules
+from services.frontend.prepare.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of, tell
+from services.frontend.prepare.tokenize import tokenize_text
 from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])

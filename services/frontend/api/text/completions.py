@@ -16,14 +16,14 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import COMPLETION
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import completion_block
-from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
 from services.frontend.models import ServedModel
+from services.frontend.prepare.grammar import held_to
+from services.frontend.prepare.plan import fitting_text, generation_of, owner_of, text_rules
+from services.frontend.prepare.tokenize import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.messages import TokenLogprobs

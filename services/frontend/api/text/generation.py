@@ -13,13 +13,6 @@ from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.advising import carry_out
 from services.frontend.api.kv_hints import Wish
-from services.frontend.api.text.prompts import (
-    Owner,
-    Reply,
-    TokenizedPrompt,
-    num_computed,
-    remember,
-)
 from services.frontend.app import App
 from services.frontend.core.capacity import HeldCapacity
 from services.frontend.core.choice import Choice, Piece, TextRules
@@ -28,6 +21,13 @@ from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
 from services.frontend.models import ServedModel
+from services.frontend.prepare.tokenize import (
+    Owner,
+    Reply,
+    TokenizedPrompt,
+    num_computed,
+    remember,
+)
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id

@@ -7,12 +7,12 @@ import orjson
 
 from services.frontend.api.answers import NAME_FIELD
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.reading import Reading, ReplyOfChoice, tell
 from services.frontend.api.text.tools import Call
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.choice import Piece
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
+from services.frontend.prepare.reading import Reading, ReplyOfChoice, tell
 
 TextKind = type[Thought] | type[Said]
 

@@ -8,9 +8,9 @@ from services.frontend.api.answers import Json
 from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse, token_list
 from services.frontend.api.documents import takes
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
-from services.frontend.api.text.messages import rendered
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.prepare.messages import rendered
 from services.frontend.request import caller_of, read_body
 from shared.errors import InvalidRequest
 from shared.ids import TenantId

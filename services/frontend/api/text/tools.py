@@ -8,7 +8,7 @@ from services.frontend.api.bodies import ChatBody
 from services.frontend.api.fields import unsupported
 from services.frontend.core.tools import FAMILIES, Argued, Called, Family, Said, ToolParser
 from services.frontend.core.tools.forcing import CallRule
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import new_id
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
 from services.frontend.rendering.texts import Texts
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 
 TEMPLATE_OWN = (

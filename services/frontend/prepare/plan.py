@@ -3,14 +3,14 @@
 from services.frontend.api.bodies import Generate, agent_of, session_of, stop_strings
 from services.frontend.api.kv_hints import count_ignored, wishes_of
 from services.frontend.api.text.generation import Generation, Plan
-from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, given_tokens
-from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
 from services.frontend.core.forms import Held
 from services.frontend.core.kv_expiry import kv_expiry_s
 from services.frontend.core.quotas import priority_within
 from services.frontend.models import ServedModel
+from services.frontend.prepare.sampling import max_new_tokens, sampling_params
+from services.frontend.prepare.tokenize import Owner, TokenizedPrompt, fitting, given_tokens
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import ModelId

@@ -8,14 +8,14 @@ from typing import Any
 import orjson
 
 from services.frontend.api.bodies import Generate
-from services.frontend.api.text.reading import PLAIN, Reading
 from services.frontend.api.text.structure import CHARS_MAX, structure_of
 from services.frontend.api.text.tools import Tools
 from services.frontend.app import App
 from services.frontend.core.forms import NOT_HELD, Calls, Form, Held
 from services.frontend.core.structural_tags import Tag
 from services.frontend.core.structures import Structure, literal
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.prepare.reading import PLAIN, Reading
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 

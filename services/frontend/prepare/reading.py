@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.messages import chat_messages
 from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
 from services.frontend.config import FrontendConfig
 from services.frontend.core.choice import Piece
 from services.frontend.core.thoughts import FAMILIES, Thinking, Thought, ThoughtReader
 from services.frontend.core.tools import Argued, Said
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.prepare.messages import chat_messages
+from services.frontend.rendering.tokenizer import ModelTokenizer
 
 PROMPT_END_CHARS = 256  # of a prompt, in which a mark of thoughts may be the last
 
