@@ -8,8 +8,8 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from services.frontend import telemetry
-from services.frontend.api.kv_hints import Wish
 from services.frontend.app import App, app_of
+from services.frontend.prepare.requests import Wish
 from services.frontend.request import caller_of, place_of_request, watched
 from shared.errors import (
     HintsThrottled,

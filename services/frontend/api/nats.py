@@ -19,15 +19,16 @@ import orjson
 
 from services.frontend import telemetry
 from services.frontend.access import Fields, access_line, note, served_tenant, serving
-from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
+from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
+from services.frontend.api.fields import parse
 from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot.classify import label
 from services.frontend.api.oneshot.embeddings import embed
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.rerank import rank
-from services.frontend.api.text.chat import prepare_chat
-from services.frontend.api.text.completions import prepare_completion
-from services.frontend.api.text.delivery import answer_whole, stream_chunks
+from services.frontend.api.text.chat import open_chat
+from services.frontend.api.text.completions import open_completion
+from services.frontend.api.text.delivery import answer_whole, prepared, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.auth import Keyring
@@ -147,10 +148,10 @@ async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapa
         return
     with serving(tenant or DEFAULT_TENANT):
         async with asked.link.preparing:
-            body, writer = await _prepare(app, keyring, asked, fields)
+            writer = await _open(app, keyring, asked, fields)
     writer.generation.keep(held)
     with serving(writer.generation.plan.owner.tenant):
-        if not body.stream:
+        if not writer.is_streamed:
             await _send(asked, await answer_whole(writer))
             return
         async with aclosing(stream_chunks(writer)) as batches:
@@ -195,9 +196,7 @@ async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_
         return await embed(parse(EmbeddingBody, payload), context)
 
 
-async def _prepare(
-    app: App, keyring: Keyring, asked: _Asked, fields: dict[str, Any]
-) -> tuple[Generate, Writer]:
+async def _open(app: App, keyring: Keyring, asked: _Asked, fields: dict[str, Any]) -> Writer:
     kind: type[ChatBody | CompletionBody] = CompletionBody if "prompt" in fields else ChatBody
     body = parse(kind, asked.payload)
     origin = Origin(
@@ -208,8 +207,8 @@ async def _prepare(
     )
     with serving(origin.tenant):
         if isinstance(body, CompletionBody):
-            return body, await prepare_completion(app, body, origin)
-        return body, await prepare_chat(app, body, origin)
+            return await prepared(app, body, origin, open_completion)
+        return await prepared(app, body, origin, open_chat)
 
 
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from services.frontend.advising import carry_out, submit
-from services.frontend.api.kv_hints import Wish
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.hint_gate import HintGate
+from services.frontend.prepare.requests import Wish
 from services.frontend.tenant_links import Link
 from shared.bus import Bus
 from shared.clock import Clock

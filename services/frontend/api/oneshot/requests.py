@@ -14,8 +14,8 @@ from fastapi import Request, Response
 
 from services.frontend.access import note
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import parse
 from services.frontend.api.documents import target_header
+from services.frontend.api.fields import parse
 from services.frontend.api.oneshot.bodies import Inputs, OneshotBody
 from services.frontend.api.oneshot.inputs import Context, Preparation, image_jobs
 from services.frontend.api.oneshot.texts import text_jobs

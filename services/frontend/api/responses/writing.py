@@ -8,14 +8,14 @@ from typing import Any
 import orjson
 
 from services.frontend import telemetry
-from services.frontend.api.bodies import ResponsesBody
+from services.frontend.api.responses.chats import ResponseRequest
+from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.logprobs import chat_entry, name_of
-from services.frontend.api.text.tools import Call
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.core.stored_responses import Past, StoredResponse, new_response_id
+from services.frontend.core.stored_responses import StoredResponse, new_response_id
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.errors import error_fields
@@ -53,33 +53,22 @@ class ResponseWriter(ItemsWriter):
     """One choice, as a response's output, which is stored before its end is told.
 
     Args:
-        body: repeated in the answer.
+        request: repeated in the answer.
         reading: how the reply is read.
-        given: items of its input, as they are kept.
-        past: what it goes on from.
     """
 
     def __init__(
-        self,
-        app: App,
-        generation: Generation,
-        body: ResponsesBody,
-        reading: Reading,
-        given: list[Any],
-        past: Past,
+        self, app: App, generation: Generation, request: ResponseRequest, reading: Reading
     ) -> None:
-        super().__init__(generation, reading)
+        super().__init__(generation, reading, is_streamed=request.is_streamed)
         self._app = app
-        self._body = body
-        self._given = given
-        self._past = past
-        self._is_stored = body.store is not False  # until it is known
-        self.id = new_response_id(past.session_id)
+        self.request = request
+        self._is_stored = request.is_stored  # until it is known
+        self.id = new_response_id(request.past.session_id)
         self._num_events = 0
-        self._wants_logprobs = body.wants_logprobs
         tokenizer = generation.plan.model.tokenizer
         self._entry = partial(
-            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=body.top_logprobs or 0
+            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=request.top_logprobs
         )
         self._logprobs_due: list[dict[str, Any]] = []  # of tokens whose text has still to come
 
@@ -92,7 +81,7 @@ class ResponseWriter(ItemsWriter):
         return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        if self._wants_logprobs:
+        if self.request.has_logprobs:
             self._logprobs_due += [self._entry(entry) for entry, _ in piece.logprobs]
         return super().chunks(piece)
 
@@ -112,11 +101,11 @@ class ResponseWriter(ItemsWriter):
         Raises:
             StoreAway: it cannot be told.
         """
-        owner, claim = self.generation.plan.owner, self.generation.prompt_of(0).claim
+        owner, claim = self.generation.plan.owner, self.generation.plan.prompt_of(0).claim
         assert owner.session_id is not None and claim is not None
         response = self._response("in_progress" if which == "begin" else self._status())
         output = response.pop("output")
-        stored = StoredResponse(response, self._given, list(map(_to_keep, output)))
+        stored = StoredResponse(response, self.request.given, list(map(_to_keep, output)))
         limits = self._app.quotas.of(owner.tenant)
         return not claim.is_forgotten and await self._app.responses.put(
             owner.tenant, owner.session_id, claim.generation, stored, limits, which
@@ -216,37 +205,36 @@ class ResponseWriter(ItemsWriter):
         return named_event(kind, sequence_number=number, **fields)
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, plan = self._body, self.generation.plan
+        asked, plan = self.request, self.generation.plan
         sampling = plan.samplings[0]
         is_over = status not in {"queued", "in_progress"}
-        tools = [{"type": "function", **t.model_dump(exclude={"type"})} for t in body.tools or []]
         return {
             "id": self.id,
             "object": "response",
-            "background": bool(body.background),
+            "background": asked.is_background,
             "created_at": self.generation.created_s,
             "status": status,
             "error": None,
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "model": self.generation.plan.asked_model,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "model": plan.asked_model,
             "output": self.items if is_over else [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": self._past.response_id,
-            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-            "session_id": self._past.session_id,
+            "parallel_tool_calls": asked.is_parallel,
+            "previous_response_id": asked.past.response_id,
+            "reasoning": {"effort": asked.effort, "summary": None},
+            "session_id": asked.past.session_id,
             "store": self._is_stored,
             "temperature": sampling.temperature,
-            "text": body.text or {"format": {"type": "text"}},
-            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": tools,
-            "top_logprobs": body.top_logprobs or 0,
+            "text": asked.text,
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "top_logprobs": asked.top_logprobs,
             "top_p": sampling.top_p,
-            "truncation": body.truncation or "disabled",
+            "truncation": asked.truncation,
             "usage": self._usage() if is_over else None,
         }
 

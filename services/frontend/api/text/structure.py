@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
+from services.frontend.api.base import unsupported
 from services.frontend.api.bodies import Generate
-from services.frontend.api.fields import unsupported
 from services.frontend.core.structural_tags import parse_tags
 from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
 from shared.errors import InvalidRequest
@@ -25,7 +25,10 @@ def structure_of(body: Generate) -> Structure | None:
     Raises:
         InvalidRequest: it is no such thing, or more than one.
     """
-    found = [*_of_response_format(body.response_format), *_of_vllm(body), *_of_sglang(body)]
+    by_format = format_structure(body.response_format)
+    found = [*_of_vllm(body), *_of_sglang(body)]
+    if by_format is not None:
+        found.insert(0, by_format)
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
         raise InvalidRequest(f"{names}: only one of them", found[1].name)
@@ -36,23 +39,28 @@ def structure_of(body: Generate) -> Structure | None:
     return found[0] if found else None
 
 
-def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
+def format_structure(given: Mapping[str, Any] | None) -> Structure | None:
+    """What a chat's `response_format` asks for; None: anything.
+
+    Raises:
+        InvalidRequest: it is no such thing.
+    """
     name = "response_format"
     if given is None:
-        return
+        return None
     match given.get("type"):
         case "text":
-            return
+            return None
         case "json_object":
-            yield Structure(name, "json", ANY_OBJECT)
+            return Structure(name, "json", ANY_OBJECT)
         case "json_schema":
-            told = given.get("json_schema")
-            if not isinstance(told, dict):
+            described = given.get("json_schema")
+            if not isinstance(described, dict):
                 raise InvalidRequest(f"{name}.json_schema: give an object with a schema", name)
-            schema = told.get("schema", told.get("json_schema"))  # LangChain's older name
-            yield Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
+            schema = described.get("schema", described.get("json_schema"))  # LangChain's older name
+            return Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
         case "structural_tag":
-            yield _tagged(name, given, name)
+            return _tagged(name, given, name)
         case kind:
             served = (
                 f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema, "
