@@ -401,18 +401,18 @@ def stop_strings(value: Any) -> list[str]:
     return stops
 
 
-def session_of(body: Sampled, origin: Origin) -> SessionId | None:
+def session_of(session_id: str | None, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
-    return SessionId(body.session_id) if body.session_id else origin.session_id
+    return SessionId(session_id) if session_id else origin.session_id
 
 
-def agent_of(body: Sampled, origin: Origin) -> AgentRef | None:
+def agent_of(agent: str | None, workflow_id: str | None, origin: Origin) -> AgentRef | None:
     """Whose turn a request is in which workflow, by the body, else by the headers.
 
     Raises:
         InvalidRequest: it names only one of them, or an agent as tools and places are named.
     """
-    agent, workflow_id = body.agent or origin.agent, body.workflow_id or origin.workflow_id
+    agent, workflow_id = agent or origin.agent, workflow_id or origin.workflow_id
     if agent is None and workflow_id is None:
         return None
     if agent is None or workflow_id is None:

@@ -68,21 +68,19 @@ def num_kept(model: ServedModel, truncation: Truncation, max_tokens: int | None)
     return keep
 
 
-def max_new_tokens(
-    asked: int | None, default: int, *, num_prompt: int, max_model_len: int, wanted: bool = True
-) -> int:
+def max_new_tokens(asked: int | None, default: int, *, num_prompt: int, max_model_len: int) -> int:
     """Length the reply may have.
 
     Args:
-        asked: the request's own limit.
+        asked: the request's own limit; 0: only the prompt is of interest, but one token is
+            generated all the same.
         default: the deployment's, 0 for none.
-        wanted: False when only the prompt is of interest; one token is generated all the same.
 
     Raises:
         InvalidRequest: it does not fit the model together with the prompt.
     """
     room = max_model_len - num_prompt
-    need = max(asked or 1, 1) if wanted else 1
+    need = asked or 1
     if need > room:
         raise InvalidRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
@@ -93,4 +91,4 @@ def max_new_tokens(
         )
     if asked is not None:
         return need
-    return min(room, default) if default and wanted else room if wanted else 1
+    return min(room, default) if default else room

@@ -108,31 +108,21 @@ def plan_of(
     """
     limits, asked = quotas.of(request.owner.tenant), request.turn
     wishes = [wish for wish in asked.wishes if wish.is_own]
-    card, vocab_size = model.card, model.vocab_size
-    lengths = [
-        max_new_tokens(
+
+    def sampling(prompt: TokenizedPrompt) -> SamplingParams:
+        num = max_new_tokens(
             request.max_tokens,
             default,
             num_prompt=len(prompt.tokens),
-            max_model_len=card.max_model_len,
-            wanted=request.max_tokens != 0,
+            max_model_len=model.card.max_model_len,
         )
-        for prompt in prompts
-    ]
+        return sampling_params(request.sampling, model, max_tokens=num, held=held)
+
     return Plan(
         request=request,
         model=model,
         prompts=prompts,
-        samplings=[
-            sampling_params(
-                request.sampling,
-                max_tokens=num,
-                vocab_size=vocab_size,
-                defaults=card.sampling,
-                held=held,
-            )
-            for num in lengths
-        ],
+        samplings=list(map(sampling, prompts)),
         priority=priority_within(limits.priority, asked.priority, default=0),
         kv_expiry_s=kv_expiry_s(
             limits,

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from services.frontend.core.forms import NOT_HELD, Held
+from services.frontend.models import ServedModel
 from services.frontend.prepare.requests import SamplingRequest
 from shared.errors import InvalidRequest
-from shared.messages import SamplingDefaults, SamplingParams
+from shared.messages import SamplingParams
 from shared.randomness import random_bytes
 
 SEEDS = 2**63
@@ -13,21 +14,14 @@ ID_DIGITS_MAX = 12
 
 
 def sampling_params(
-    asked: SamplingRequest,
-    *,
-    max_tokens: int,
-    vocab_size: int,
-    defaults: SamplingDefaults,
-    held: Held = NOT_HELD,
+    asked: SamplingRequest, model: ServedModel, *, max_tokens: int, held: Held = NOT_HELD
 ) -> SamplingParams:
     """Sampling of the request's first choice; choice i uses `seed` + i.
-
-    Args:
-        defaults: for what the request does not say.
 
     Raises:
         InvalidRequest: a token id outside the vocabulary, or `min_tokens` above `max_tokens`.
     """
+    vocab_size, defaults = model.vocab_size, model.card.sampling
     if asked.min_tokens > max_tokens:
         raise InvalidRequest("min_tokens: more than max_tokens", "min_tokens")
     _check_ids("stop_token_ids", asked.stop_token_ids, vocab_size)

@@ -3,6 +3,7 @@
 import inspect
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -36,12 +37,9 @@ def asked(body: ChatBody) -> ChatRequest:
 def sampled(
     body: ChatBody, max_tokens: int, vocab_size: int, defaults: SamplingDefaults | None = None
 ) -> SamplingParams:
-    return sampling_params(
-        asked(body).generation.sampling,
-        max_tokens=max_tokens,
-        vocab_size=vocab_size,
-        defaults=defaults or SamplingDefaults(),
-    )
+    card = SimpleNamespace(sampling=defaults or SamplingDefaults())
+    model: Any = SimpleNamespace(vocab_size=vocab_size, card=card)
+    return sampling_params(asked(body).generation.sampling, model, max_tokens=max_tokens)
 
 
 def template_options(body: ChatBody, names: frozenset[str]) -> dict[str, Any]:
@@ -218,7 +216,7 @@ def test_room_for_the_reply() -> None:
     assert room(None, 4) == 4
     assert room(None, 40) == 10
     assert room(7, 4) == 7
-    assert room(0, 4, wanted=False) == 1
+    assert room(0, 4) == 1
     for asked, num_prompt in ((11, 90), (None, 100)):
         with pytest.raises(InvalidRequest) as caught:
             max_new_tokens(asked, 0, num_prompt=num_prompt, max_model_len=100)

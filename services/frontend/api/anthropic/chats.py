@@ -33,7 +33,7 @@ def message_request(body: CountTokensBody, origin: Origin) -> ChatRequest:
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
     conversation, thinking = _conversation(body), body.thinking or UNASKED
-    shared = shared_request(body, origin, session_of(body, origin))
+    shared = shared_request(body, origin, session_of(body.session_id, origin))
     return ChatRequest(
         replace(
             shared,

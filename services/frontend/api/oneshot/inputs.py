@@ -11,11 +11,12 @@ from functools import partial
 from typing import TypeVar
 
 from services.frontend.app import App
+from services.frontend.config import FrontendConfig
 from services.frontend.core.job_events import Fail, NewJob
 from services.frontend.errors import JobError
 from services.frontend.gates import Workers
 from services.frontend.hub import ClientGone
-from services.frontend.images import ImageProcessor, TooManyPixels, data_url_bytes
+from services.frontend.images import ImageProcessor, Pixels, TooManyPixels, data_url_bytes
 from services.frontend.job_hub import PendingJobs, count
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
@@ -118,15 +119,7 @@ async def image_jobs(
     def decode(at: int, pixels_max: int) -> NewJob | None:
         if not preparation.is_wanted():
             return None
-        try:
-            data = data_url_bytes(urls[at], config.image_bytes_max)
-            pixels = processor.decode(data, min(pixels_max, config.image_pixels_max))
-        except TooManyPixels as error:
-            if pixels_max < config.image_pixels_max:
-                raise  # in another thread
-            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
-        except InvalidRequest as error:
-            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
+        pixels = _decoded(processor, config, urls[at], f"input[{at}]", pixels_max)
         made = JobInput(
             job_id=job_id_of(context, at),
             pixels=pixels.data,
@@ -153,6 +146,27 @@ async def image_jobs(
     if len(jobs) < len(urls):
         raise preparation.ended()
     return jobs
+
+
+def _decoded(
+    processor: ImageProcessor, config: FrontendConfig, url: str, name: str, pixels_max: int
+) -> Pixels:
+    """An image's pixels.
+
+    Args:
+        name: of the image in errors.
+
+    Raises:
+        TooManyPixels: more than `pixels_max`, and no more than are taken at all.
+        InvalidRequest: it cannot be read.
+    """
+    try:
+        data = data_url_bytes(url, config.image_bytes_max)
+        return processor.decode(data, min(pixels_max, config.image_pixels_max))
+    except InvalidRequest as error:
+        if isinstance(error, TooManyPixels) and pixels_max < config.image_pixels_max:
+            raise  # in another thread
+        raise InvalidRequest(f"{name}: {error.message}", name) from None
 
 
 def variant_of(model: OneshotModel, num_tokens: int) -> int:

@@ -41,13 +41,11 @@ class ResponseRequest:
     is_background: bool
     is_stored: bool
     is_streamed: bool
-    has_logprobs: bool
     top_logprobs: int
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any]
     is_parallel: bool
-    effort: str | None
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
@@ -66,48 +64,47 @@ def response_request(
     Raises:
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
-    messages = messages_of(items, body.instructions, past.items)
-    has_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-    tools = body.tools or []
-    effort = None if body.reasoning is None else body.reasoning.effort
-    shared = shared_request(body, origin, past.session_id)
-    generation = replace(
-        shared,
-        sampling=replace(
-            shared.sampling, logprobs=(body.top_logprobs or 0) if has_logprobs else None
-        ),
-        rules=TextRules(stop=stop_strings(body.stop)),
-        structure=format_structure(_response_format(body.text)),
-        max_tokens=body.max_output_tokens,
-        truncation=Truncation(keep=-1) if body.truncation == "auto" else None,
-    )
-    conversation = Conversation(
-        messages=chat_messages(messages),
-        tools=template_tools(tools),
-        variables=body.chat_template_kwargs or {},
-        effort=effort,
-    )
-    choice = _tool_choice(body.tool_choice)
+    chat, tools = _chat_request(body, items, past, origin), body.tools or []
     return ResponseRequest(
-        chat=ChatRequest(
-            generation, conversation, tool_request(tools, choice, body.parallel_tool_calls)
-        ),
+        chat=chat,
         past=past,
         given=[kept for item in items if (kept := plain(item)) is not None],
         is_background=bool(body.background),
         is_stored=body.store is not False,
         is_streamed=bool(body.stream),
-        has_logprobs=has_logprobs,
         top_logprobs=body.top_logprobs or 0,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         is_parallel=body.parallel_tool_calls is not False,
-        effort=effort,
         text=body.text or {"format": {"type": "text"}},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=[{"type": "function", **tool.model_dump(exclude={"type"})} for tool in tools],
         truncation=body.truncation or "disabled",
+    )
+
+
+def _chat_request(body: ResponsesBody, items: list[Any], past: Past, origin: Origin) -> ChatRequest:
+    messages = messages_of(items, body.instructions, past.items)
+    has_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+    num_top = (body.top_logprobs or 0) if has_logprobs else None
+    shared, tools = shared_request(body, origin, past.session_id), body.tools or []
+    return ChatRequest(
+        replace(
+            shared,
+            sampling=replace(shared.sampling, logprobs=num_top),
+            rules=TextRules(stop=stop_strings(body.stop)),
+            structure=format_structure(_response_format(body.text)),
+            max_tokens=body.max_output_tokens,
+            truncation=Truncation(keep=-1) if body.truncation == "auto" else None,
+        ),
+        Conversation(
+            messages=chat_messages(messages),
+            tools=template_tools(tools),
+            variables=body.chat_template_kwargs or {},
+            effort=None if body.reasoning is None else body.reasoning.effort,
+        ),
+        tool_request(tools, _tool_choice(body.tool_choice), body.parallel_tool_calls),
     )
 
 

@@ -85,7 +85,7 @@ async def _past(
     Raises:
         InvalidRequest: there is no such response, or it is of another session than is named.
     """
-    session_id = session_of(body, origin)
+    session_id = session_of(body.session_id, origin)
     if body.previous_response_id is None:
         return Past(session_id or (None if body.store is False else new_session()))
     past = await app.responses.past(origin.tenant, body.previous_response_id, take_room)

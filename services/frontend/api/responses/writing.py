@@ -66,6 +66,7 @@ class ResponseWriter(ItemsWriter):
         self._is_stored = request.is_stored  # until it is known
         self.id = new_response_id(request.past.session_id)
         self._num_events = 0
+        self._has_logprobs = request.chat.generation.sampling.logprobs is not None
         tokenizer = generation.plan.model.tokenizer
         self._entry = partial(
             chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=request.top_logprobs
@@ -81,7 +82,7 @@ class ResponseWriter(ItemsWriter):
         return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        if self.request.has_logprobs:
+        if self._has_logprobs:
             self._logprobs_due += [self._entry(entry) for entry, _ in piece.logprobs]
         return super().chunks(piece)
 
@@ -225,7 +226,7 @@ class ResponseWriter(ItemsWriter):
             "output": self.items if is_over else [],
             "parallel_tool_calls": asked.is_parallel,
             "previous_response_id": asked.past.response_id,
-            "reasoning": {"effort": asked.effort, "summary": None},
+            "reasoning": {"effort": asked.chat.conversation.effort, "summary": None},
             "session_id": asked.past.session_id,
             "store": self._is_stored,
             "temperature": sampling.temperature,

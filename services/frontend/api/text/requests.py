@@ -5,7 +5,7 @@ What is wrong with a body alone is refused here. Nothing behind this sees a body
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from services.frontend.api.base import token_list, unsupported
@@ -44,6 +44,8 @@ from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
 
+# Of bodies and requests alike; `logprobs` is a truth value in chats.
+SAMPLING_NAMES = [each.name for each in fields(SamplingRequest) if each.name != "logprobs"]
 PROMPT_KINDS = "prompt: give text, tokens, or a list of either"
 
 
@@ -53,7 +55,9 @@ def chat_request(body: ChatBody, origin: Origin) -> ChatRequest:
     Raises:
         InvalidRequest: it is impossible whatever model serves it.
     """
-    generation = _generation(body, origin, _chat_logprobs(body))
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs: only with logprobs = true", "top_logprobs")
+    generation = _generation(body, origin, (body.top_logprobs or 0) if body.logprobs else None)
     return ChatRequest(
         generation=replace(generation, max_tokens=body.max_completion_tokens or body.max_tokens),
         tools=tool_request(functions(body.tools), body.tool_choice, body.parallel_tool_calls),
@@ -112,27 +116,18 @@ def shared_request(
         InvalidRequest: wrong hints, or half of an agent's name.
     """
     wishes = wishes_of(body.kv_hints, session_id)
+    sampling = {name: getattr(body, name, None) for name in SAMPLING_NAMES}
     num_hints = len(body.kv_hints.actions) if body.kv_hints is not None else 0
     return GenerationRequest(
         origin=origin,
         owner=Owner(tenant=origin.tenant, session_id=session_id, cache_salt=body.cache_salt or ""),
         model=body.model,
         adapter_id=body.adapter_id,
-        sampling=SamplingRequest(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            logit_bias=body.logit_bias or {},
-            seed=body.seed,
-        ),
+        sampling=SamplingRequest(**{n: v for n, v in sampling.items() if v is not None}),
         turn=TurnRequest(
             priority=body.priority,
             kv_expiry_s=body.kv_expiry_s,
-            agent=None if session_id is None else agent_of(body, origin),
+            agent=None if session_id is None else agent_of(body.agent, body.workflow_id, origin),
             wishes=wishes,
             num_ignored_hints=num_hints - len(wishes),
         ),
@@ -192,24 +187,21 @@ def tool_request(
 
 def _generation(body: Generate, origin: Origin, logprobs: int | None) -> GenerationRequest:
     """What chat and completions share."""
-    _check_options(body)
-    shared = shared_request(body, origin, session_of(body, origin))
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "only best_of = n is")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options: only with stream = true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs: not with stream = true", "prompt_logprobs")
+    shared = shared_request(body, origin, session_of(body.session_id, origin))
     return replace(
         shared,
-        sampling=replace(
-            shared.sampling,
-            allowed_token_ids=body.allowed_token_ids or (),
-            stop_token_ids=body.stop_token_ids or (),
-            ignore_eos=bool(body.ignore_eos),
-            min_tokens=body.min_tokens or 0,
-            logprobs=logprobs,
-            prompt_logprobs=body.prompt_logprobs,
-        ),
+        sampling=replace(shared.sampling, logprobs=logprobs),
         rules=TextRules(
             stop=stop_strings(body.stop),
             keep_stop=bool(body.include_stop_str_in_output),
-            stop_token_ids=body.stop_token_ids or (),
-            min_tokens=body.min_tokens or 0,
+            stop_token_ids=shared.sampling.stop_token_ids,
+            min_tokens=shared.sampling.min_tokens,
         ),
         structure=structure_of(body),
         n=body.n or 1,
@@ -218,22 +210,6 @@ def _generation(body: Generate, origin: Origin, logprobs: int | None) -> Generat
         show_special=body.skip_special_tokens is False,
         shows_tiers=bool(body.return_cached_tokens_details),
     )
-
-
-def _check_options(body: Generate) -> None:
-    """What no field says alone."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "only best_of = n is")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options: only with stream = true", "stream_options")
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("prompt_logprobs: not with stream = true", "prompt_logprobs")
-
-
-def _chat_logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs: only with logprobs = true", "top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _truncation(keep: int | None, side: str | None) -> Truncation | None:

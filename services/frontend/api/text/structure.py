@@ -16,6 +16,10 @@ from shared.sampling import GRAMMAR_BYTES_MAX
 CHOICES_MAX = 1024
 ONE_OF = "json, regex, choice, grammar, structural_tag, json_object"
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")  # by vLLM's names
+GUIDED: dict[str, Kind] = {f"guided_{kind}": kind for kind in KINDS}  # its older fields
+SGLANG: dict[str, Kind] = {
+    "json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar",
+}  # fmt: skip
 CHARS_MAX = GRAMMAR_BYTES_MAX  # of what is to become a grammar; that is checked again
 
 
@@ -25,10 +29,21 @@ def structure_of(body: Generate) -> Structure | None:
     Raises:
         InvalidRequest: it is no such thing, or more than one.
     """
+    whitespace = body.guided_whitespace_pattern
+    if whitespace is not None and body.guided_json is None:
+        raise InvalidRequest("guided_whitespace_pattern: only with guided_json")
     by_format = format_structure(body.response_format)
-    found = [*_of_vllm(body), *_of_sglang(body)]
-    if by_format is not None:
-        found.insert(0, by_format)
+    found = [] if by_format is None else [by_format]
+    given = {name: getattr(body, name) for name in (*GUIDED, *SGLANG)}
+    found += [
+        _made(name, kind, given[name], whitespace)
+        for name, kind in GUIDED.items()
+        if given[name] is not None
+    ]
+    found += _of_structured_outputs(body.structured_outputs)
+    found += [
+        _made(name, kind, given[name]) for name, kind in SGLANG.items() if given[name] is not None
+    ]
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
         raise InvalidRequest(f"{names}: only one of them", found[1].name)
@@ -69,13 +84,7 @@ def format_structure(given: Mapping[str, Any] | None) -> Structure | None:
             raise unsupported(name, served)
 
 
-def _of_vllm(body: Generate) -> Iterator[Structure]:
-    given, whitespace = body.structured_outputs, body.guided_whitespace_pattern
-    if whitespace is not None and body.guided_json is None:
-        raise InvalidRequest("guided_whitespace_pattern: only with guided_json")
-    for kind in KINDS:
-        if (value := getattr(body, f"guided_{kind}")) is not None:
-            yield _made(f"guided_{kind}", kind, value, whitespace)
+def _of_structured_outputs(given: Mapping[str, Any] | None) -> Iterator[Structure]:
     if given is None:
         return
     name = "structured_outputs"
@@ -97,16 +106,6 @@ def _of_vllm(body: Generate) -> Iterator[Structure]:
         yield Structure(f"{name}.json_object", "json", ANY_OBJECT, whitespace)
     if not num:
         raise InvalidRequest(f"{name}: give one of {ONE_OF}", name)
-
-
-def _of_sglang(body: Generate) -> Iterator[Structure]:
-    if body.json_schema is not None:
-        yield _made("json_schema", "json", body.json_schema)
-    if body.regex is not None:
-        yield _made("regex", "regex", body.regex)
-    for name in ("ebnf", "grammar"):
-        if (value := getattr(body, name)) is not None:
-            yield _made(name, "grammar", value)
 
 
 def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> Structure:
