@@ -64,7 +64,7 @@ class _Desk:
         tenants: Subject[Asked, Answer],
         handler: Callable[[TenantId, Asked, str], Awaitable[Answer]],
     ) -> None:
-        """Have `handler` told whose a request is, and the request's id."""
+        """Call `handler` with the tenant of a request, and the request's id."""
 
         async def answer(tenant: TenantId, asked: Asked) -> Answer:
             request_id = new_id("req")

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 
 from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.page import FOLDER, GUARDS
-from services.frontend.api.schemas import HOUSE, STRING, answers, record
+from services.frontend.api.schemas import DEPLOYMENT, STRING, answers, record
 from services.frontend.app import App, app_of
 from services.frontend.auth import SCOPE_ADMIN, Caller
 from services.frontend.core.house_view import for_tenant
@@ -31,7 +31,7 @@ async def dashboard() -> Response:
     return FileResponse(FOLDER / "dashboard.html", headers=GUARDS)
 
 
-@router.get("/v1/house", responses=answers(HOUSE))
+@router.get("/v1/house", responses=answers(DEPLOYMENT))
 async def house(request: Request) -> Response:
     """Every process, host and worker, what they do, and what was counted lately."""
     app = app_of(request)

@@ -6,8 +6,8 @@ each chunk is a message to the reply subject and ``[DONE]`` the last; without, t
 message. Errors have OpenAI's shape; one is the answer too where the real one is larger than NATS
 takes.
 
-Where NATS has accounts, requests come by ``symphony.tenant.TENANT.inference.submit``, which tells
-whose they are. NATS remembers where their answers go until an empty message ends them.
+Where NATS has accounts, requests come by ``symphony.tenant.TENANT.inference.submit``, which names
+the tenant. NATS remembers where their answers go until an empty message ends them.
 """
 
 import logging
@@ -64,7 +64,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         if message.reply:
             await link.bus.publish_raw(message.reply, END)
 
-    async def of_anybody(message: RawMessage) -> None:
+    async def of_public(message: RawMessage) -> None:
         await answer(message, None)
 
     async def answer(message: RawMessage, tenant: TenantId | None) -> None:
@@ -94,7 +94,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         subject = subject_of(TENANT_INFERENCE_SUBMIT, tenant)
         await link.bus.serve_raw(subject, of_tenant, QUEUE)
     if link.is_public:
-        await link.bus.serve_raw(INFERENCE_SUBMIT, of_anybody, QUEUE)
+        await link.bus.serve_raw(INFERENCE_SUBMIT, of_public, QUEUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Asked:
     """A request.
 
     Attributes:
-        reply: subject of the answer; empty: nobody waits for one.
+        reply: subject of the answer; empty: none is wanted.
         tenant: whose credentials it came with; None: NATS asks for none.
         link: that it came on, and its answer goes on.
     """
@@ -162,7 +162,7 @@ async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapa
 
 async def _send(asked: _Asked, answer: bytes) -> None:
     """Raises:
-    InvalidRequest: the answer does not fit; its caller has to be told, or waits in vain.
+    InvalidRequest: the answer does not fit; without this error its caller would wait in vain.
     """
     bus = asked.link.bus
     if len(answer) > bus.payload_bytes_max:

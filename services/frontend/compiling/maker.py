@@ -51,7 +51,7 @@ def _error(why: Why, work_ns: int) -> Exception:
     match why:
         case "crashed":
             return _Crashed()
-        case "too_long":  # of a slow moment, or of the grammar: nothing tells which
+        case "too_long":  # because of a slow moment or of the grammar, which is unknown
             return NoCapacity(
                 f"the reply's grammar was not compiled within {work_ns / 1e9:g} s", RETRY_S
             )

@@ -1,4 +1,4 @@
-"""The shell around `core.crew`: child processes, and what is said to them."""
+"""The shell around `core.crew`: child processes, and what is sent to them."""
 
 import asyncio
 import logging
@@ -116,7 +116,7 @@ class Pool:
         self._set_timer()
 
     def _give(self, effect: Give) -> None:
-        work = self._works[effect.work]  # what nobody waits for any more is not given
+        work = self._works[effect.work]  # abandoned work is not given
         stdin = self._processes[effect.child].stdin
         assert stdin is not None
         stdin.write(work.task)

@@ -1,4 +1,4 @@
-"""Making the inputs of one request to a one-shot model ready, as long as somebody waits for them.
+"""Preparing the inputs of one request to a one-shot model, as long as its client waits.
 
 The work is done in threads. They ask `Preparation` before each piece of it whether to go on; room
 and errors are the event loop's business. Texts are in `texts.py`.
@@ -35,7 +35,7 @@ class Context:
     """What an endpoint works with beside its body.
 
     Attributes:
-        is_abandoned: nobody reads the answer; threads look at it.
+        is_abandoned: the answer is not wanted any more; threads look at it.
     """
 
     app: App

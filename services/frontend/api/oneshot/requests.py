@@ -87,7 +87,7 @@ async def run_texts(
     """What the model makes of texts, or of pairs of a query and a text.
 
     Raises:
-        SymphonyError: an input cannot be served, or the house cannot serve it in time.
+        SymphonyError: an input cannot be served, or workers cannot serve it in time.
         ClientGone: the client hung up.
     """
     note(model=model.card.model_id, inputs=len(inputs.texts))

@@ -50,7 +50,7 @@ WORDS: dict[TextKind, _Words] = {
 
 
 class ResponseWriter(ItemsWriter):
-    """One choice, as a response's output, which is stored before its end is told.
+    """One choice, as a response's output, which is stored before its end is sent.
 
     Args:
         request: repeated in the answer.
@@ -78,7 +78,7 @@ class ResponseWriter(ItemsWriter):
             return 0
         if piece.finish is None:
             return len(piece.logprobs)
-        parts = chain(*(item.get("content", ()) for item in self.items))  # which are told as wholes
+        parts = chain(*(item.get("content", ()) for item in self.items))  # sent whole
         return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
@@ -100,7 +100,7 @@ class ResponseWriter(ItemsWriter):
         """Store it, or that it is begun; whether it is.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
         owner, claim = self.generation.plan.owner, self.generation.plan.prompt_of(0).claim
         assert owner.session_id is not None and claim is not None
@@ -121,8 +121,8 @@ class ResponseWriter(ItemsWriter):
         return [self._event(f"response.{status}", response=self._response(status))]
 
     def failure_chunk(self, error: SymphonyError) -> bytes:
-        told = error_fields(error)
-        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
+        given = error_fields(error)
+        return self._event("error", **{name: given[name] for name in ("code", "message", "param")})
 
     def whole(self) -> bytes:
         return orjson.dumps(self._response(self._status()))
@@ -162,8 +162,8 @@ class ResponseWriter(ItemsWriter):
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
         part = self._part
         part["text"] = text
-        told = _logprobs(kind, part.get("logprobs", []))
-        done = [self._text_event(kind, "done", text=text, **told), self._part_event("done")]
+        logprobs = _logprobs(kind, part.get("logprobs", []))
+        done = [self._text_event(kind, "done", text=text, **logprobs), self._part_event("done")]
         return [*done, self._end_item(is_cut=is_cut)]
 
     def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
@@ -197,9 +197,9 @@ class ResponseWriter(ItemsWriter):
         kind = f"response.content_part.{what}"
         return self._event(kind, **self._place(), content_index=0, part=self._part)
 
-    def _text_event(self, kind: TextKind, what: str, **told: Any) -> bytes:
+    def _text_event(self, kind: TextKind, what: str, **fields: Any) -> bytes:
         name = f"response.{WORDS[kind].part}.{what}"
-        return self._event(name, **self._place(), content_index=0, **told)
+        return self._event(name, **self._place(), content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -252,7 +252,7 @@ class ResponseWriter(ItemsWriter):
 
 
 def _logprobs(kind: TextKind, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The member that tells them: of what is said alone."""
+    """Their member: only what is said has one."""
     return {"logprobs": entries} if kind is Said else {}
 
 
