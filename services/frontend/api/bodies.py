@@ -61,6 +61,7 @@ ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
 RESERVED = ("tool:", "#")  # before names that the tracker gives
 
+LOGPROBS = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
@@ -308,6 +309,12 @@ class ResponsesBody(Sampled):
         Note("message.output_text.logprobs", stage="answer"),
     ] = None
     top_logprobs: Annotated[Top | None, Note(stage="sampling")] = None
+
+    @property
+    def num_top(self) -> int | None:
+        """Of log-probabilities; None: there are to be none."""
+        is_wanted = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if is_wanted else None
 
 
 class CompletionBody(Generate):

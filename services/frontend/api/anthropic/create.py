@@ -16,8 +16,8 @@ from services.frontend.api.text.translation import errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import ANTHROPIC_ERROR_RESPONSES
+from services.frontend.prepare.pipeline import prepare_chat
 from services.frontend.prepare.template import rendered
-from services.frontend.prepare.way import prepare_chat
 from services.frontend.request import Origin, caller_of, read_body
 
 router = APIRouter(tags=["text"])

@@ -16,7 +16,6 @@ from services.frontend.prepare.requests import ChatRequest, Conversation, Trunca
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 
-LOGPROBS = "message.output_text.logprobs"  # of `include`
 OWN_WORDS = {
     "response_format": "text.format",
     "max_tokens": "max_output_tokens",
@@ -27,34 +26,55 @@ OWN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRequest:
-    """What a response asks for, and what of that its answer repeats.
+class ResponseForm:
+    """What a response's answer repeats of its body, and how it is made.
 
     Attributes:
         given: items of its input, as they are kept.
         past: what it goes on from.
+        num_top: of log-probabilities; None: there are none.
     """
 
-    chat: ChatRequest
     past: Past
     given: list[Any]
     is_background: bool
     is_stored: bool
     is_streamed: bool
-    top_logprobs: int
+    num_top: int | None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any]
     is_parallel: bool
+    effort: str | None
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
     truncation: str
 
 
-def response_request(
-    body: ResponsesBody, items: list[Any], past: Past, origin: Origin
-) -> ResponseRequest:
+def response_form(body: ResponsesBody, items: list[Any], past: Past) -> ResponseForm:
+    """By a body whose items were taken by `response_chat`."""
+    tools = body.tools or []
+    return ResponseForm(
+        past=past,
+        given=[kept for item in items if (kept := plain(item)) is not None],
+        is_background=bool(body.background),
+        is_stored=body.store is not False,
+        is_streamed=bool(body.stream),
+        num_top=body.num_top,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        is_parallel=body.parallel_tool_calls is not False,
+        effort=None if body.reasoning is None else body.reasoning.effort,
+        text=body.text or {"format": {"type": "text"}},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=[{"type": "function", **tool.model_dump(exclude={"type"})} for tool in tools],
+        truncation=body.truncation or "disabled",
+    )
+
+
+def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Origin) -> ChatRequest:
     """What a body asks for.
 
     Args:
@@ -64,35 +84,12 @@ def response_request(
     Raises:
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
-    chat, tools = _chat_request(body, items, past, origin), body.tools or []
-    return ResponseRequest(
-        chat=chat,
-        past=past,
-        given=[kept for item in items if (kept := plain(item)) is not None],
-        is_background=bool(body.background),
-        is_stored=body.store is not False,
-        is_streamed=bool(body.stream),
-        top_logprobs=body.top_logprobs or 0,
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        metadata=body.metadata or {},
-        is_parallel=body.parallel_tool_calls is not False,
-        text=body.text or {"format": {"type": "text"}},
-        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=[{"type": "function", **tool.model_dump(exclude={"type"})} for tool in tools],
-        truncation=body.truncation or "disabled",
-    )
-
-
-def _chat_request(body: ResponsesBody, items: list[Any], past: Past, origin: Origin) -> ChatRequest:
     messages = messages_of(items, body.instructions, past.items)
-    has_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-    num_top = (body.top_logprobs or 0) if has_logprobs else None
     shared, tools = shared_request(body, origin, past.session_id), body.tools or []
     return ChatRequest(
         replace(
             shared,
-            sampling=replace(shared.sampling, logprobs=num_top),
+            sampling=replace(shared.sampling, logprobs=body.num_top),
             rules=TextRules(stop=stop_strings(body.stop)),
             structure=format_structure(_response_format(body.text)),
             max_tokens=body.max_output_tokens,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.bodies import ResponsesBody, session_of
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.responses.background import begin
-from services.frontend.api.responses.chats import OWN_WORDS, response_request
+from services.frontend.api.responses.chats import OWN_WORDS, response_chat, response_form
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.schemas import RESPONSE
 from services.frontend.api.text.delivery import respond
@@ -18,7 +18,7 @@ from services.frontend.app import App
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.response_items import items_of
 from services.frontend.core.stored_responses import Past, new_session
-from services.frontend.prepare.way import prepare_chat
+from services.frontend.prepare.pipeline import prepare_chat
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 
@@ -36,7 +36,7 @@ async def responses(request: Request) -> Response:
 
 
 async def _begin(app: App, writer: ResponseWriter) -> bytes | None:
-    return await begin(app, writer) if writer.request.is_background else None
+    return await begin(app, writer) if writer.form.is_background else None
 
 
 async def open_response(app: App, body: ResponsesBody, origin: Origin) -> ResponseWriter:
@@ -57,9 +57,9 @@ async def open_response(app: App, body: ResponsesBody, origin: Origin) -> Respon
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
         past = await _past(app, body, origin, held.grow_to)
         with errors_named(OWN_WORDS):
-            request = response_request(body, items, past, origin)
-            prepared = await prepare_chat(app, request.chat)
-    return ResponseWriter(app, Generation(app, prepared.plan), request, prepared.reading)
+            chat, form = response_chat(body, items, past, origin), response_form(body, items, past)
+            prepared = await prepare_chat(app, chat)
+    return ResponseWriter(app, Generation(app, prepared.plan), form, prepared.reading)
 
 
 def _check_written(body: ResponsesBody) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from services.frontend import telemetry
-from services.frontend.api.responses.chats import ResponseRequest
+from services.frontend.api.responses.chats import ResponseForm
 from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
@@ -53,23 +53,22 @@ class ResponseWriter(ItemsWriter):
     """One choice, as a response's output, which is stored before its end is sent.
 
     Args:
-        request: repeated in the answer.
+        form: what the answer repeats.
         reading: how the reply is read.
     """
 
     def __init__(
-        self, app: App, generation: Generation, request: ResponseRequest, reading: Reading
+        self, app: App, generation: Generation, form: ResponseForm, reading: Reading
     ) -> None:
-        super().__init__(generation, reading, is_streamed=request.is_streamed)
+        super().__init__(generation, reading, is_streamed=form.is_streamed)
         self._app = app
-        self.request = request
-        self._is_stored = request.is_stored  # until it is known
-        self.id = new_response_id(request.past.session_id)
+        self.form = form
+        self._is_stored = form.is_stored  # until it is known
+        self.id = new_response_id(form.past.session_id)
         self._num_events = 0
-        self._has_logprobs = request.chat.generation.sampling.logprobs is not None
         tokenizer = generation.plan.model.tokenizer
         self._entry = partial(
-            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=request.top_logprobs
+            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=form.num_top or 0
         )
         self._logprobs_due: list[dict[str, Any]] = []  # of tokens whose text has still to come
 
@@ -82,7 +81,7 @@ class ResponseWriter(ItemsWriter):
         return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        if self._has_logprobs:
+        if self.form.num_top is not None:
             self._logprobs_due += [self._entry(entry) for entry, _ in piece.logprobs]
         return super().chunks(piece)
 
@@ -106,7 +105,7 @@ class ResponseWriter(ItemsWriter):
         assert owner.session_id is not None and claim is not None
         response = self._response("in_progress" if which == "begin" else self._status())
         output = response.pop("output")
-        stored = StoredResponse(response, self.request.given, list(map(_to_keep, output)))
+        stored = StoredResponse(response, self.form.given, list(map(_to_keep, output)))
         limits = self._app.quotas.of(owner.tenant)
         return not claim.is_forgotten and await self._app.responses.put(
             owner.tenant, owner.session_id, claim.generation, stored, limits, which
@@ -206,7 +205,7 @@ class ResponseWriter(ItemsWriter):
         return named_event(kind, sequence_number=number, **fields)
 
     def _response(self, status: str) -> dict[str, Any]:
-        asked, plan = self.request, self.generation.plan
+        asked, plan = self.form, self.generation.plan
         sampling = plan.samplings[0]
         is_over = status not in {"queued", "in_progress"}
         return {
@@ -226,14 +225,14 @@ class ResponseWriter(ItemsWriter):
             "output": self.items if is_over else [],
             "parallel_tool_calls": asked.is_parallel,
             "previous_response_id": asked.past.response_id,
-            "reasoning": {"effort": asked.chat.conversation.effort, "summary": None},
+            "reasoning": {"effort": asked.effort, "summary": None},
             "session_id": asked.past.session_id,
             "store": self._is_stored,
             "temperature": sampling.temperature,
             "text": asked.text,
             "tool_choice": asked.tool_choice,
             "tools": asked.tools,
-            "top_logprobs": asked.top_logprobs,
+            "top_logprobs": asked.num_top or 0,
             "top_p": sampling.top_p,
             "truncation": asked.truncation,
             "usage": self._usage() if is_over else None,

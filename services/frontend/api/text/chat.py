@@ -21,8 +21,8 @@ from services.frontend.app import App
 from services.frontend.core.choice import Piece, PublicFinish
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
+from services.frontend.prepare.pipeline import prepare_chat
 from services.frontend.prepare.reading import PLAIN, Reading
-from services.frontend.prepare.way import prepare_chat
 from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])

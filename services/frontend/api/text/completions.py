@@ -15,7 +15,7 @@ from services.frontend.api.text.requests import completion_request
 from services.frontend.api.text.writing import AnswerFormat, ChoicesWriter, answer_format
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.prepare.way import prepare_completion
+from services.frontend.prepare.pipeline import prepare_completion
 from services.frontend.request import Origin
 from shared.messages import TokenLogprobs
 

@@ -106,8 +106,9 @@ async def respond(
     """
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held))
-        writer = await prepared(app, body, origin_of(request), prepare)
+        writer = await prepared(
+            app, parse(kind, await read_body(request, held)), origin_of(request), prepare
+        )
         writer.generation.keep(held)
         if begin is not None and (answer := await begin(app, writer)) is not None:
             return Json(answer)
