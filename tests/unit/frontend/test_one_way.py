@@ -13,11 +13,15 @@ import orjson
 import pytest
 
 from cli.start.plan import ROOT
-from services.frontend.api.bodies import ChatBody
+from services.frontend.api.anthropic.bodies import MessagesBody
+from services.frontend.api.anthropic.chats import message_request
+from services.frontend.api.bodies import ChatBody, ResponsesBody
 from services.frontend.api.fields import parse
+from services.frontend.api.responses.chats import response_chat
 from services.frontend.api.text.chat import open_chat
 from services.frontend.api.text.requests import chat_request
 from services.frontend.app import App
+from services.frontend.core.stored_responses import Past
 from services.frontend.prepare.requests import SamplingRequest
 from services.frontend.request import Origin
 
@@ -109,3 +113,36 @@ def test_every_field_of_sampling_reaches_the_request() -> None:
     )
     unset = {each.name for each in fields(made) if getattr(made, each.name) == each.default}
     assert not unset, unset
+
+
+def test_fields_that_an_api_does_not_have_reach_nothing() -> None:
+    given = {"stop_token_ids": [1], "min_tokens": 3, "max_tokens": 9, "allowed_token_ids": [2]}
+    body = parse(MessagesBody, orjson.dumps(CHAT | given))
+    assert message_request(body, Origin()).generation.sampling == SamplingRequest()
+
+
+def test_templates_get_the_same_messages_and_tools_from_every_api() -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    chat = parse(
+        ChatBody, orjson.dumps(CHAT | {"tools": [{"type": "function", "function": function}]})
+    )
+    items = [{"role": "user", "content": "hi"}]
+    response = parse(
+        ResponsesBody, orjson.dumps({"input": items, "tools": [{"type": "function"} | function]})
+    )
+    client_tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    message = parse(
+        MessagesBody,
+        orjson.dumps(CHAT | {"max_tokens": 1, "tools": [client_tool | {"strict": True}]}),
+    )
+    requests = (
+        chat_request(chat, Origin()),
+        response_chat(response, items, Past(None), Origin()),
+        message_request(message, Origin()),
+    )
+    first, *others = requests
+    for other in others:
+        assert other.conversation.messages == first.conversation.messages
+        assert other.conversation.tools == first.conversation.tools
+        assert other.tools == first.tools
+    assert first.conversation.tools[0]["function"].keys() == {"name", "description", "parameters"}

@@ -46,6 +46,7 @@ from shared.ids import SessionId
 
 # Of bodies and requests alike; `logprobs` is a truth value in chats.
 SAMPLING_NAMES = [each.name for each in fields(SamplingRequest) if each.name != "logprobs"]
+SHOWN_OF_TOOLS = {"name", "description", "parameters"}
 PROMPT_KINDS = "prompt: give text, tokens, or a list of either"
 
 
@@ -116,7 +117,8 @@ def shared_request(
         InvalidRequest: wrong hints, or half of an agent's name.
     """
     wishes = wishes_of(body.kv_hints, session_id)
-    sampling = {name: getattr(body, name, None) for name in SAMPLING_NAMES}
+    known = type(body).model_fields  # a body also has what its client made up
+    sampling = {name: getattr(body, name) for name in SAMPLING_NAMES if name in known}
     num_hints = len(body.kv_hints.actions) if body.kv_hints is not None else 0
     return GenerationRequest(
         origin=origin,
@@ -142,7 +144,7 @@ def functions(tools: Sequence[Tool] | None) -> list[ToolFunction]:
 def template_tools(tools: Sequence[ToolFunction]) -> list[dict[str, Any]]:
     """As clients write them, and so as templates were made for."""
     return [
-        {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict"})}
+        {"type": "function", "function": tool.model_dump(exclude_none=True, include=SHOWN_OF_TOOLS)}
         for tool in tools
     ]
 
