@@ -1,4 +1,4 @@
-"""``symphony.adapter.*``: adapters for those who speak NATS.
+"""``symphony.adapter.*``: adapters for clients of NATS.
 
 Folders on a kvstore's host only: files are sent along over HTTP. A tenant may add and remove
 adapters here if one of its API keys may, for NATS knows nothing of scopes.

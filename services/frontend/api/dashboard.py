@@ -54,5 +54,5 @@ async def _chunks(
 
 
 def _shown(view: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """Who is no administrator sees nothing of other tenants."""
+    """Only administrators see something of other tenants."""
     return view if SCOPE_ADMIN in caller.scopes else for_tenant(view, caller.tenant)

@@ -1,4 +1,4 @@
-"""``symphony.inference.submit``: the same bodies and answers for those who speak NATS.
+"""``symphony.inference.submit``: the same bodies and answers for clients of NATS.
 
 A body with ``messages`` is a chat, one with ``prompt`` a completion, one with ``query`` a
 reranking, one with ``input`` an embedding or a classification, as its model does. With ``stream``

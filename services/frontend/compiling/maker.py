@@ -105,7 +105,7 @@ class GrammarMaker:
         await self._pool.close()
 
     def _task(self, tenant: TenantId, key: bytes, form: Form) -> "asyncio.Task[str]":
-        """One for all who ask a tenant's same; it goes on if they do not wait for it."""
+        """One for all requests of a tenant for a grammar; it goes on if they are cancelled."""
         task = self._making.get((tenant, key))
         if task is None:
             task = asyncio.create_task(self._make(tenant, form))

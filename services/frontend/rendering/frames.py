@@ -17,7 +17,7 @@ TEMPLATE_OPERATIONS: tuple[Operation, ...] = ("names", "render")
 
 LENGTH = struct.Struct("<I")
 HEAD = struct.Struct("<cI")
-ANSWER_BYTES_MAX = 1024**3  # more is not from a child in its right mind
+ANSWER_BYTES_MAX = 1024**3  # more means that the child is broken
 
 READY = b"R"  # the child has started
 BEGUN = b"B"  # it has the tokenizer and works

@@ -194,7 +194,7 @@ class Pool:
 
 
 def _error(why: Why, work_ns: int) -> Exception:
-    """Of a text; what took too long is named by who knows what it was."""
+    """Of a text; what took too long is named by the caller, which knows what it was."""
     if why == "too_long":
         return TimeoutError()
     if why == "full":

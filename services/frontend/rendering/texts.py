@@ -131,7 +131,7 @@ class Texts:
         """Tokens of a text.
 
         Args:
-            tokens_max: more of a long text are not fetched from who tokenized it.
+            tokens_max: more of a long text are not fetched from the process that tokenized it.
 
         Raises:
             TooManyTokens: a long text has more.

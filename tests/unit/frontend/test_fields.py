@@ -69,6 +69,13 @@ def test_a_body_reads_what_works_and_nothing_else(kind: type[Body]) -> None:
     assert works == set(kind.model_fields)
 
 
+def test_it_is_known_where_each_field_of_text_goes() -> None:
+    text = {"chat", "completions", "responses", "messages", "tokenize", "detokenize"}
+    for field in FIELDS:
+        goes_somewhere = field.fate == "works" and bool(text & {*field.endpoints})
+        assert (field.stage is not None) is goes_somewhere, field.name
+
+
 def test_stream_options_are_those_of_the_table() -> None:
     prefix = "stream_options."
     works = {f.name for f in FIELDS if f.fate == "works" and f.name.startswith(prefix)}

@@ -143,7 +143,7 @@ def _json(name: str, given: Any, kind: type | UnionType, what: str, param: str) 
     """A value of this kind, or a text that is its JSON; neither is too large.
 
     Args:
-        what: to be given, for who gives something else.
+        what: is to be given, for the error.
     """
     value = given
     if isinstance(given, str):

@@ -224,7 +224,7 @@ def _string(written: str) -> str | None:
 
 
 def _as_object(written: str) -> str | None:
-    """Arguments as an object's JSON: some models write that as a string once more, or nothing.
+    """Arguments as an object's JSON: some models write that as a string again, or nothing.
     None: they are no JSON.
 
     >>> _as_object('"{}"'), _as_object("null"), _as_object('""'), _as_object('"hello"')
