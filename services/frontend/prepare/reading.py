@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from services.frontend.config import FrontendConfig
-from services.frontend.core import thoughts, tools
+from services.frontend.core.thoughts import FAMILIES as THOUGHT_FAMILIES
 from services.frontend.core.thoughts import Thinking
-from services.frontend.core.tools import Family
+from services.frontend.core.tools import FAMILIES, Family
 from services.frontend.core.tools.forcing import CallRule
 from services.frontend.prepare.requests import ChatRequest, Conversation
 from services.frontend.rendering.tokenizer import ModelTokenizer
@@ -92,9 +92,9 @@ def reading_of(
     """
     may_call = None
     if (asked := request.tools) is not None:
-        family = tools.FAMILIES.get(config.tool_parser, tokenizer.tool_family)
+        family = FAMILIES.get(config.tool_parser, tokenizer.tool_family)
         may_call = Tools(family, asked.rules, asked.calls_max, asked.is_forced)
-    thinking = thoughts.FAMILIES.get(config.reasoning_parser, tokenizer.thinking)
+    thinking = THOUGHT_FAMILIES.get(config.reasoning_parser, tokenizer.thinking)
     if thinking is None or config.reasoning_parser == "none":
         return Reading(may_call)
     return Reading(
