@@ -44,8 +44,8 @@ class FrontendConfig(ServiceConfig):
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     tool_parser: format of a model's tool calls, see `core.tools.families`; `auto`: found in its
         chat template.
-    reasoning_parser: format of a model's reasoning, see `core.thoughts`; `auto`: found in its chat
-        template; `none`: reasoning is part of the content.
+    reasoning_parser: format of a model's reasoning, see `core.replies.thoughts`; `auto`: found in
+        its chat template; `none`: reasoning is part of the content.
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
     deployed_models: models that the deployment serves: 503 while no worker does, and not 404.
@@ -57,7 +57,7 @@ class FrontendConfig(ServiceConfig):
     session_expiry_s: how long an unused session is remembered.
     turn_s_max: a turn that runs longer ends with an error.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
-        `core.quotas.TenantLimits`; each frontend counts its own requests.
+        `core.limits.quotas.TenantLimits`; each frontend counts its own requests.
     hints_per_client, hints_per_tenant: advisories that may stay unused, see
         `shared.hint_accounts.HintLimits`; each frontend counts its own.
     trace_share: share of requests that are traced, of those that bring no trace context.

@@ -8,9 +8,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.frontend.adapters.upload_files import UnnamedFiles, UploadFiles
+from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
 from services.frontend.core.process_pool import PoolLimits
-from services.frontend.grammars import GrammarMaker
 from services.frontend.http.server import HttpServer, UvicornServer
 from services.frontend.models.files import LocalModelFiles, ModelFiles
 from services.frontend.rendering.pool import Pool

@@ -39,8 +39,8 @@ from services.frontend.core.turns.turns import TurnLimits, Turns
 from services.frontend.models.registry import ServedModel
 from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.texts import Texts, is_short
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.tenants.auth import Keyring
-from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.turns.hub import Hub
 from shared.bus import Bus
 from shared.clock import SystemClock

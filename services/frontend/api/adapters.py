@@ -15,13 +15,10 @@ from services.frontend.adapters.registration import (
     unknown,
 )
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import (
-    ID_CHARS_MAX,
-    LoadAdapterBody,
-    UnloadAdapterBody,
-    parse,
-)
+from services.frontend.api.base import ID_CHARS_MAX
+from services.frontend.api.bodies import LoadAdapterBody, UnloadAdapterBody
 from services.frontend.api.documents import takes
+from services.frontend.api.fields import parse
 from services.frontend.api.schemas import (
     ADAPTER,
     ADAPTER_DELETED,

@@ -1,4 +1,4 @@
-"""``symphony.adapter.*``: adapters for those who speak NATS.
+"""``symphony.adapter.*``: adapters for clients of NATS.
 
 Folders on a kvstore's host only: files are sent along over HTTP. A tenant may add and remove
 adapters here if one of its API keys may, for NATS knows nothing of scopes.
@@ -64,7 +64,7 @@ class _Desk:
         tenants: Subject[Asked, Answer],
         handler: Callable[[TenantId, Asked, str], Awaitable[Answer]],
     ) -> None:
-        """Have `handler` told whose a request is, and the request's id."""
+        """Call `handler` with the tenant of a request, and the request's id."""
 
         async def answer(tenant: TenantId, asked: Asked) -> Answer:
             request_id = new_id("req")

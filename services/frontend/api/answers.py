@@ -26,8 +26,8 @@ class Json(Response):
 class EventStream(StreamingResponse):
     """Chunks as events. What makes them is closed whatever becomes of the answer, begun or not.
 
-    Starlette would cancel the stream at any point when the client hangs up; here its maker is told,
-    and ends it where nothing is half done.
+    Starlette would cancel the stream at any point when the client hangs up; here its maker is
+    notified, and ends it where nothing is half done.
 
     Args:
         first: chunks that are there already. Each is an event's data, or begins with `NAME_FIELD`

@@ -1,18 +1,33 @@
-"""Request bodies: what is read, with ranges. Types are strict: a number in quotes is no number.
+"""Request bodies of text, tokens, adapters and advisories: what is read, with ranges.
 
-What becomes of all other fields stands in `fields`.
+A class with a stage has the fields that go there. What becomes of fields that no body has stands in
+`fields`.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from services.frontend.api.fields import Endpoint, check, unsupported
-from services.frontend.api.kv_hints import KvHints, wishes_of
+from services.frontend.api.base import (
+    ID_CHARS_MAX,
+    WHOLE,
+    Body,
+    Count,
+    Cut,
+    Endpoint,
+    Finite,
+    Id,
+    Length,
+    Messages,
+    Name,
+    Note,
+    Stage,
+    TokenId,
+)
+from services.frontend.api.kv_hints import KvHints
 from services.frontend.api.schemas import (
     CHOICES,
     JSON_SCHEMA,
-    MESSAGE,
     NAMED_TOOL_CHOICE,
     RESPONSE_FORMAT,
     RESPONSE_INPUT,
@@ -33,12 +48,9 @@ from shared.ids import SessionId
 from shared.messages import ADVISORY_PRIORITY, AgentRef
 from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
 
-B = TypeVar("B", bound="Body")
-
-ID_CHARS_MAX = 256
 CHOICES_MAX = 128
 PROMPTS_MAX = 1024
-MESSAGES_MAX = 8192
+CHOICES_PER_REQUEST_MAX = 1024
 STOPS_MAX = 16
 INCLUDED_MAX = 16
 TOOLS_MAX = 128
@@ -48,30 +60,17 @@ STOP_CHARS_MAX = 512
 ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
 RESERVED = ("tool:", "#")  # before names that the tracker gives
-NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"  # no path of a URL would match an id with a line break
 
-
-def _whole(value: Any) -> Any:
-    """To JSON 1.0 is an integer too."""
-    return int(value) if type(value) is float and value.is_integer() else value
-
-
-WHOLE = BeforeValidator(_whole)
+LOGPROBS = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX, pattern=NO_CONTROLS)]
-Name = Annotated[str, Field(max_length=ID_CHARS_MAX)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
-_CUT = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}
-Cut = Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE, WithJsonSchema(_CUT)]
-Messages = Annotated[
-    list[dict[str, Any]],
-    Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True),
-    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MESSAGES_MAX}),
-]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
+SIDE_NOTE = Note(values=("left", "right"))
+SCHEMA_NOTE = Note("a JSON schema, or its text")
+RULES_NOTE = Note("rules in Lark's or llama.cpp's words")
+CHOICE_NOTE = Note("auto, none, required, or a function by its name", stage="grammar")
+OWN_NOTE = Note("by administrators; else it is one's own")
+Top = Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE]
 
 
 def _few(value: Any) -> Any:
@@ -95,19 +94,6 @@ Biases = Annotated[
 ]
 
 
-class Body(BaseModel):
-    """Base of every body. Other fields than its own are kept only to be looked up by `parse`.
-
-    Attributes:
-        endpoint: whose fields these are.
-        rules: of its JSON schema, on several fields.
-    """
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
-    endpoint: ClassVar[Endpoint]
-    rules: ClassVar[Schema] = {}
-
-
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     include_usage: bool | None = None
@@ -117,14 +103,20 @@ class StreamOptions(BaseModel):
 class Streamable(Body):
     """What is answered with generated text."""
 
+    stage: ClassVar[Stage | None] = "answer"
     stream: bool | None = None
 
 
-class Sampled(Streamable):
-    """What all of them share."""
-
+class ModelFields(Body):
+    stage: ClassVar[Stage | None] = "model"
     model: Id | None = None
-    adapter_id: Id | None = None
+    adapter_id: Annotated[Id | None, Note("an adapter of the model; or name it as the model")] = (
+        None
+    )
+
+
+class SamplingFields(Body):
+    stage: ClassVar[Stage | None] = "sampling"
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
@@ -134,50 +126,95 @@ class Sampled(Streamable):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX), WHOLE] | None = None
+
+
+class TurnFields(Body):
+    stage: ClassVar[Stage | None] = "turn"
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
     kv_expiry_s: Annotated[int, Field(ge=1, le=EXPIRY_S_MAX), WHOLE] | None = None
     agent: Id | None = None
     workflow_id: Id | None = None
-    kv_hints: KvHints | None = None
+    kv_hints: Annotated[
+        KvHints | None, Note("fetch, retain, demote and release; the rest is ignored")
+    ] = None
 
 
-class Generate(Sampled):
-    """What chat and completions share."""
+class Sampled(TurnFields, SamplingFields, ModelFields, Streamable):
+    """What every API for text shares."""
 
+
+class ChoiceFields(Body):
+    """How tokens are chosen, in chat and completions alone."""
+
+    stage: ClassVar[Stage | None] = "sampling"
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    stop: Annotated[Any, WithJsonSchema(STOP)] = None
+    best_of: Annotated[Annotated[int, Field(ge=1), WHOLE] | None, Note("only as many as n")] = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    tenant: Id | None = None  # read on NATS only
-    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX, fail_fast=True)] | None
     ) = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
-    truncate_prompt_tokens: Cut | None = None
-    truncation_side: Any = None
+    prompt_logprobs: Annotated[Top | None, Note("not in a stream")] = None
+
+
+class FitFields(Body):
+    stage: ClassVar[Stage | None] = "fit"
+    max_tokens: Count | None = None
+    truncate_prompt_tokens: Annotated[
+        Cut | None, Note("the end is kept; truncation_side says otherwise")
+    ] = None
+    truncation_side: Annotated[Any, SIDE_NOTE] = None
+
+
+class ReplyFields(Body):
+    stage: ClassVar[Stage | None] = "reply"
+    stop: Annotated[Any, WithJsonSchema(STOP)] = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+class AnswerFields(Body):
+    stage: ClassVar[Stage | None] = "answer"
+    stream_options: Annotated[StreamOptions | None, Note(parts=StreamOptions)] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None
-    response_format: Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Annotated[Any, WithJsonSchema(JSON_SCHEMA)] = None
+
+
+class StructureFields(Body):
+    """What a reply is to look like, in the words of OpenAI, vLLM and SGLang."""
+
+    stage: ClassVar[Stage | None] = "grammar"
+    response_format: Annotated[
+        Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT)] | None,
+        Note("text, json_object or json_schema"),
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None,
+        Note(
+            "json, regex, choice, grammar, json_object, whitespace_pattern and"
+            " disable_any_whitespace"
+        ),
+    ] = None
+    guided_json: Annotated[Any, WithJsonSchema(JSON_SCHEMA), SCHEMA_NOTE] = None
     guided_regex: str | None = None
     guided_choice: Annotated[Any, WithJsonSchema(CHOICES)] = None
-    guided_grammar: str | None = None
+    guided_grammar: Annotated[str | None, RULES_NOTE] = None
     guided_whitespace_pattern: str | None = None
-    json_schema: Annotated[Any, WithJsonSchema(JSON_SCHEMA)] = None
+    json_schema: Annotated[Any, WithJsonSchema(JSON_SCHEMA), SCHEMA_NOTE] = None
     regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
+    ebnf: Annotated[str | None, RULES_NOTE] = None
+    grammar: Annotated[str | None, RULES_NOTE] = None
+
+
+class Generate(StructureFields, AnswerFields, ReplyFields, FitFields, ChoiceFields, Sampled):
+    """What chat and completions share."""
+
+    add_special_tokens: Annotated[bool | None, Note(stage="fit")] = None
+    tenant: Annotated[Id | None, Note("over NATS only", stage="turn")] = None
 
 
 class ToolFunction(BaseModel):
@@ -208,54 +245,76 @@ class Reasoning(BaseModel):
     effort: Effort | None = None
 
 
-class ChatBody(Generate):
+class TemplateFields(Body):
+    stage: ClassVar[Stage | None] = "template"
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Tools | None, Note("functions")] = None
+
+
+class ChatBody(TemplateFields, Generate):
     """``POST /v1/chat/completions``."""
 
     endpoint: ClassVar[Endpoint] = "chat"
     rules: ClassVar[Schema] = {
         "allOf": [only_with("stream_options", "stream"), only_with("top_logprobs", "logprobs")]
     }
-    messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
-    tools: Tools | None = None
-    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
+    messages: Annotated[Messages, Note(stage="template")]
+    max_completion_tokens: Annotated[Length | None, Note(stage="fit")] = None
+    max_tokens: Length | None = None
+    logprobs: Annotated[bool | None, Note(stage="sampling")] = None
+    top_logprobs: Annotated[Top | None, Note(stage="sampling")] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE), CHOICE_NOTE] = None
+    parallel_tool_calls: Annotated[bool | None, Note(stage="grammar")] = None
+    reasoning_effort: Annotated[
+        Effort | None, Note("as far as the model's template reads it", stage="template")
+    ] = None
+    include_reasoning: Annotated[bool | None, Note(stage="reply")] = None
+    separate_reasoning: Annotated[bool | None, Note(stage="reply")] = None
 
 
 class ResponsesBody(Sampled):
     """``POST /v1/responses``."""
 
     endpoint: ClassVar[Endpoint] = "responses"
-    input: Annotated[Any, WithJsonSchema(RESPONSE_INPUT)]
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    stop: Annotated[Any, WithJsonSchema(STOP)] = None
-    tools: Annotated[list[NamedTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    tool_choice: Annotated[Any, WithJsonSchema(NAMED_TOOL_CHOICE)] = None
-    parallel_tool_calls: bool | None = None
-    text: Annotated[dict[str, Any], WithJsonSchema(TEXT_FORMAT)] | None = None
-    truncation: Any = None
-    metadata: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning: Reasoning | None = None
-    previous_response_id: Id | None = None
-    store: bool | None = None
-    background: bool | None = None
-    include: Annotated[list[Included], Field(max_length=INCLUDED_MAX, fail_fast=True)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
+    input: Annotated[Any, WithJsonSchema(RESPONSE_INPUT), Note(stage="template")]
+    instructions: Annotated[str | None, Note(stage="template")] = None
+    max_output_tokens: Annotated[Length | None, Note(stage="fit")] = None
+    stop: Annotated[Any, WithJsonSchema(STOP), Note(stage="reply")] = None
+    tools: Annotated[
+        Annotated[list[NamedTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None,
+        Note("functions", stage="template"),
+    ] = None
+    tool_choice: Annotated[Any, WithJsonSchema(NAMED_TOOL_CHOICE), CHOICE_NOTE] = None
+    parallel_tool_calls: Annotated[bool | None, Note(stage="grammar")] = None
+    text: Annotated[
+        Annotated[dict[str, Any], WithJsonSchema(TEXT_FORMAT)] | None,
+        Note("its format: text, json_object or json_schema", stage="grammar"),
+    ] = None
+    truncation: Annotated[Any, Note(values=("disabled", "auto"), stage="fit")] = None
+    metadata: Annotated[dict[str, Any] | None, Note(stage="answer")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
+    reasoning: Annotated[
+        Reasoning | None,
+        Note("its effort, as far as the model's template reads it", stage="template"),
+    ] = None
+    previous_response_id: Annotated[
+        Id | None, Note("of a response that was stored", stage="template")
+    ] = None
+    store: Annotated[bool | None, Note(stage="answer")] = None
+    background: Annotated[bool | None, Note("stored, and not in a stream", stage="answer")] = None
+    include: Annotated[
+        Annotated[list[Included], Field(max_length=INCLUDED_MAX, fail_fast=True)] | None,
+        Note("message.output_text.logprobs", stage="answer"),
+    ] = None
+    top_logprobs: Annotated[Top | None, Note(stage="sampling")] = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+    def num_top(self) -> int | None:
+        """Of log-probabilities; None: there are to be none."""
+        is_wanted = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if is_wanted else None
 
 
 class CompletionBody(Generate):
@@ -268,54 +327,52 @@ class CompletionBody(Generate):
             only_with("max_tokens", "echo", {"const": 0}),
         ]
     }
-    prompt: Annotated[Any, WithJsonSchema(TEXTS_OR_TOKENS)]
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
+    prompt: Annotated[Any, WithJsonSchema(TEXTS_OR_TOKENS), Note(stage="fit")]
+    echo: Annotated[bool | None, Note(stage="answer")] = None
+    logprobs: Annotated[Top | None, Note(stage="sampling")] = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields):
     """``POST /tokenize``: a prompt, or a chat."""
 
     endpoint: ClassVar[Endpoint] = "tokenize"
     rules: ClassVar[Schema] = one_group(("prompt",), ("messages",))
-    model: Id | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Tools | None = None
-    return_token_strs: bool | None = None
+    model: Annotated[Id | None, Note(stage="model")] = None
+    prompt: Annotated[str | None, Note(stage="fit")] = None
+    messages: Annotated[Messages | None, Note(stage="template")] = None
+    add_special_tokens: Annotated[bool | None, Note(stage="fit")] = None
+    return_token_strs: Annotated[bool | None, Note(stage="answer")] = None
 
 
 class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
     endpoint: ClassVar[Endpoint] = "detokenize"
-    model: Id | None = None
-    tokens: Annotated[list[Any], WithJsonSchema(array(TOKEN))]
+    model: Annotated[Id | None, Note(stage="model")] = None
+    tokens: Annotated[list[Any], WithJsonSchema(array(TOKEN)), Note(stage="fit")]
 
 
-class LoadAdapterBody(Body):
+class AdapterBody(Body):
+    """What loading and unloading share."""
+
+    lora_name: Id | None = None
+    shared: Annotated[bool | None, OWN_NOTE] = None
+    tenant: Annotated[Id | None, OWN_NOTE] = None
+
+
+class LoadAdapterBody(AdapterBody):
     """``POST /v1/load_lora_adapter``."""
 
     endpoint: ClassVar[Endpoint] = "load_lora_adapter"
-    lora_name: Id | None = None
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     load_inplace: bool | None = None
     base_model_name: Id | None = None
-    shared: bool | None = None
-    tenant: Id | None = None
 
 
-class UnloadAdapterBody(Body):
+class UnloadAdapterBody(AdapterBody):
     """``POST /v1/unload_lora_adapter``."""
 
     endpoint: ClassVar[Endpoint] = "unload_lora_adapter"
-    lora_name: Id | None = None
-    shared: bool | None = None
-    tenant: Id | None = None
 
 
 class AdvisoryBody(Body):
@@ -331,68 +388,6 @@ class AdvisoryBody(Body):
     workflow_id: Name | None = None
     ttl_ms: Annotated[int, Field(ge=1, le=86_400_000), WHOLE] | None = None
     priority: Annotated[int, Field(ge=0, le=ADVISORY_PRIORITY_MAX), WHOLE] = ADVISORY_PRIORITY
-
-
-def parse(kind: type[B], data: bytes) -> B:
-    """A body from its JSON.
-
-    Raises:
-        InvalidRequest: malformed, or a field is missing, of the wrong type, out of range, or asks
-            for what is not there.
-    """
-    try:
-        body = kind.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = param_name(first["loc"])
-        message = f"{param}: {first['msg']}" if param else f"the body: {first['msg']}"
-        raise InvalidRequest(message, param or None) from None
-    check(kind.endpoint, {**body.__dict__, **(body.model_extra or {})})
-    return body
-
-
-def token_list(value: Any) -> list[int] | None:
-    """A list of nothing but tokens, or None.
-
-    >>> token_list([1, 2.0]), token_list([1, -1]), token_list("a")
-    ([1, 2], None, None)
-    """
-    if not isinstance(value, list):
-        return None
-    tokens = value if set(map(type, value)) == {int} else [_whole(v) for v in value]
-    if not set(map(type, tokens)) <= {int}:
-        return None
-    return tokens if not tokens or (min(tokens) >= 0 and max(tokens) < 2**31) else None
-
-
-def param_name(loc: tuple[int | str, ...]) -> str:
-    """A place in a body as its sender would write it.
-
-    >>> param_name(("messages", 0, "role"))
-    'messages[0].role'
-    """
-    name = ""
-    for part in loc:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        else:
-            name += f".{part}" if name else part
-    return name
-
-
-def check_options(body: Generate) -> None:
-    """What no field says alone.
-
-    Raises:
-        InvalidRequest: fields that contradict each other.
-    """
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "only best_of = n is")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options: only with stream = true", "stream_options")
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("prompt_logprobs: not with stream = true", "prompt_logprobs")
-    wishes_of(body.kv_hints, None)
 
 
 def stop_strings(value: Any) -> list[str]:
@@ -413,18 +408,18 @@ def stop_strings(value: Any) -> list[str]:
     return stops
 
 
-def session_of(body: Sampled, origin: Origin) -> SessionId | None:
+def session_of(session_id: str | None, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
-    return SessionId(body.session_id) if body.session_id else origin.session_id
+    return SessionId(session_id) if session_id else origin.session_id
 
 
-def agent_of(body: Generate, origin: Origin) -> AgentRef | None:
+def agent_of(agent: str | None, workflow_id: str | None, origin: Origin) -> AgentRef | None:
     """Whose turn a request is in which workflow, by the body, else by the headers.
 
     Raises:
         InvalidRequest: it names only one of them, or an agent as tools and places are named.
     """
-    agent, workflow_id = body.agent or origin.agent, body.workflow_id or origin.workflow_id
+    agent, workflow_id = agent or origin.agent, workflow_id or origin.workflow_id
     if agent is None and workflow_id is None:
         return None
     if agent is None or workflow_id is None:

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 
 from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.page import FOLDER, GUARDS
-from services.frontend.api.schemas import HOUSE, STRING, answers, record
+from services.frontend.api.schemas import DEPLOYMENT, STRING, answers, record
 from services.frontend.app import App, app_of
 from services.frontend.core.observability.deployment_view import for_tenant
 from services.frontend.http.request import caller_of
@@ -31,7 +31,7 @@ async def dashboard() -> Response:
     return FileResponse(FOLDER / "dashboard.html", headers=GUARDS)
 
 
-@router.get("/v1/house", responses=answers(HOUSE))
+@router.get("/v1/house", responses=answers(DEPLOYMENT))
 async def house(request: Request) -> Response:
     """Every process, host and worker, what they do, and what was counted lately."""
     app = app_of(request)
@@ -54,5 +54,5 @@ async def _chunks(
 
 
 def _shown(view: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """Who is no administrator sees nothing of other tenants."""
+    """Only administrators see something of other tenants."""
     return view if SCOPE_ADMIN in caller.scopes else for_tenant(view, caller.tenant)

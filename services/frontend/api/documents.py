@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.frontend.api.bodies import Body
+from services.frontend.api.base import Body
 from services.frontend.api.fields import TABLE, TEXT
 from services.frontend.api.schemas import STRING, record
 from services.frontend.http.request import (

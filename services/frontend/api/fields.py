@@ -1,34 +1,57 @@
 """Every field of a body that is known here or elsewhere, and what becomes of it.
 
 A field works, or is refused by name unless its value changes nothing, or cannot change the answer
-and is ignored. Fields that are not in this table are ignored too. Known elsewhere means: to OpenAI,
-Anthropic, vLLM, SGLang, Cohere, Jina, Voyage or text-embeddings-inference. ``docs/fields.md`` shows
-the table.
+and is ignored. What works is what the bodies have; the other fields stand here. Fields that are in
+neither are ignored too. Known elsewhere means: to OpenAI, Anthropic, vLLM, SGLang, Cohere, Jina,
+Voyage or text-embeddings-inference. ``docs/fields.md`` shows the table (``python -m
+cli.docs.fields``).
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from inspect import get_annotations
+from typing import Any, Literal, TypeVar
 
+from pydantic import ValidationError
+
+from services.frontend.api.anthropic.bodies import MessagesBody
+from services.frontend.api.base import Body, Endpoint, Note, Stage, unsupported
+from services.frontend.api.bodies import (
+    AdvisoryBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    ResponsesBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
+from services.frontend.api.oneshot.bodies import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from shared.errors import InvalidRequest
 
-Endpoint = Literal[
-    "chat", "completions", "responses", "messages", "tokenize", "detokenize",
-    "embeddings", "v2/embed", "pooling", "classify", "rerank", "score",
-    "advisories", "load_lora_adapter", "unload_lora_adapter",
-]  # fmt: skip
+B = TypeVar("B", bound=Body)
 Endpoints = tuple[Endpoint, ...]
 Fate = Literal["works", "refused", "ignored"]
 
+BODIES: tuple[type[Body], ...] = (
+    ChatBody, CompletionBody, ResponsesBody, MessagesBody, TokenizeBody, DetokenizeBody,
+    EmbeddingBody, CohereEmbedBody, PoolingBody, ClassifyBody, RerankBody, ScoreBody,
+    AdvisoryBody, LoadAdapterBody, UnloadAdapterBody,
+)  # fmt: skip
 CHAT: Endpoints = ("chat",)
 TEXT: Endpoints = ("chat", "completions")
 SAMPLED: Endpoints = (*TEXT, "responses", "messages")
 RESPONSES: Endpoints = ("responses",)
 MESSAGES: Endpoints = ("messages",)
-CALLING: Endpoints = ("chat", "responses")
 TEMPLATE: Endpoints = ("chat", "tokenize")
-EMBED: Endpoints = ("embeddings", "pooling")
 LISTED: Endpoints = ("embeddings", "pooling", "classify")
 PAIRS: Endpoints = ("rerank", "score")
 ENCODED: Endpoints = (*LISTED, *PAIRS)
@@ -46,6 +69,7 @@ class Field:
         values: if it is refused: those that change nothing; if it works: those that are served, all
             that its body's type lets through if there are none here. Null always passes.
         hint: what to use instead, or what is special.
+        stage: of `prepare` that it goes to, if it works and is of text.
     """
 
     name: str
@@ -53,10 +77,29 @@ class Field:
     fate: Fate
     values: tuple[Any, ...] = ()
     hint: str = ""
+    stage: Stage | None = None
 
 
-def _works(names: str, endpoints: Endpoints, *values: Any, hint: str = "") -> Iterator[Field]:
-    return (Field(name, endpoints, "works", values, hint) for name in names.split())
+def _working() -> Iterator[Field]:
+    """The fields that the bodies have; those of which the same is said are one."""
+    rows: dict[tuple[str, Note], list[Endpoint]] = {}
+    for kind in BODIES:
+        for name, info in kind.model_fields.items():
+            own = next((each for each in info.metadata if isinstance(each, Note)), Note())
+            stage = own.stage or _stage_of(kind, name)
+            rows.setdefault((name, Note(own.hint, own.values, stage)), []).append(kind.endpoint)
+            for part in own.parts.model_fields if own.parts is not None else ():
+                row = rows.setdefault((f"{name}.{part}", Note(stage=stage)), [])
+                row.append(kind.endpoint)
+    for (name, note), endpoints in rows.items():
+        yield Field(name, tuple(endpoints), "works", note.values, note.hint, note.stage)
+
+
+def _stage_of(kind: type[Body], name: str) -> Stage | None:
+    """Of the class that has the field, and says where its fields go."""
+    owners = (each for each in kind.__mro__ if name in get_annotations(each))
+    stages = (vars(owner).get("stage") for owner in owners)
+    return next((stage for stage in stages if stage is not None), None)
 
 
 def _refused(names: str, endpoints: Endpoints, *values: Any, hint: str = "") -> Iterator[Field]:
@@ -69,100 +112,6 @@ def _ignored(names: str, endpoints: Endpoints) -> Iterator[Field]:
 
 _TEMPLATE_HINT = "give it in chat_template_kwargs"
 _CUT_HINT = "use truncate_prompt_tokens"
-_TEXT_WORKS = (
-    *_works(
-        "stream temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
-        " logit_bias seed priority cache_salt session_id kv_expiry_s agent workflow_id",
-        SAMPLED,
-    ),
-    *_works(
-        "n stream_options stream_options.include_usage stream_options.continuous_usage_stats"
-        " max_tokens allowed_token_ids stop_token_ids ignore_eos min_tokens"
-        " include_stop_str_in_output skip_special_tokens logprobs return_token_ids"
-        " return_tokens_as_token_ids return_cached_tokens_details",
-        TEXT,
-    ),
-    *_works("stop", (*TEXT, "responses")),
-    *_works("adapter_id", SAMPLED, hint="an adapter of the model; or name it as the model"),
-    *_works("prompt_logprobs", TEXT, hint="not in a stream"),
-    *_works("tenant", TEXT, hint="over NATS only"),
-    *_works("best_of", TEXT, hint="only as many as n"),
-    *_works("messages", (*TEMPLATE, "messages")),
-    *_works("add_generation_prompt continue_final_message", TEMPLATE),
-    *_works("chat_template_kwargs", (*TEMPLATE, "responses", "messages")),
-    *_works("max_completion_tokens", CHAT),
-    *_works("top_logprobs", (*CHAT, *RESPONSES)),
-    *_works("tools", (*TEMPLATE, "responses"), hint="functions"),
-    *_works("tool_choice", CALLING, hint="auto, none, required, or a function by its name"),
-    *_works("parallel_tool_calls", CALLING),
-    *_works("reasoning_effort", CHAT, hint="as far as the model's template reads it"),
-    *_works("reasoning", RESPONSES, hint="its effort, as far as the model's template reads it"),
-    *_works("include_reasoning separate_reasoning", CHAT),
-    *_works("input instructions max_output_tokens metadata store", RESPONSES),
-    *_works("background", RESPONSES, hint="stored, and not in a stream"),
-    *_works("previous_response_id", RESPONSES, hint="of a response that was stored"),
-    *_works("text", RESPONSES, hint="its format: text, json_object or json_schema"),
-    *_works("truncation", RESPONSES, "disabled", "auto"),
-    *_works("include", RESPONSES, hint="message.output_text.logprobs"),
-    *_works("system max_tokens stop_sequences", MESSAGES),
-    *_works("tools", MESSAGES, hint="one's own, of the type custom"),
-    *_works("tool_choice", MESSAGES, hint="its type: auto, any, none, or tool with a name"),
-    *_works("thinking", MESSAGES, hint="as far as the model's template reads enable_thinking"),
-    *_works("output_config", MESSAGES, hint="its format: json_schema"),
-    *_works("output_format", MESSAGES, hint="the same as output_config.format"),
-    *_works("prompt", ("completions", "tokenize")),
-    *_works("echo", ("completions",)),
-    *_works("return_token_strs", ("tokenize",)),
-    *_works("tokens", ("detokenize",)),
-    *_works("lora_name", ADAPTERS),
-    *_works("tenant shared", ADAPTERS, hint="by administrators; else it is one's own"),
-    *_works("lora_path load_inplace base_model_name", ("load_lora_adapter",)),
-    *_works(
-        "session_id model_id expected_arrival ordered priority agent workflow_id ttl_ms",
-        ("advisories",),
-    ),
-    *_works("response_format", TEXT, hint="text, json_object or json_schema"),
-    *_works("guided_json json_schema", TEXT, hint="a JSON schema, or its text"),
-    *_works("guided_regex regex guided_choice guided_whitespace_pattern", TEXT),
-    *_works("guided_grammar grammar ebnf", TEXT, hint="rules in Lark's or llama.cpp's words"),
-    *_works(
-        "structured_outputs",
-        TEXT,
-        hint="json, regex, choice, grammar, json_object, whitespace_pattern and"
-        " disable_any_whitespace",
-    ),
-    *_works("kv_hints", SAMPLED, hint="fetch, retain, demote and release; the rest is ignored"),
-)
-_SHARED_WORKS = (
-    *_works("model", (*SHOWN, "responses", "messages", "advisories")),
-    *_works("add_special_tokens", (*TEXT, "tokenize", *ENCODED)),
-    *_works(
-        "truncate_prompt_tokens", (*TEXT, *ENCODED),
-        hint="text: the end is kept; one-shot models: the start; truncation_side says otherwise",
-    ),
-    *_works("truncation_side", (*TEXT, *ENCODED), "left", "right"),
-    *_works("slo_ms", ONESHOT),
-)  # fmt: skip
-_ONESHOT_WORKS = (
-    *_works("input", LISTED),
-    *_works("encoding_format", EMBED, "float", "base64"),
-    *_works("embed_dtype", EMBED, "float32", "float16", "bfloat16", hint="of base64"),
-    *_works("endianness", EMBED, "native", "little", "big", hint="of base64"),
-    *_works("dimensions", EMBED),
-    *_works("normalize use_activation", EMBED, True, hint="scales to length 1"),
-    *_works("task", ("pooling",), "embed", "classify", hint="the model's own"),
-    *_works("query top_n return_documents max_tokens_per_doc", ("rerank",)),
-    *_works("documents", PAIRS),
-    *_works("text_1 text_2 queries items data_1 data_2", ("score",)),
-    *_works("texts output_dimension", ("v2/embed",)),
-    *_works("embedding_types", ("v2/embed",), hint="float and base64"),
-    *_works("truncate", ("v2/embed",), "NONE", "START", "END"),
-    *_works(
-        "input_type", ("v2/embed",),
-        "search_document", "search_query", "classification", "clustering",
-        hint="all the same: nothing is put before a text",
-    ),
-)  # fmt: skip
 _TEXT_REFUSED = (
     *_refused("use_beam_search", TEXT, False),
     *_refused("length_penalty", TEXT, 1.0),
@@ -305,7 +254,7 @@ _IGNORED = (
 )
 
 FIELDS: tuple[Field, ...] = (
-    *_TEXT_WORKS, *_SHARED_WORKS, *_ONESHOT_WORKS,
+    *_working(),
     *_TEXT_REFUSED, *_CHAT_REFUSED, *_RESPONSES_REFUSED, *_MESSAGES_REFUSED, *_ONESHOT_REFUSED,
     *_ADAPTERS_REFUSED, *_IGNORED,
 )  # fmt: skip
@@ -323,8 +272,41 @@ def _by_endpoint() -> dict[tuple[Endpoint, str], Field]:
 TABLE: Mapping[tuple[Endpoint, str], Field] = _by_endpoint()
 
 
+def parse(kind: type[B], data: bytes) -> B:
+    """A body from its JSON.
+
+    Raises:
+        InvalidRequest: malformed, or a field is missing, of the wrong type, out of range, or asks
+            for what is not there.
+    """
+    try:
+        body = kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = param_name(first["loc"])
+        message = f"{param}: {first['msg']}" if param else f"the body: {first['msg']}"
+        raise InvalidRequest(message, param or None) from None
+    check(kind.endpoint, {**body.__dict__, **(body.model_extra or {})})
+    return body
+
+
+def param_name(loc: tuple[int | str, ...]) -> str:
+    """A place in a body as its sender would write it.
+
+    >>> param_name(("messages", 0, "role"))
+    'messages[0].role'
+    """
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            name += f".{part}" if name else part
+    return name
+
+
 def check(endpoint: Endpoint, given: Mapping[str, Any]) -> None:
-    """Say no to what would change the answer and is not there.
+    """Refuse what would change the answer and is not served.
 
     Args:
         given: fields of a body; those that are not in the table pass.
@@ -355,9 +337,3 @@ def is_same(value: Any, passing: Any) -> bool:
 
 def _written(values: tuple[Any, ...]) -> str:
     return ", ".join(json.dumps(value) for value in values)
-
-
-def unsupported(name: str, hint: str = "") -> InvalidRequest:
-    """The error of a value that is known and not served."""
-    message = f"{name}: this value is not supported" + (f"; {hint}" if hint else "")
-    return InvalidRequest(message, name, code="unsupported_value")

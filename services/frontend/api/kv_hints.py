@@ -15,11 +15,11 @@ actions are counted and ignored, and so is what payloads say of blocks, tokens a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.observability import telemetry
+from services.frontend.prepare.requests import ActionName, Wish
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
 
@@ -34,7 +34,6 @@ ARRIVAL_S_MAX = 86_400.0
 TTL_MS_MAX = 86_400_000
 RETAIN_MS = 300_000
 
-ActionName = Literal["fetch", "retain", "demote", "release"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 
@@ -65,30 +64,6 @@ class KvHints(BaseModel):
     actions: Annotated[list[KvHintAction], Field(max_length=ACTIONS_MAX, fail_fast=True)] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is to be done for an action.
-
-    Attributes:
-        is_own: about the session of the request that it came with.
-        is_wanted: the session's turn is coming, within `ttl_ms`; else it is not.
-        duration_s: for so long it is to be kept; 0: nobody said.
-    """
-
-    action: ActionName
-    session_id: str
-    is_own: bool
-    is_wanted: bool
-    expected_arrival: float | None = None
-    ttl_ms: int | None = None
-    duration_s: float = 0.0
-
-    @property
-    def lets_go(self) -> bool:
-        """Whether its KV need not be kept; what is demoted stays below."""
-        return not self.is_wanted and self.action != "demote"
-
-
 def wishes_of(hints: KvHints | None, own: SessionId | None) -> list[Wish]:
     """What an envelope asks for.
 
@@ -107,12 +82,6 @@ def wishes_of(hints: KvHints | None, own: SessionId | None) -> list[Wish]:
         if wish is not None:
             wishes.append(wish)
     return wishes
-
-
-def count_ignored(hints: KvHints | None, wishes: list[Wish]) -> None:
-    """Of the envelope's actions, those that come to nothing here."""
-    if hints is not None and (num := len(hints.actions) - len(wishes)):
-        telemetry.KV_HINTS.labels("ignored").inc(num)
 
 
 def _wish(name: ActionName, payload: "_Payload", own: SessionId | None) -> Wish | None:

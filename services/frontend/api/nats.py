@@ -1,4 +1,4 @@
-"""``symphony.inference.submit``: the same bodies and answers for those who speak NATS.
+"""``symphony.inference.submit``: the same bodies and answers for clients of NATS.
 
 A body with ``messages`` is a chat, one with ``prompt`` a completion, one with ``query`` a
 reranking, one with ``input`` an embedding or a classification, as its model does. With ``stream``
@@ -6,8 +6,8 @@ each chunk is a message to the reply subject and ``[DONE]`` the last; without, t
 message. Errors have OpenAI's shape; one is the answer too where the real one is larger than NATS
 takes.
 
-Where NATS has accounts, requests come by ``symphony.tenant.TENANT.inference.submit``, which tells
-whose they are. NATS remembers where their answers go until an empty message ends them.
+Where NATS has accounts, requests come by ``symphony.tenant.TENANT.inference.submit``, which names
+the tenant. NATS remembers where their answers go until an empty message ends them.
 """
 
 import logging
@@ -17,15 +17,16 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
+from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
+from services.frontend.api.fields import parse
 from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot.classify import label
 from services.frontend.api.oneshot.embeddings import embed
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.rerank import rank
-from services.frontend.api.text.chat import prepare_chat
-from services.frontend.api.text.completions import prepare_completion
-from services.frontend.api.text.delivery import answer_whole, stream_chunks
+from services.frontend.api.text.chat import open_chat
+from services.frontend.api.text.completions import open_completion
+from services.frontend.api.text.delivery import answer_whole, prepared, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
@@ -69,7 +70,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         if message.reply:
             await link.bus.publish_raw(message.reply, END)
 
-    async def of_anybody(message: RawMessage) -> None:
+    async def of_public(message: RawMessage) -> None:
         await answer(message, None)
 
     async def answer(message: RawMessage, tenant: TenantId | None) -> None:
@@ -99,7 +100,7 @@ async def serve(app: App, keyring: Keyring, link: Link) -> None:
         subject = subject_of(TENANT_INFERENCE_SUBMIT, tenant)
         await link.bus.serve_raw(subject, of_tenant, QUEUE)
     if link.is_public:
-        await link.bus.serve_raw(INFERENCE_SUBMIT, of_anybody, QUEUE)
+        await link.bus.serve_raw(INFERENCE_SUBMIT, of_public, QUEUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class _Asked:
     """A request.
 
     Attributes:
-        reply: subject of the answer; empty: nobody waits for one.
+        reply: subject of the answer; empty: none is wanted.
         tenant: whose credentials it came with; None: NATS asks for none.
         link: that it came on, and its answer goes on.
     """
@@ -153,10 +154,10 @@ async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapa
         return
     with serving(tenant or DEFAULT_TENANT):
         async with asked.link.preparing:
-            body, writer = await _prepare(app, keyring, asked, fields)
+            writer = await _open(app, keyring, asked, fields)
     writer.generation.keep(held)
     with serving(writer.generation.plan.owner.tenant):
-        if not body.stream:
+        if not writer.is_streamed:
             await _send(asked, await answer_whole(writer))
             return
         async with aclosing(stream_chunks(writer)) as batches:
@@ -167,7 +168,7 @@ async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapa
 
 async def _send(asked: _Asked, answer: bytes) -> None:
     """Raises:
-    InvalidRequest: the answer does not fit; its caller has to be told, or waits in vain.
+    InvalidRequest: the answer does not fit; without this error its caller would wait in vain.
     """
     bus = asked.link.bus
     if len(answer) > bus.payload_bytes_max:
@@ -201,9 +202,7 @@ async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_
         return await embed(parse(EmbeddingBody, payload), context)
 
 
-async def _prepare(
-    app: App, keyring: Keyring, asked: _Asked, fields: dict[str, Any]
-) -> tuple[Generate, Writer]:
+async def _open(app: App, keyring: Keyring, asked: _Asked, fields: dict[str, Any]) -> Writer:
     kind: type[ChatBody | CompletionBody] = CompletionBody if "prompt" in fields else ChatBody
     body = parse(kind, asked.payload)
     origin = Origin(
@@ -214,8 +213,8 @@ async def _prepare(
     )
     with serving(origin.tenant):
         if isinstance(body, CompletionBody):
-            return body, await prepare_completion(app, body, origin)
-        return body, await prepare_chat(app, body, origin)
+            return await prepared(app, body, origin, open_completion)
+        return await prepared(app, body, origin, open_chat)
 
 
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:

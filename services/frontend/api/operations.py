@@ -62,7 +62,7 @@ async def version() -> Response:
 @router.get("/metrics", responses=METRICS)
 async def metrics(request: Request) -> Response:
     """Prometheus's text format, or OpenMetrics if that is asked for: of this frontend, or of the
-    whole house where it is to tell of that."""
+    whole deployment where it collects those."""
     app = app_of(request)
     as_openmetrics = OPENMETRICS in request.headers.get("accept", "")
     if app.config.metrics_of_house:

@@ -267,7 +267,7 @@ RESPONSE = record(
         output_tokens_details=record(reasoning_tokens=COUNT),
     )),
 )  # fmt: skip
-HOUSE = record(
+DEPLOYMENT = record(
     at=NUMBER,
     window_s=NUMBER,
     services=array(record(service=STRING, name=STRING, pid=INTEGER, state=STRING)),

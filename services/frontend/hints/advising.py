@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
-from services.frontend.api.kv_hints import Wish
 from services.frontend.app import App, app_of
 from services.frontend.http.request import caller_of, place_of_request, watched
 from services.frontend.observability import telemetry
+from services.frontend.prepare.requests import Wish
 from shared.errors import (
     HintsThrottled,
     NoCapacity,

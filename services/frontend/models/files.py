@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from services.frontend.models.images import ImageProcessor, load_image_processor
-from services.frontend.tokenizer import ModelTokenizer, import_library, load_tokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer, import_library, load_tokenizer
 
 Made = TypeVar("Made")
 

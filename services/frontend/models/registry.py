@@ -10,7 +10,7 @@ from services.frontend.core.models.fleet import Files, Fleet, LoadTokenizer, fil
 from services.frontend.core.models.model_names import ModelNames
 from services.frontend.models.files import ModelFiles
 from services.frontend.models.images import ImageProcessor
-from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer
+from services.frontend.rendering.tokenizer import LOAD_ERRORS, ModelTokenizer
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId

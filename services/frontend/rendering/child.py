@@ -10,7 +10,12 @@ from typing import Any, BinaryIO
 
 from services.frontend.models.without_torch import without_torch
 from services.frontend.rendering import frames, template_limits
-from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
+from services.frontend.rendering.tokenizer import (
+    LOAD_ERRORS,
+    ModelTokenizer,
+    import_library,
+    load_tokenizer,
+)
 from shared.dying import die_with_parent, limit_memory
 from shared.errors import InvalidRequest
 

@@ -1,7 +1,7 @@
 """What goes over the pipes between the frontend and a child.
 
 The frontend is trusted and pickles. What a child sends back is not unpickled: it runs templates on
-strangers' values.
+values of requests.
 """
 
 import pickle
@@ -17,7 +17,7 @@ TEMPLATE_OPERATIONS: tuple[Operation, ...] = ("names", "render")
 
 LENGTH = struct.Struct("<I")
 HEAD = struct.Struct("<cI")
-ANSWER_BYTES_MAX = 1024**3  # more is not from a child in its right mind
+ANSWER_BYTES_MAX = 1024**3  # more means that the child is broken
 
 READY = b"R"  # the child has started
 BEGUN = b"B"  # it has the tokenizer and works
@@ -34,7 +34,7 @@ UNLOADED = b"U"  # the tokenizer cannot be loaded
 @dataclass(frozen=True, slots=True)
 class Task:
     """Attributes:
-    tokenizer: what the frontend calls it; one that is loaded anew is called otherwise.
+    tokenizer: what the frontend calls it; one that is loaded again has another name.
     source: where its files are.
     template_cpu_s: how long the model's template may run, if it does.
     """

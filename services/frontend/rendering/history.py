@@ -30,14 +30,14 @@ def as_text(messages: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[s
     """For a template that knows no tools: what they are in the system's message, and calls in what
     was said, as Hermes and Qwen have them.
     """
-    told = [_with_calls_said(message) for message in messages]
+    written = [_with_calls_said(message) for message in messages]
     if not tools:
-        return told
+        return written
     about = "\n".join([ABOUT_TOOLS, *map(json.dumps, tools)])
-    if told and told[0]["role"] == "system":
-        first = told[0] | {"content": f"{told[0]['content']}\n\n{about}"}
-        return [first, *told[1:]]
-    return [{"role": "system", "content": about}, *told]
+    if written and written[0]["role"] == "system":
+        first = written[0] | {"content": f"{written[0]['content']}\n\n{about}"}
+        return [first, *written[1:]]
+    return [{"role": "system", "content": about}, *written]
 
 
 def _with_calls_said(message: dict[str, Any]) -> dict[str, Any]:

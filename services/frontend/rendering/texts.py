@@ -1,7 +1,7 @@
 """Chats to texts, texts to tokens and back. Templates run in processes of their own, always, and so
 does what else takes long; short texts are tokenized here and now.
 
-What is done here holds up every other request, so it must be short whatever a stranger sends.
+What is done here holds up every other request, so it must be short whatever a client sends.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 from services.frontend.core.sessions.prompt_reuse import extend_keys
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import Pool
-from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
+from services.frontend.rendering.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NoCapacity
 from shared.fair_slots import Overloaded
@@ -105,8 +105,8 @@ class Texts:
 
     @asynccontextmanager
     async def _alone_if_slow(self, tokenizer: ModelTokenizer) -> AsyncIterator[None]:
-        """Have one chat at a time of a model whose template took too long lately, whoever asks:
-        other models' chats find the other processes free.
+        """Render one chat at a time of a model whose template took too long lately, of all tenants
+        together: other models' chats find the other processes free.
 
         Raises:
             NoCapacity: too many wait for it.
@@ -131,7 +131,7 @@ class Texts:
         """Tokens of a text.
 
         Args:
-            tokens_max: more of a long text are not fetched from who tokenized it.
+            tokens_max: more of a long text are not fetched from the process that tokenized it.
 
         Raises:
             TooManyTokens: a long text has more.
@@ -191,8 +191,8 @@ def is_short(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) 
     """
     if len(messages) > QUICK_MESSAGES_MAX:
         return False
-    told = {name: value for name, value in options.items() if name != "tools"}
-    if any(value is not None and not isinstance(value, bool) for value in told.values()):
+    others = {name: value for name, value in options.items() if name != "tools"}
+    if any(value is not None and not isinstance(value, bool) for value in others.values()):
         return False
     num_chars = 0
     for length in _lengths(messages, options.get("tools") or ()):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from services.frontend.compiling.maker import LIMITS, RETRY_S, GrammarMaker
 from services.frontend.core.limits.tenant_cache import ENTRY_BYTES, TenantCache
 from services.frontend.core.replies.forms import Form
 from services.frontend.core.structures import Kind, Structure
-from services.frontend.grammars import LIMITS, RETRY_S, GrammarMaker
 from shared.clock import SystemClock
 from shared.errors import InvalidRequest, NoCapacity
 from shared.ids import TenantId

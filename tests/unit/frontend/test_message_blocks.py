@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
-from services.frontend.api.text.messages import chat_messages
 from services.frontend.core import message_blocks
 from services.frontend.core.message_blocks import BLOCKS_MAX, input_of, messages_of
+from services.frontend.prepare.messages import chat_messages
 from shared.errors import InvalidRequest
 
 USE: dict[str, Any] = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}

@@ -17,13 +17,13 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from services import frontend
+from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
-from services.frontend.grammars import GrammarMaker
 from services.frontend.ports import Ports
 from services.frontend.rendering.texts import Texts
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.service import main
 from services.frontend.tenants.links import Connect
-from services.frontend.tokenizer import ModelTokenizer
 from shared import messages as m
 from shared.bus import Bus
 from shared.clock import ManualClock

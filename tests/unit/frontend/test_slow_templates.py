@@ -9,7 +9,7 @@ import pytest
 from services.frontend.rendering import frames, texts
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import SLOW_WAITING_MAX, Texts
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.fair_slots import Overloaded
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from loadtest.models import Shape, add_model_options, model_source, shape_of, with_tokenizer
-from services.frontend.tokenizer import load_tokenizer
+from services.frontend.rendering.tokenizer import load_tokenizer
 from services.worker.demo_model import make_demo_model
 
 

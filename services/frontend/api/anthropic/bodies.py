@@ -6,20 +6,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from services.frontend.api.anthropic.schemas import FORMAT, MESSAGES, OUTPUT_CONFIG, SYSTEM
+from services.frontend.api.base import MESSAGES_MAX, Endpoint, Id, Length, Note
 from services.frontend.api.bodies import (
-    MESSAGES_MAX,
     STOP_CHARS_MAX,
     STOPS_MAX,
     TOOL_NAME,
     TOOL_NAME_CHARS_MAX,
     TOOLS_MAX,
-    WHOLE,
-    Id,
     Sampled,
 )
-from services.frontend.api.fields import Endpoint
 
-Length = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 StopSequence = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
@@ -62,21 +58,38 @@ class CountTokensBody(Sampled):
         list[dict[str, Any]],
         Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True),
         WithJsonSchema(MESSAGES | {"maxItems": MESSAGES_MAX}),
+        Note(stage="template"),
     ]
-    system: Annotated[Any, WithJsonSchema(SYSTEM)] = None
-    max_tokens: Length | None = None
-    stop_sequences: (
-        Annotated[list[StopSequence], Field(max_length=STOPS_MAX, fail_fast=True)] | None
-    ) = None
-    tools: Annotated[list[ClientTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: Annotated[dict[str, Any], WithJsonSchema(OUTPUT_CONFIG)] | None = None
-    output_format: Annotated[dict[str, Any], WithJsonSchema(FORMAT)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    system: Annotated[Any, WithJsonSchema(SYSTEM), Note(stage="template")] = None
+    max_tokens: Annotated[Length | None, Note(stage="fit")] = None
+    stop_sequences: Annotated[
+        Annotated[list[StopSequence], Field(max_length=STOPS_MAX, fail_fast=True)] | None,
+        Note(stage="reply"),
+    ] = None
+    tools: Annotated[
+        Annotated[list[ClientTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None,
+        Note("one's own, of the type custom", stage="template"),
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Note("its type: auto, any, none, or tool with a name", stage="grammar"),
+    ] = None
+    thinking: Annotated[
+        Thinking | None,
+        Note("as far as the model's template reads enable_thinking", stage="template"),
+    ] = None
+    output_config: Annotated[
+        Annotated[dict[str, Any], WithJsonSchema(OUTPUT_CONFIG)] | None,
+        Note("its format: json_schema", stage="grammar"),
+    ] = None
+    output_format: Annotated[
+        Annotated[dict[str, Any], WithJsonSchema(FORMAT)] | None,
+        Note("the same as output_config.format", stage="grammar"),
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
 
 
 class MessagesBody(CountTokensBody):
     """``POST /v1/messages``."""
 
-    max_tokens: Length
+    max_tokens: Annotated[Length, Note(stage="fit")]

@@ -1,42 +1,80 @@
 """A request for a message, as a request for a chat."""
 
+from dataclasses import replace
 from typing import Any
 
-from services.frontend.api.anthropic.bodies import ClientTool, CountTokensBody, Thinking, ToolChoice
-from services.frontend.api.bodies import ChatBody, Tool
-from services.frontend.api.fields import check, unsupported
-from services.frontend.api.text.translation import as_tool, chat_like, json_format
+from services.frontend.api.anthropic.bodies import CountTokensBody, Thinking, ToolChoice
+from services.frontend.api.base import unsupported
+from services.frontend.api.bodies import ToolFunction, session_of, stop_strings
+from services.frontend.api.fields import check
+from services.frontend.api.text.requests import shared_request, template_tools, tool_request
+from services.frontend.api.text.structure import format_structure
+from services.frontend.api.text.translation import json_format
 from services.frontend.core.message_blocks import messages_of
+from services.frontend.core.replies.choice import TextRules
+from services.frontend.http.request import Origin
+from services.frontend.prepare.messages import chat_messages
+from services.frontend.prepare.requests import (
+    ChatRequest,
+    Conversation,
+    ThoughtRequest,
+    ToolRequest,
+)
 from shared.errors import InvalidRequest
 
 UNASKED = Thinking(type="disabled")  # Anthropic's models think where they are asked to
 SILENT = {"enable_thinking": False}
 
 
-def chat_of(body: CountTokensBody) -> ChatBody:
-    """What is asked for, in the words of chats.
+def message_request(body: CountTokensBody, origin: Origin) -> ChatRequest:
+    """What a body asks for.
 
     Raises:
-        InvalidRequest: it cannot be said in those.
+        InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
-    messages = messages_of(body.messages, body.system)
-    choice = body.tool_choice
-    thinking = body.thinking or UNASKED
-    is_silent = thinking.type == "disabled"
-    is_one = choice is not None and choice.disable_parallel_tool_use
-    return chat_like(
-        body,
-        messages=messages,
-        max_tokens=body.max_tokens,
-        stop=body.stop_sequences,
-        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
-        tool_choice=None if choice is None else _tool_choice(choice),
-        parallel_tool_calls=False if is_one else None,
-        response_format=_response_format(body),
-        include_reasoning=not is_silent and thinking.display != "omitted",
-        continue_final_message=messages[-1]["role"] == "assistant",
-        chat_template_kwargs=(SILENT if is_silent else {}) | (body.chat_template_kwargs or {}),
+    conversation, thinking = _conversation(body), body.thinking or UNASKED
+    shared = shared_request(body, origin, session_of(body.session_id, origin))
+    return ChatRequest(
+        replace(
+            shared,
+            rules=TextRules(stop=stop_strings(body.stop_sequences)),
+            structure=format_structure(_response_format(body)),
+            max_tokens=body.max_tokens,
+        ),
+        conversation,
+        _tool_request(body),
+        ThoughtRequest(is_shown=thinking.type != "disabled" and thinking.display != "omitted"),
     )
+
+
+def counted_conversation(body: CountTokensBody) -> Conversation:
+    """What a template writes of a message that is only counted.
+
+    Raises:
+        InvalidRequest: as `message_request`, but for what is of no interest here.
+    """
+    conversation = _conversation(body)
+    _tool_request(body)
+    _response_format(body)
+    return conversation
+
+
+def _conversation(body: CountTokensBody) -> Conversation:
+    messages, thinking = messages_of(body.messages, body.system), body.thinking or UNASKED
+    variables = SILENT if thinking.type == "disabled" else {}
+    return Conversation(
+        messages=chat_messages(messages),
+        tools=template_tools(_functions(body)),
+        variables=variables | (body.chat_template_kwargs or {}),
+        continue_final=messages[-1]["role"] == "assistant",
+    )
+
+
+def _tool_request(body: CountTokensBody) -> ToolRequest | None:
+    choice = body.tool_choice
+    is_one = choice is not None and choice.disable_parallel_tool_use
+    chosen = None if choice is None else _tool_choice(choice)
+    return tool_request(_functions(body), chosen, False if is_one else None)
 
 
 def own_words(body: CountTokensBody) -> dict[str, str]:
@@ -44,13 +82,16 @@ def own_words(body: CountTokensBody) -> dict[str, str]:
     return {"response_format": _format_name(body)}
 
 
-def _tool(tool: ClientTool) -> Tool:
-    return as_tool(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
+def _functions(body: CountTokensBody) -> list[ToolFunction]:
+    return [
+        ToolFunction.model_construct(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            strict=tool.strict,
+        )
+        for tool in body.tools or []
+    ]
 
 
 def _tool_choice(choice: ToolChoice) -> Any:

@@ -4,22 +4,21 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
 from services.frontend.api.anthropic.bodies import CountTokensBody, MessagesBody
-from services.frontend.api.anthropic.chats import chat_of, own_words
+from services.frontend.api.anthropic.chats import counted_conversation, message_request, own_words
 from services.frontend.api.anthropic.schemas import MESSAGE, NUM_TOKENS
 from services.frontend.api.anthropic.writing import MessageWriter
-from services.frontend.api.bodies import ChatBody, parse
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.fields import parse
 from services.frontend.api.schemas import answers
-from services.frontend.api.text.chat import generation_of_chat
 from services.frontend.api.text.delivery import respond
-from services.frontend.api.text.messages import rendered
-from services.frontend.api.text.tools import tools_of
-from services.frontend.api.text.translation import told_as
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.translation import errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.http.errors import ANTHROPIC_ERROR_RESPONSES
 from services.frontend.http.request import Origin, caller_of, read_body
-from shared.ids import TenantId
+from services.frontend.prepare.pipeline import prepare_chat
+from services.frontend.prepare.template import rendered
 
 router = APIRouter(tags=["text"])
 
@@ -31,18 +30,20 @@ router = APIRouter(tags=["text"])
 )
 async def messages(request: Request) -> Response:
     """The next message of a chat, as Anthropic has it."""
-    return await respond(request, MessagesBody, prepare_message)
+    return await respond(request, MessagesBody, open_message)
 
 
-async def prepare_message(app: App, body: MessagesBody, origin: Origin) -> MessageWriter:
+async def open_message(app: App, body: MessagesBody, origin: Origin) -> MessageWriter:
     """Check and tokenize.
 
     Raises:
         SymphonyError: it cannot be served as it is.
     """
-    with told_as(own_words(body)):
-        generation, reading = await generation_of_chat(app, chat_of(body), origin)
-    return MessageWriter(generation, body.model, reading)
+    model, is_streamed = body.model, bool(body.stream)
+    with errors_named(own_words(body)):
+        prepared = await prepare_chat(app, message_request(body, origin))
+    generation = Generation(app, prepared.plan)
+    return MessageWriter(generation, model, prepared.reading, is_streamed=is_streamed)
 
 
 @router.post(
@@ -55,13 +56,9 @@ async def count_tokens(request: Request) -> Response:
     app, tenant = app_of(request), caller_of(request).tenant
     with HeldCapacity(app.capacity_of(tenant), FREE_BODY_BYTES) as held:
         body = parse(CountTokensBody, await read_body(request, held))
-        with told_as(own_words(body)):
-            return Json({"input_tokens": await _num_tokens(app, chat_of(body), tenant)})
-
-
-async def _num_tokens(app: App, chat: ChatBody, tenant: TenantId) -> int:
-    model = await app.adapters.model(tenant, chat.model, chat.adapter_id)
-    tools_of(chat, model.tokenizer, app.config.tool_parser)  # which says what is wrong with them
-    text = await rendered(app.texts, model.tokenizer, chat)
-    special = bool(chat.add_special_tokens)
-    return len(await app.texts.encode(model.tokenizer, text, special=special))
+        with errors_named(own_words(body)):
+            conversation = counted_conversation(body)
+            model = await app.adapters.model(tenant, body.model, body.adapter_id)
+            text = await rendered(app.texts, model.tokenizer, conversation)
+            tokens = await app.texts.encode(model.tokenizer, text, special=False)
+    return Json({"input_tokens": len(tokens)})

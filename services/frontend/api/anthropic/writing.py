@@ -4,14 +4,14 @@ from typing import Any
 
 import orjson
 
+from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
-from services.frontend.api.text.reading import Reading
-from services.frontend.api.text.tools import Call
 from services.frontend.core.message_blocks import input_of
 from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.http.errors import anthropic_error
+from services.frontend.prepare.reading import Reading
 from shared.errors import SymphonyError
 from shared.ids import new_id
 
@@ -26,8 +26,10 @@ class MessageWriter(ItemsWriter):
         reading: how the reply is read.
     """
 
-    def __init__(self, generation: Generation, model: str, reading: Reading) -> None:
-        super().__init__(generation, reading)
+    def __init__(
+        self, generation: Generation, model: str, reading: Reading, *, is_streamed: bool
+    ) -> None:
+        super().__init__(generation, reading, is_streamed=is_streamed)
         self._model = model
         self._id = new_id("msg")
 
@@ -46,7 +48,8 @@ class MessageWriter(ItemsWriter):
         ]
 
     def failure_chunk(self, error: SymphonyError) -> bytes:
-        return named_event("error", **anthropic_error(error, self.generation.plan.request_id))
+        request_id = self.generation.plan.request.origin.request_id
+        return named_event("error", **anthropic_error(error, request_id))
 
     def begin_text(self, kind: TextKind) -> list[bytes]:
         if kind is Thought:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
-from services.frontend.api.bodies import WHOLE, Body, Cut, Finite, Id, token_list
-from services.frontend.api.fields import Endpoint
+from services.frontend.api.base import WHOLE, Body, Cut, Endpoint, Finite, Id, Note, token_list
+from services.frontend.api.bodies import SIDE_NOTE
 from services.frontend.api.schemas import (
     DOCUMENT,
     IMAGE,
@@ -46,8 +46,10 @@ class OneshotBody(Body):
 class EncodedBody(OneshotBody):
     """How texts become tokens."""
 
-    truncate_prompt_tokens: Cut | None = None
-    truncation_side: Any = None
+    truncate_prompt_tokens: Annotated[
+        Cut | None, Note("the start is kept; truncation_side says otherwise")
+    ] = None
+    truncation_side: Annotated[Any, SIDE_NOTE] = None
     add_special_tokens: bool | None = None
 
 
@@ -55,12 +57,12 @@ class VectorBody(EncodedBody):
     """How vectors are written; see `vectors`."""
 
     input: Input
-    encoding_format: Any = None
-    embed_dtype: Any = None
-    endianness: Any = None
+    encoding_format: Annotated[Any, Note(values=("float", "base64"))] = None
+    embed_dtype: Annotated[Any, Note("of base64", ("float32", "float16", "bfloat16"))] = None
+    endianness: Annotated[Any, Note("of base64", ("native", "little", "big"))] = None
     dimensions: Size | None = None
-    normalize: bool | None = None
-    use_activation: bool | None = None
+    normalize: Annotated[bool | None, Note("scales to length 1", (True,))] = None
+    use_activation: Annotated[bool | None, Note("scales to length 1", (True,))] = None
 
 
 class EmbeddingBody(VectorBody):
@@ -74,7 +76,7 @@ class PoolingBody(VectorBody):
     """``POST /pooling``."""
 
     endpoint: ClassVar[Endpoint] = "pooling"
-    task: Any = None
+    task: Annotated[Any, Note("the model's own", ("embed", "classify"))] = None
 
 
 class CohereEmbedBody(OneshotBody):
@@ -82,9 +84,15 @@ class CohereEmbedBody(OneshotBody):
 
     endpoint: ClassVar[Endpoint] = "v2/embed"
     texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
-    input_type: Any = None
-    embedding_types: Types | None = None
-    truncate: Any = None
+    input_type: Annotated[
+        Any,
+        Note(
+            "all the same: nothing is put before a text",
+            ("search_document", "search_query", "classification", "clustering"),
+        ),
+    ] = None
+    embedding_types: Annotated[Types | None, Note("float and base64")] = None
+    truncate: Annotated[Any, Note(values=("NONE", "START", "END"))] = None
     output_dimension: Size | None = None
 
 

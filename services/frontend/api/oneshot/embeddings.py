@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from services.frontend.api.base import unsupported
 from services.frontend.api.documents import takes
-from services.frontend.api.fields import unsupported
 from services.frontend.api.oneshot.bodies import (
     CohereEmbedBody,
     EmbeddingBody,

@@ -1,4 +1,4 @@
-"""Making the inputs of one request to a one-shot model ready, as long as somebody waits for them.
+"""Preparing the inputs of one request to a one-shot model, as long as its client waits.
 
 The work is done in threads. They ask `Preparation` before each piece of it whether to go on; room
 and errors are the event loop's business. Texts are in `texts.py`.
@@ -11,9 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from services.frontend.app import App
+from services.frontend.config import FrontendConfig
 from services.frontend.core.turns.job_events import Fail, NewJob
 from services.frontend.http.errors import JobError
-from services.frontend.models.images import ImageProcessor, TooManyPixels, data_url_bytes
+from services.frontend.models.images import ImageProcessor, Pixels, TooManyPixels, data_url_bytes
 from services.frontend.models.registry import OneshotModel
 from services.frontend.tenants.gates import Workers
 from services.frontend.turns.hub import ClientGone
@@ -34,7 +35,7 @@ class Context:
     """What an endpoint works with beside its body.
 
     Attributes:
-        is_abandoned: nobody reads the answer; threads look at it.
+        is_abandoned: the answer is not wanted any more; threads look at it.
     """
 
     app: App
@@ -118,15 +119,7 @@ async def image_jobs(
     def decode(at: int, pixels_max: int) -> NewJob | None:
         if not preparation.is_wanted():
             return None
-        try:
-            data = data_url_bytes(urls[at], config.image_bytes_max)
-            pixels = processor.decode(data, min(pixels_max, config.image_pixels_max))
-        except TooManyPixels as error:
-            if pixels_max < config.image_pixels_max:
-                raise  # in another thread
-            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
-        except InvalidRequest as error:
-            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
+        pixels = _decoded(processor, config, urls[at], f"input[{at}]", pixels_max)
         made = JobInput(
             job_id=job_id_of(context, at),
             pixels=pixels.data,
@@ -153,6 +146,27 @@ async def image_jobs(
     if len(jobs) < len(urls):
         raise preparation.ended()
     return jobs
+
+
+def _decoded(
+    processor: ImageProcessor, config: FrontendConfig, url: str, name: str, pixels_max: int
+) -> Pixels:
+    """An image's pixels.
+
+    Args:
+        name: of the image in errors.
+
+    Raises:
+        TooManyPixels: more than `pixels_max`, and no more than are taken at all.
+        InvalidRequest: it cannot be read.
+    """
+    try:
+        data = data_url_bytes(url, config.image_bytes_max)
+        return processor.decode(data, min(pixels_max, config.image_pixels_max))
+    except InvalidRequest as error:
+        if isinstance(error, TooManyPixels) and pixels_max < config.image_pixels_max:
+            raise  # in another thread
+        raise InvalidRequest(f"{name}: {error.message}", name) from None
 
 
 def variant_of(model: OneshotModel, num_tokens: int) -> int:

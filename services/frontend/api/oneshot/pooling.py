@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request, Response
 
+from services.frontend.api.base import unsupported
 from services.frontend.api.documents import takes
-from services.frontend.api.fields import unsupported
 from services.frontend.api.oneshot.bodies import PoolingBody
 from services.frontend.api.oneshot.classify import run_inputs
 from services.frontend.api.oneshot.embeddings import check_dimensions

@@ -13,8 +13,8 @@ import orjson
 from fastapi import Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import parse
 from services.frontend.api.documents import target_header
+from services.frontend.api.fields import parse
 from services.frontend.api.oneshot.bodies import Inputs, OneshotBody
 from services.frontend.api.oneshot.inputs import Context, Preparation, image_jobs
 from services.frontend.api.oneshot.texts import text_jobs
@@ -87,7 +87,7 @@ async def run_texts(
     """What the model makes of texts, or of pairs of a query and a text.
 
     Raises:
-        SymphonyError: an input cannot be served, or the house cannot serve it in time.
+        SymphonyError: an input cannot be served, or workers cannot serve it in time.
         ClientGone: the client hung up.
     """
     note(model=model.card.model_id, inputs=len(inputs.texts))

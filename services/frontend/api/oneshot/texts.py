@@ -16,7 +16,13 @@ from services.frontend.api.oneshot.inputs import (
 )
 from services.frontend.core.turns.job_events import NewJob
 from services.frontend.models.registry import OneshotModel
-from services.frontend.tokenizer import INLINE_CHARS_MAX, Cut, ModelInput, ModelTokenizer, Query
+from services.frontend.rendering.tokenizer import (
+    INLINE_CHARS_MAX,
+    Cut,
+    ModelInput,
+    ModelTokenizer,
+    Query,
+)
 from shared.errors import InvalidRequest
 from shared.messages import JobInput, pack_ints
 

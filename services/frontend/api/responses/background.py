@@ -1,4 +1,4 @@
-"""A response that is made while nobody waits for it: answered at once, asked for by its id."""
+"""A response made in the background: acknowledged at once, then fetched by its id."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from shared.errors import NoCapacity, SymphonyError
 
 log = logging.getLogger(__name__)
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 
 PAUSE_S = 1.0
 
@@ -41,7 +41,7 @@ async def _make(app: App, writer: ResponseWriter, begun: asyncio.Future[bytes]) 
                 if not await writer.store("begin"):
                     raise NoCapacity("background: there is no room to store it")
                 stack.enter_context(app.storage.background.running(tenant, writer.id, abandon))
-                _tell(begun, writer.begun())
+                _answer(begun, writer.begun())
                 await add_all(writer)
             is_stored = await _in_the_end(lambda: writer.store("rest"))
             word = failed("not_stored", "there was no room to store it, or what it follows is gone")
@@ -64,12 +64,12 @@ def _word_of(error: Exception) -> bytes:
     return failed(SymphonyError.code, "internal error")
 
 
-def _tell(begun: asyncio.Future[bytes], answer: bytes) -> None:
-    if not begun.done():  # else who asked hung up
+def _answer(begun: asyncio.Future[bytes], answer: bytes) -> None:
+    if not begun.done():  # else the client hung up
         begun.set_result(answer)
 
 
-async def _in_the_end(ask: Callable[[], Awaitable[Told]]) -> Told | None:
+async def _in_the_end(ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
     """What Redis answers, for whose return is waited as long as others wait for this response."""
     for _ in range(int(LEASE_S / PAUSE_S)):
         try:

@@ -1,12 +1,19 @@
 """A request for a response, as a request for a chat."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend.api.bodies import ChatBody, ResponsesBody, Tool, ToolFunction
-from services.frontend.api.fields import unsupported
-from services.frontend.api.text.translation import as_tool, chat_like, json_format
-from services.frontend.core.sessions.response_items import messages_of
+from services.frontend.api.base import unsupported
+from services.frontend.api.bodies import ResponsesBody, stop_strings
+from services.frontend.api.text.requests import shared_request, template_tools, tool_request
+from services.frontend.api.text.structure import format_structure
+from services.frontend.api.text.translation import json_format
+from services.frontend.core.replies.choice import TextRules
+from services.frontend.core.sessions.response_items import messages_of, plain
 from services.frontend.core.sessions.stored_responses import Past
+from services.frontend.http.request import Origin
+from services.frontend.prepare.messages import chat_messages
+from services.frontend.prepare.requests import ChatRequest, Conversation, Truncation
 from shared.errors import InvalidRequest
 
 OWN_WORDS = {
@@ -18,36 +25,84 @@ OWN_WORDS = {
 }
 
 
-def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
-    """What is asked for, in the words of chats.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseForm:
+    """What a response's answer repeats of its body, and how it is made.
+
+    Attributes:
+        given: items of its input, as they are kept.
+        past: what it goes on from.
+        num_top: of log-probabilities; None: there are none.
+    """
+
+    past: Past
+    given: list[Any]
+    is_background: bool
+    is_stored: bool
+    is_streamed: bool
+    num_top: int | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    is_parallel: bool
+    effort: str | None
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    truncation: str
+
+
+def response_form(body: ResponsesBody, items: list[Any], past: Past) -> ResponseForm:
+    """By a body whose items were taken by `response_chat`."""
+    tools = body.tools or []
+    return ResponseForm(
+        past=past,
+        given=[kept for item in items if (kept := plain(item)) is not None],
+        is_background=bool(body.background),
+        is_stored=body.store is not False,
+        is_streamed=bool(body.stream),
+        num_top=body.num_top,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        is_parallel=body.parallel_tool_calls is not False,
+        effort=None if body.reasoning is None else body.reasoning.effort,
+        text=body.text or {"format": {"type": "text"}},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=[{"type": "function", **tool.model_dump(exclude={"type"})} for tool in tools],
+        truncation=body.truncation or "disabled",
+    )
+
+
+def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Origin) -> ChatRequest:
+    """What a body asks for.
 
     Args:
         items: of its input.
         past: what it goes on from; its session is the chat's.
 
     Raises:
-        InvalidRequest: it cannot be said in those.
+        InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
-    return chat_like(
-        body,
-        session_id=past.session_id,
-        messages=messages_of(items, body.instructions, past.items),
-        max_completion_tokens=body.max_output_tokens,
-        stop=body.stop,
-        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
-        tool_choice=_tool_choice(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
-        logprobs=body.wants_logprobs,
-        top_logprobs=body.top_logprobs,
-        response_format=_response_format(body.text),
-        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
-        chat_template_kwargs=body.chat_template_kwargs,
-        reasoning_effort=body.reasoning and body.reasoning.effort,
+    messages = messages_of(items, body.instructions, past.items)
+    shared, tools = shared_request(body, origin, past.session_id), body.tools or []
+    return ChatRequest(
+        replace(
+            shared,
+            sampling=replace(shared.sampling, logprobs=body.num_top),
+            rules=TextRules(stop=stop_strings(body.stop)),
+            structure=format_structure(_response_format(body.text)),
+            max_tokens=body.max_output_tokens,
+            truncation=Truncation(keep=-1) if body.truncation == "auto" else None,
+        ),
+        Conversation(
+            messages=chat_messages(messages),
+            tools=template_tools(tools),
+            variables=body.chat_template_kwargs or {},
+            effort=None if body.reasoning is None else body.reasoning.effort,
+        ),
+        tool_request(tools, _tool_choice(body.tool_choice), body.parallel_tool_calls),
     )
-
-
-def _tool(tool: ToolFunction) -> Tool:
-    return as_tool(**{name: getattr(tool, name) for name in ToolFunction.model_fields})
 
 
 def _tool_choice(choice: Any) -> Any:

@@ -8,17 +8,18 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.bodies import ResponsesBody, session_of
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.responses.background import begin
-from services.frontend.api.responses.chats import OWN_WORDS, chat_of
+from services.frontend.api.responses.chats import OWN_WORDS, response_chat, response_form
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.schemas import RESPONSE
-from services.frontend.api.text.chat import generation_of_chat
 from services.frontend.api.text.delivery import respond
-from services.frontend.api.text.translation import told_as
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.translation import errors_named
 from services.frontend.app import App
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.core.sessions.response_items import items_of, plain
+from services.frontend.core.sessions.response_items import items_of
 from services.frontend.core.sessions.stored_responses import Past, new_session
 from services.frontend.http.request import Origin
+from services.frontend.prepare.pipeline import prepare_chat
 from shared.errors import InvalidRequest
 
 router = APIRouter(tags=["text"])
@@ -31,14 +32,14 @@ router = APIRouter(tags=["text"])
 )
 async def responses(request: Request) -> Response:
     """What follows a list of items."""
-    return await respond(request, ResponsesBody, prepare_response, _begin)
+    return await respond(request, ResponsesBody, open_response, _begin)
 
 
-async def _begin(app: App, body: ResponsesBody, writer: ResponseWriter) -> bytes | None:
-    return await begin(app, writer) if body.background else None
+async def _begin(app: App, writer: ResponseWriter) -> bytes | None:
+    return await begin(app, writer) if writer.form.is_background else None
 
 
-async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> ResponseWriter:
+async def open_response(app: App, body: ResponsesBody, origin: Origin) -> ResponseWriter:
     """Look up what it goes on from, check and tokenize.
 
     Raises:
@@ -55,10 +56,10 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
     _check_written(body)
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
         past = await _past(app, body, origin, held.grow_to)
-        with told_as(OWN_WORDS):
-            generation, reading = await generation_of_chat(app, chat_of(body, items, past), origin)
-    given = [kept for item in items if (kept := plain(item)) is not None]
-    return ResponseWriter(app, generation, body, reading, given, past)
+        with errors_named(OWN_WORDS):
+            chat, form = response_chat(body, items, past, origin), response_form(body, items, past)
+            prepared = await prepare_chat(app, chat)
+    return ResponseWriter(app, Generation(app, prepared.plan), form, prepared.reading)
 
 
 def _check_written(body: ResponsesBody) -> None:
@@ -84,7 +85,7 @@ async def _past(
     Raises:
         InvalidRequest: there is no such response, or it is of another session than is named.
     """
-    session_id = session_of(body, origin)
+    session_id = session_of(body.session_id, origin)
     if body.previous_response_id is None:
         return Past(session_id or (None if body.store is False else new_session()))
     past = await app.responses.past(origin.tenant, body.previous_response_id, take_room)

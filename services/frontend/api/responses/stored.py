@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import ID_CHARS_MAX
+from services.frontend.api.base import ID_CHARS_MAX
 from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of

@@ -7,19 +7,19 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import ResponsesBody
+from services.frontend.api.responses.chats import ResponseForm
+from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.logprobs import chat_entry, name_of
-from services.frontend.api.text.reading import Reading
-from services.frontend.api.text.tools import Call
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought
-from services.frontend.core.sessions.stored_responses import Past, StoredResponse, new_response_id
+from services.frontend.core.sessions.stored_responses import StoredResponse, new_response_id
 from services.frontend.core.tools import Said
 from services.frontend.http.errors import error_fields
 from services.frontend.observability import telemetry
+from services.frontend.prepare.reading import Reading
 from services.frontend.sessions.response_store import Which
 from services.frontend.sessions.store import StoreAway
 from shared.errors import SymphonyError
@@ -50,36 +50,25 @@ WORDS: dict[TextKind, _Words] = {
 
 
 class ResponseWriter(ItemsWriter):
-    """One choice, as a response's output, which is stored before its end is told.
+    """One choice, as a response's output, which is stored before its end is sent.
 
     Args:
-        body: repeated in the answer.
+        form: what the answer repeats.
         reading: how the reply is read.
-        given: items of its input, as they are kept.
-        past: what it goes on from.
     """
 
     def __init__(
-        self,
-        app: App,
-        generation: Generation,
-        body: ResponsesBody,
-        reading: Reading,
-        given: list[Any],
-        past: Past,
+        self, app: App, generation: Generation, form: ResponseForm, reading: Reading
     ) -> None:
-        super().__init__(generation, reading)
+        super().__init__(generation, reading, is_streamed=form.is_streamed)
         self._app = app
-        self._body = body
-        self._given = given
-        self._past = past
-        self._is_stored = body.store is not False  # until it is known
-        self.id = new_response_id(past.session_id)
+        self.form = form
+        self._is_stored = form.is_stored  # until it is known
+        self.id = new_response_id(form.past.session_id)
         self._num_events = 0
-        self._wants_logprobs = body.wants_logprobs
         tokenizer = generation.plan.model.tokenizer
         self._entry = partial(
-            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=body.top_logprobs or 0
+            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=form.num_top or 0
         )
         self._logprobs_due: list[dict[str, Any]] = []  # of tokens whose text has still to come
 
@@ -88,11 +77,11 @@ class ResponseWriter(ItemsWriter):
             return 0
         if piece.finish is None:
             return len(piece.logprobs)
-        parts = chain(*(item.get("content", ()) for item in self.items))  # which are told as wholes
+        parts = chain(*(item.get("content", ()) for item in self.items))  # sent whole
         return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        if self._wants_logprobs:
+        if self.form.num_top is not None:
             self._logprobs_due += [self._entry(entry) for entry, _ in piece.logprobs]
         return super().chunks(piece)
 
@@ -110,13 +99,13 @@ class ResponseWriter(ItemsWriter):
         """Store it, or that it is begun; whether it is.
 
         Raises:
-            StoreAway: it cannot be told.
+            StoreAway: Redis does not answer.
         """
-        owner, claim = self.generation.plan.owner, self.generation.prompt_of(0).claim
+        owner, claim = self.generation.plan.owner, self.generation.plan.prompt_of(0).claim
         assert owner.session_id is not None and claim is not None
         response = self._response("in_progress" if which == "begin" else self._status())
         output = response.pop("output")
-        stored = StoredResponse(response, self._given, list(map(_to_keep, output)))
+        stored = StoredResponse(response, self.form.given, list(map(_to_keep, output)))
         limits = self._app.quotas.of(owner.tenant)
         return not claim.is_forgotten and await self._app.responses.put(
             owner.tenant, owner.session_id, claim.generation, stored, limits, which
@@ -131,8 +120,8 @@ class ResponseWriter(ItemsWriter):
         return [self._event(f"response.{status}", response=self._response(status))]
 
     def failure_chunk(self, error: SymphonyError) -> bytes:
-        told = error_fields(error)
-        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
+        given = error_fields(error)
+        return self._event("error", **{name: given[name] for name in ("code", "message", "param")})
 
     def whole(self) -> bytes:
         return orjson.dumps(self._response(self._status()))
@@ -172,8 +161,8 @@ class ResponseWriter(ItemsWriter):
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
         part = self._part
         part["text"] = text
-        told = _logprobs(kind, part.get("logprobs", []))
-        done = [self._text_event(kind, "done", text=text, **told), self._part_event("done")]
+        logprobs = _logprobs(kind, part.get("logprobs", []))
+        done = [self._text_event(kind, "done", text=text, **logprobs), self._part_event("done")]
         return [*done, self._end_item(is_cut=is_cut)]
 
     def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
@@ -207,46 +196,45 @@ class ResponseWriter(ItemsWriter):
         kind = f"response.content_part.{what}"
         return self._event(kind, **self._place(), content_index=0, part=self._part)
 
-    def _text_event(self, kind: TextKind, what: str, **told: Any) -> bytes:
+    def _text_event(self, kind: TextKind, what: str, **fields: Any) -> bytes:
         name = f"response.{WORDS[kind].part}.{what}"
-        return self._event(name, **self._place(), content_index=0, **told)
+        return self._event(name, **self._place(), content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
         return named_event(kind, sequence_number=number, **fields)
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, plan = self._body, self.generation.plan
+        asked, plan = self.form, self.generation.plan
         sampling = plan.samplings[0]
         is_over = status not in {"queued", "in_progress"}
-        tools = [{"type": "function", **t.model_dump(exclude={"type"})} for t in body.tools or []]
         return {
             "id": self.id,
             "object": "response",
-            "background": bool(body.background),
+            "background": asked.is_background,
             "created_at": self.generation.created_s,
             "status": status,
             "error": None,
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "model": self.generation.plan.asked_model,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "model": plan.asked_model,
             "output": self.items if is_over else [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": self._past.response_id,
-            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-            "session_id": self._past.session_id,
+            "parallel_tool_calls": asked.is_parallel,
+            "previous_response_id": asked.past.response_id,
+            "reasoning": {"effort": asked.effort, "summary": None},
+            "session_id": asked.past.session_id,
             "store": self._is_stored,
             "temperature": sampling.temperature,
-            "text": body.text or {"format": {"type": "text"}},
-            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": tools,
-            "top_logprobs": body.top_logprobs or 0,
+            "text": asked.text,
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "top_logprobs": asked.num_top or 0,
             "top_p": sampling.top_p,
-            "truncation": body.truncation or "disabled",
+            "truncation": asked.truncation,
             "usage": self._usage() if is_over else None,
         }
 
@@ -263,7 +251,7 @@ class ResponseWriter(ItemsWriter):
 
 
 def _logprobs(kind: TextKind, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The member that tells them: of what is said alone."""
+    """Their member: only what is said has one."""
     return {"logprobs": entries} if kind is Said else {}
 
 

@@ -6,8 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, ID_CHARS_MAX, AdvisoryBody, parse
+from services.frontend.api.base import ID_CHARS_MAX
+from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, AdvisoryBody
 from services.frontend.api.documents import takes
+from services.frontend.api.fields import parse
 from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.quotas import priority_within

@@ -1,5 +1,5 @@
-"""Deleting a session: everyone who has something of it is told, in an order that leaves nobody who
-could bring it back.
+"""Deleting a session: whatever has something of it is asked to delete that, in an order that leaves
+nothing that could bring it back.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,22 @@ Req = TypeVar("Req")
 Rep = TypeVar("Rep")
 
 ROUND_S = 1.5  # a message may be lost: it is sent again
-STRANGERS_S = 0.2  # for the answers of those of whom nothing is known
+UNKNOWN_S = 0.2  # for the answers of processes that were not seen yet
 NUM_ROUNDS = 4  # together longer than a worker that is gone still seems to live
 TRACKER_TIMEOUT_S = 1.0
 
 
 class DeletionUnfinished(NoCapacity):
-    """Somebody who may have KV of the session did not say that it is gone. The record is deleted;
-    ask again.
+    """A process that may have KV of the session did not confirm that it is gone. The record is
+    deleted; ask again.
     """
 
     code = "deletion_unfinished"
 
 
 async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
-    """Forget a session: its record first, so that nobody begins with it; then the workers, which
-    tell the kvstores of new blocks; then the kvstores.
+    """Forget a session: its record first, so that no turn begins with it; then the workers, which
+    report new blocks to the kvstores; then the kvstores.
 
     Returns:
         Whether it was known, and how many blocks the kvstores had.
@@ -46,15 +46,15 @@ async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
         DeletionUnfinished: not everything was.
     """
     tombstone = await app.sessions.forget(key.tenant, key.session_id)
-    with suppress(SymphonyError):  # an advisory that nobody can take back expires
+    with suppress(SymphonyError):  # one that is not invalidated expires
         await app.hints.ask(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S, grace_s=0.0)
     keys = tombstone.block_keys
     forget = SessionForget(session_id=key.session_id, tenant=key.tenant, keys=keys)
-    forgotten = await _tell_all(
+    forgotten = await _ask_all(
         app, SESSION_FORGET, forget, lambda reply: reply.worker_id, lambda: app.models.holders()[0]
     )
     delete = KvDelete(session_id=key.session_id, tenant=key.tenant, keys=keys)
-    deleted = await _tell_all(
+    deleted = await _ask_all(
         app, SESSION_DELETE, delete, lambda reply: reply.host_id, lambda: app.models.holders()[1]
     )
     await app.sessions.settle(tombstone)
@@ -63,17 +63,17 @@ async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
     return was_known, sum(reply.num_blocks for reply in deleted)
 
 
-async def _tell_all(
+async def _ask_all(
     app: App,
     subject: Subject[Req, Rep],
     message: Req,
     name_of: Callable[[Rep], str],
     wanted: Callable[[], AbstractSet[str]],
 ) -> list[Rep]:
-    """Ask until everyone has answered who is wanted; who goes meanwhile is wanted no more.
+    """Ask until all that are wanted have answered; one that goes meanwhile is wanted no more.
 
     Raises:
-        DeletionUnfinished: somebody did not.
+        DeletionUnfinished: one did not.
     """
     replies: list[Rep] = []
 
@@ -84,7 +84,7 @@ async def _tell_all(
         replies += await app.bus.gather(
             subject,
             message,
-            timeout_s=ROUND_S if wanted() else STRANGERS_S,
+            timeout_s=ROUND_S if wanted() else UNKNOWN_S,
             until=lambda more: bool(wanted()) and not missing(more),
         )
         if not missing([]):

@@ -7,24 +7,23 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import ChatBody, check_options
+from services.frontend.api.bodies import ChatBody
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import CHAT
+from services.frontend.api.text.calls import Call, CallsOfChoice, written
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import chat_entry
-from services.frontend.api.text.messages import rendered
-from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.text.prompts import tokenize_text
-from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of, tell
-from services.frontend.api.text.tools import Call, CallsOfChoice, tools_of, written
-from services.frontend.api.text.writing import ChoicesWriter
+from services.frontend.api.text.replies import ReplyOfChoice, ReplyPart, report
+from services.frontend.api.text.requests import chat_request
+from services.frontend.api.text.writing import AnswerFormat, ChoicesWriter, answer_format
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece, PublicFinish
 from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
 from services.frontend.http.request import Origin
+from services.frontend.prepare.pipeline import prepare_chat
+from services.frontend.prepare.reading import PLAIN, Reading
 
 router = APIRouter(tags=["text"])
 
@@ -36,50 +35,19 @@ router = APIRouter(tags=["text"])
 )
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    return await respond(request, ChatBody, prepare_chat)
+    return await respond(request, ChatBody, open_chat)
 
 
-async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter":
+async def open_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter":
     """Check and tokenize a chat.
 
     Raises:
         SymphonyError: it cannot be served as it is.
     """
-    generation, reading = await generation_of_chat(app, body, origin)
-    return ChatWriter(generation, body, reading)
-
-
-async def generation_of_chat(
-    app: App, body: ChatBody, origin: Origin
-) -> tuple[Generation, Reading]:
-    """What is to be generated, and how it is read.
-
-    Raises:
-        SymphonyError: it cannot be served as it is.
-    """
-    app.quotas.check_turns(origin.tenant)
-    check_options(body)
-    rules = text_rules(body)
-    model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
-    asked = body.max_completion_tokens or body.max_tokens
-    tools = tools_of(body, model.tokenizer, app.config.tool_parser)
-    text = await rendered(app.texts, model.tokenizer, body)
-    reading = reading_of(body, model.tokenizer, app.config, tools, text)
-    held = await held_to(app, origin.tenant, body, model.tokenizer, reading)
-    text = fitting_text(model, body, text, asked)
-    prompt = await tokenize_text(
-        app, model, owner_of(body, origin), text,
-        special=bool(body.add_special_tokens),
-        is_cut=body.truncate_prompt_tokens is not None,
-    )  # fmt: skip
-    generation = await generation_of(
-        app, model, body, origin, [prompt], rules,
-        held=held,
-        asked=asked,
-        default=app.config.max_tokens_default,
-        show_special=any(map(model.tokenizer.is_special, reading.marks())),
-    )  # fmt: skip
-    return generation, reading
+    request = chat_request(body, origin)
+    form = answer_format(body, request.generation.sampling.logprobs)
+    prepared = await prepare_chat(app, request)
+    return ChatWriter(Generation(app, prepared.plan), form, prepared.reading)
 
 
 class ChatWriter(ChoicesWriter):
@@ -89,17 +57,19 @@ class ChatWriter(ChoicesWriter):
         reading: how the reply is read.
     """
 
-    def __init__(self, generation: Generation, body: ChatBody, reading: Reading = PLAIN) -> None:
-        super().__init__(generation, body, prefix="chatcmpl", kind="chat.completion")
-        self._wants_logprobs = bool(body.logprobs)
+    def __init__(
+        self, generation: Generation, form: AnswerFormat, reading: Reading = PLAIN
+    ) -> None:
+        super().__init__(generation, form, prefix="chatcmpl", kind="chat.completion")
+        self._has_logprobs = form.num_top is not None
         self._entry = partial(
-            chat_entry, generation.plan.model.tokenizer, self._name, num_top=body.top_logprobs or 0
+            chat_entry, generation.plan.model.tokenizer, self._name, num_top=form.num_top or 0
         )
         self._entries: list[list[dict[str, Any]]] = [[] for _ in generation.choices]
         self._has_role = [False] * len(generation.choices)
         self._replies: list[ReplyOfChoice] = []
         self._thoughts: list[list[str]] = [[] for _ in generation.choices]
-        self._shows_thoughts = reading.tells_thoughts
+        self._shows_thoughts = reading.hands_on_thoughts
         if not reading.is_plain:
             self._replies = [ReplyOfChoice(reading) for _ in generation.choices]
 
@@ -113,17 +83,17 @@ class ChatWriter(ChoicesWriter):
         if not self._has_role[piece.index]:
             self._has_role[piece.index] = True
             chunks.append(self._role_chunk(piece.index))
-        self._num_told += len(piece.tokens)
+        self._num_sent += len(piece.tokens)
         logprobs = b"null"
-        if self._wants_logprobs and piece.logprobs:
+        if self._has_logprobs and piece.logprobs:
             logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
-        tokens = list(piece.tokens) if self._wants_token_ids else []
-        deltas = [self._delta(told, piece.index) for told in self._told(piece)]
+        tokens = list(piece.tokens) if self._form.has_token_ids else []
+        deltas = [self._delta(part, piece.index) for part in self._parts(piece)]
         reason = self._finish(piece.index, piece.finish)
         if not deltas and (tokens or logprobs != b"null" or reason is not None):
             deltas = [b'{"content":""}' if tokens or logprobs != b"null" else b"{}"]
         for left, delta in zip(reversed(range(len(deltas))), deltas, strict=True):
-            # What belongs to tokens comes with the first of what they say, the end with the last.
+            # What belongs to tokens comes with the first of their deltas, the end with the last.
             more = b',"token_ids":%b' % orjson.dumps(tokens) if tokens else b""
             finish = b"null" if left or reason is None else b'"%b"' % reason.encode()
             chunks.append(self._chunk(_choice(piece.index, delta, logprobs, finish, more)))
@@ -132,13 +102,13 @@ class ChatWriter(ChoicesWriter):
 
     def add(self, piece: Piece) -> None:
         super().add(piece)
-        for told in self._told(piece):
-            match told:
+        for part in self._parts(piece):
+            match part:
                 case Thought(thought):
                     self._thoughts[piece.index].append(thought)
                 case Said(said):
                     self._texts[piece.index].append(said)
-        if self._wants_logprobs:
+        if self._has_logprobs:
             self._entries[piece.index] += [self._entry(entry) for entry, _ in piece.logprobs]
 
     def whole(self) -> bytes:
@@ -150,33 +120,33 @@ class ChatWriter(ChoicesWriter):
                 message["reasoning_content"] = "".join(self._thoughts[index]) or None
             if calls is not None and calls.num:
                 message |= {"content": text or None, "tool_calls": calls.written()}
-            logprobs = {"content": self._entries[index]} if self._wants_logprobs else None
+            logprobs = {"content": self._entries[index]} if self._has_logprobs else None
             choice = self._whole_choice(index, logprobs, message=message)
             choice["finish_reason"] = self._finish(index, self.generation.choices[index].finish)
             choices.append(choice)
         more = self._prompt_logprobs(0)
-        if self._wants_token_ids:
-            more["prompt_token_ids"] = self.generation.prompt_of(0).tokens
+        if self._form.has_token_ids:
+            more["prompt_token_ids"] = self.generation.plan.prompt_of(0).tokens
         return self._whole(choices, **more)
 
-    def _told(self, piece: Piece) -> Iterator[Told]:
-        """What a piece tells."""
+    def _parts(self, piece: Piece) -> Iterator[ReplyPart]:
+        """What a piece adds to its reply."""
         if not self._replies:
             if piece.text:
                 yield Said(piece.text)
             return
         yield from self._replies[piece.index].take(piece)
-        tell(self.generation, self._replies)
+        report(self.generation, self._replies)
 
-    def _delta(self, told: Told, index: int) -> bytes:
+    def _delta(self, part: ReplyPart, index: int) -> bytes:
         """As members of its choice's message."""
-        match told:
+        match part:
             case Thought(thought):
                 return b'{"reasoning_content":%b}' % orjson.dumps(thought)
             case Said(said):
                 return b'{"content":%b}' % orjson.dumps(said)
             case Call():
-                call = written(told)
+                call = written(part)
             case Argued(more):
                 call = {"function": {"arguments": more}}
         calls = self._calls(index)
@@ -193,8 +163,8 @@ class ChatWriter(ChoicesWriter):
 
     def _role_chunk(self, index: int) -> bytes:
         more = b""
-        if self._wants_token_ids:
-            tokens = self.generation.prompt_of(index).tokens
+        if self._form.has_token_ids:
+            tokens = self.generation.plan.prompt_of(index).tokens
             more = b'"prompt_token_ids":%b,' % orjson.dumps(tokens)
         return self._chunk(_choice(index, b'{"role":"assistant","content":""}'), more)
 

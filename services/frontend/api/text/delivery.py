@@ -8,7 +8,8 @@ from typing import TypeVar
 from fastapi import Request, Response
 
 from services.frontend.api.answers import EventStream, Json
-from services.frontend.api.bodies import Streamable, parse
+from services.frontend.api.bodies import Streamable
+from services.frontend.api.fields import parse
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
@@ -77,31 +78,46 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
     yield writer.last_chunks()
 
 
+async def prepared(
+    app: App, body: Body, origin: Origin, prepare: Callable[[App, Body, Origin], Awaitable[Its]]
+) -> Its:
+    """The writer of an answer to a body, which is not needed any more.
+
+    Raises:
+        TenantQuota: the tenant has used up its turns; before anything costs time.
+        SymphonyError: the body cannot be served as it is.
+    """
+    app.quotas.check_turns(origin.tenant)
+    return await prepare(app, body, origin)
+
+
 async def respond(
     request: Request,
     kind: type[Body],
     prepare: Callable[[App, Body, Origin], Awaitable[Its]],
-    begin: Callable[[App, Body, Its], Awaitable[bytes | None]] | None = None,
+    begin: Callable[[App, Its], Awaitable[bytes | None]] | None = None,
 ) -> Response:
     """Answer over HTTP; the client's hanging up ends the generation.
 
     A stream's first chunks are awaited here: until then an error is a status.
 
     Args:
-        begin: goes on without the client, and tells what it is answered; None: it waits.
+        begin: goes on without the client, and gives what it is answered; None: it waits.
     """
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held))
-        writer = await prepare(app, body, origin_of(request))
+        writer = await prepared(
+            app, parse(kind, await read_body(request, held)), origin_of(request), prepare
+        )
         writer.generation.keep(held)
-        if begin is not None and (told := await begin(app, body, writer)) is not None:
-            return Json(told)
+        if begin is not None and (answer := await begin(app, writer)) is not None:
+            return Json(answer)
         mailbox = writer.generation.mailbox
-        mailbox.reader = request.scope["state"].get("connection") if body.stream else None
+        is_streamed = writer.is_streamed
+        mailbox.reader = request.scope["state"].get("connection") if is_streamed else None
         abandon = mailbox.abandon
         with watched(request.receive, abandon):
-            if not body.stream:
+            if not is_streamed:
                 return Json(await answer_whole(writer))
             chunks = stream_chunks(writer)
             return EventStream(await anext(chunks), chunks, abandon)

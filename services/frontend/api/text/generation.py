@@ -7,70 +7,26 @@ between is here.
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from services.frontend.api.kv_hints import Wish
-from services.frontend.api.text.prompts import (
-    Owner,
-    Reply,
-    TokenizedPrompt,
-    num_computed,
-    remember,
-)
 from services.frontend.app import App
 from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.core.limits.quotas import Admission
-from services.frontend.core.replies.choice import Choice, Piece, TextRules
-from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
+from services.frontend.core.replies.choice import Choice, Piece
+from services.frontend.core.turns.turns import Deliver, Fail
 from services.frontend.hints.advising import carry_out
 from services.frontend.http.errors import TooManyRequests, TurnError
-from services.frontend.models.registry import ServedModel
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
+from services.frontend.prepare.plan import Plan
+from services.frontend.prepare.remember import Reply, num_computed, remember
+from services.frontend.prepare.requests import Wish
 from services.frontend.turns.hub import Mailbox
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
-from shared.ids import ModelId, TurnId, new_id
-from shared.locations import known_places
-from shared.messages import AgentRef, AgentTurnLeft, KvPlace, SamplingParams
-from shared.shards import expected_as, turn_id_in
-from shared.tracing import NO_SPAN, Span, Value
-
-SEEDS = 2**63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is to be generated: for each prompt `n` choices, choice numbers in that order.
-
-    Attributes:
-        samplings: one a prompt (their room for output differs).
-        show_special: decode special tokens too.
-        wishes: of the request's `kv_hints`; `place`: where it came from.
-        asked_model: as the request calls it.
-        kv_expiry_s: how long its KV outlives its last use; 0: as every tier has it.
-        tells_places: its usage says where history was.
-        span: of the request.
-    """
-
-    model: ServedModel
-    owner: Owner
-    prompts: list[TokenizedPrompt]
-    samplings: list[SamplingParams]
-    n: int
-    rules: TextRules
-    priority: int = 0
-    show_special: bool = False
-    request_id: str = ""
-    slo_ttft_ms: float | None = None
-    slo_tpot_ms: float | None = None
-    agent: AgentRef | None = None
-    wishes: Sequence[Wish] = ()
-    place: str = ""
-    asked_model: ModelId
-    kv_expiry_s: int = 0
-    tells_places: bool = False
-    span: Span = NO_SPAN
+from shared.ids import TurnId
+from shared.messages import AgentTurnLeft, KvPlace
+from shared.tracing import Span, Value
 
 
 @dataclass(slots=True)
@@ -86,9 +42,9 @@ class Generation:
 
     Attributes:
         created_s: wall-clock seconds.
-        mailbox: tell it when the client hangs up.
-        tools: names of those that the reply calls, for whoever reads calls in it.
-        num_thought_tokens: of thoughts, for whoever reads them; None: nobody does.
+        mailbox: its `abandon` is called when the client hangs up.
+        tools: names of those that the reply calls, set by what reads calls in it.
+        num_thought_tokens: of thoughts, set by what reads them; None: they are not read.
     """
 
     def __init__(self, app: App, plan: Plan) -> None:
@@ -101,8 +57,8 @@ class Generation:
         tokenizer = plan.model.tokenizer
         decode = tokenizer.decode_all if plan.show_special else tokenizer.decode
         self.choices = [
-            Choice(index, decode, self.prompt_of(index).tokens, plan.rules)
-            for index in range(len(plan.prompts) * plan.n)
+            Choice(index, decode, plan.prompt_of(index).tokens, plan.request.rules)
+            for index in range(plan.num_choices)
         ]
         self._times = [_Times() for _ in self.choices]
         self._turn_ids: list[TurnId] = []
@@ -110,7 +66,7 @@ class Generation:
         self._num_running = len(self.choices)
         self._started_at_ns = app.clock.now_ns()
         self.created_s = app.clock.wall_ns() // 1_000_000_000
-        prompts = [len(self.prompt_of(index).tokens) for index in range(len(self.choices))]
+        prompts = [len(plan.prompt_of(index).tokens) for index in range(plan.num_choices)]
         self._admission = Admission(app.quotas, plan.owner.tenant, prompts)
         self._taken = ExitStack()
         self._offered: HeldCapacity | None = None
@@ -143,14 +99,14 @@ class Generation:
             self._app.hints.on_turn(owner.tenant)
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
-        span, now_ns = self.plan.span, self._app.clock.now_ns()
+        span, now_ns = self.plan.request.origin.span, self._app.clock.now_ns()
         span.add("prepare", span.began_ns, now_ns)
         for index in range(len(self.choices)):
             self._spans.append(span.begin("turn", now_ns))
-            new = self._turn(index)
+            new = self.plan.new_turn(index, self._spans[index].trace)
             self._turn_ids.append(new.turn_id)
             self._app.hub.open(new, self.mailbox, index)
-        self._carry_out([wish for wish in self.plan.wishes if not wish.is_own])
+        self._carry_out([wish for wish in self.plan.request.turn.wishes if not wish.is_own])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,12 +120,8 @@ class Generation:
                 telemetry.FINISHED["abort"].inc()
                 self._app.hub.cancel(turn_id)
                 self._end_span(choice.index)
-        self._tell_agent_left()
-        self._carry_out([wish for wish in self.plan.wishes if wish.is_own])
-
-    def prompt_of(self, index: int) -> TokenizedPrompt:
-        """The prompt of choice `index`."""
-        return self.plan.prompts[index // self.plan.n]
+        self._report_agent_left()
+        self._carry_out([wish for wish in self.plan.request.turn.wishes if wish.is_own])
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """All choices' pieces as they come, everything that came together in one list.
@@ -210,7 +162,7 @@ class Generation:
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": self._num_cached()},
         }
-        if self.plan.tells_places:
+        if self.plan.request.shows_tiers:
             details = {"cached_tokens": self._num_cached(), "cached_tokens_details": self._places()}
             usage["prompt_tokens_details"] = details
         if self.num_thought_tokens is not None:
@@ -219,44 +171,14 @@ class Generation:
 
     def _num_cached(self) -> int:
         """Prompt tokens that were not computed, of each prompt once."""
-        return sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
+        return sum(choice.cached_tokens for choice in self.choices[:: self.plan.request.n])
 
     def _places(self) -> dict[KvPlace, int]:
         """Where those were when the turns came."""
-        told: Counter[KvPlace] = Counter()
-        for choice in self.choices[:: self.plan.n]:
-            told.update(choice.cached_in)
-        return dict(told)
-
-    def _turn(self, index: int) -> NewTurn:
-        plan = self.plan
-        prompt, sampling = self.prompt_of(index), plan.samplings[index // plan.n]
-        assert sampling.seed is not None
-        if index:
-            sampling = replace(sampling, seed=(sampling.seed + index) % SEEDS)
-        agent = plan.agent if index == 0 else None
-        is_new = not (known_places(prompt.kv_at) or prompt.num_history)
-        expected = expected_as(plan.owner.session_id, agent, is_new=is_new)
-        return NewTurn(
-            turn_id=turn_id_in(new_id("turn"), plan.owner.tenant, expected),
-            model_id=plan.model.card.model_id,
-            prompt=prompt.tokens,
-            sampling=sampling,
-            tenant=plan.owner.tenant,
-            session_id=plan.owner.session_id,
-            priority=plan.priority,
-            request_id=plan.request_id,
-            cache_salt=plan.owner.cache_salt,
-            slo_ttft_ms=plan.slo_ttft_ms,
-            slo_tpot_ms=plan.slo_tpot_ms,
-            adapter=plan.model.adapter,
-            claim=prompt.claim,
-            kv_at=prompt.kv_at,
-            num_history=prompt.num_history,
-            agent=agent,
-            expiry_s=plan.kv_expiry_s,
-            trace=self._spans[index].trace,
-        )
+        places: Counter[KvPlace] = Counter()
+        for choice in self.choices[:: self.plan.request.n]:
+            places.update(choice.cached_in)
+        return dict(places)
 
     async def _end(self, index: int, piece: Piece) -> None:
         self._num_running -= 1
@@ -269,7 +191,7 @@ class Generation:
             app.hub.cancel(self._turn_ids[index], num_kept)
         assert piece.finish is not None
         telemetry.FINISHED[piece.finish].inc()
-        telemetry.PROMPT_LENGTH.observe(len(self.prompt_of(index).tokens))
+        telemetry.PROMPT_LENGTH.observe(len(self.plan.prompt_of(index).tokens))
         telemetry.REPLY_LENGTH.observe(choice.num_completion_tokens)
         telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9, self._exemplar)
         if times.first_at_ns is not None:
@@ -281,36 +203,36 @@ class Generation:
     @property
     def _exemplar(self) -> dict[str, str] | None:
         """What leads from a metric to the trace."""
-        trace_id = self.plan.span.trace_id
+        trace_id = self.plan.request.origin.span.trace_id
         return {"trace_id": trace_id} if trace_id else None
 
     def _end_span(self, index: int) -> None:
-        """Tell the trace what became of a choice."""
+        """Write into the trace what became of a choice."""
         span = self._spans[index]
         if not span.trace:
             return
         choice, times = self.choices[index], self._times[index]
-        told: dict[str, Value] = {
+        facts: dict[str, Value] = {
             "symphony.turn_id": self._turn_ids[index],
             "gen_ai.response.finish_reasons": [choice.finish or "abort"],
-            "gen_ai.usage.input_tokens": len(self.prompt_of(index).tokens),
+            "gen_ai.usage.input_tokens": len(self.plan.prompt_of(index).tokens),
             "gen_ai.usage.output_tokens": choice.num_completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": choice.cached_tokens,
         }
-        told |= {f"symphony.cached_in.{place}": num for place, num in choice.cached_in.items()}
+        facts |= {f"symphony.cached_in.{place}": num for place, num in choice.cached_in.items()}
         if times.first_at_ns is not None:
-            told["gen_ai.server.time_to_first_token"] = (
+            facts["gen_ai.server.time_to_first_token"] = (
                 times.first_at_ns - self._started_at_ns
             ) / 1e9
-        span.note(told)
+        span.note(facts)
         span.end(self._app.clock.now_ns())
 
-    def _tell_agent_left(self) -> None:
+    def _report_agent_left(self) -> None:
         """What follows an agent's turn may come from now on."""
-        plan = self.plan
-        if plan.agent is not None and plan.owner.session_id is not None and self._turn_ids:
+        plan, agent = self.plan, self.plan.request.turn.agent
+        if agent is not None and plan.owner.session_id is not None and self._turn_ids:
             left = AgentTurnLeft(
-                agent=plan.agent,
+                agent=agent,
                 session_id=plan.owner.session_id,
                 tenant=plan.owner.tenant,
                 tools=self.tools,
@@ -324,21 +246,21 @@ class Generation:
         """See to what `kv_hints` ask for, beside the request."""
         if not wishes:
             return
-        plan = self.plan
+        plan, origin = self.plan, self.plan.request.origin
         work = carry_out(
             self._app,
             wishes,
             tenant=plan.owner.tenant,
-            place=plan.place,
+            place=origin.place,
             model_id=plan.asked_model,
-            request_id=plan.request_id,
-            trace=plan.span.trace,
+            request_id=origin.request_id,
+            trace=origin.span.trace,
         )
         if not self._app.hints.spawn(work):
             telemetry.KV_HINTS.labels("dropped").inc(len(wishes))
 
     def _note(self) -> None:
-        """Tell the access log."""
+        """Write into the access log."""
         usage = self.usage()
         firsts = [times.first_at_ns for times in self._times if times.first_at_ns is not None]
         if firsts:

@@ -6,13 +6,14 @@ from typing import Any
 import orjson
 
 from services.frontend.api.answers import NAME_FIELD
+from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.reading import Reading, ReplyOfChoice, tell
-from services.frontend.api.text.tools import Call
+from services.frontend.api.text.replies import ReplyOfChoice, report
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
+from services.frontend.prepare.reading import Reading
 
 TextKind = type[Thought] | type[Said]
 
@@ -25,8 +26,8 @@ class ItemsWriter(Writer):
         reading: how the reply is read.
     """
 
-    def __init__(self, generation: Generation, reading: Reading) -> None:
-        super().__init__(generation)
+    def __init__(self, generation: Generation, reading: Reading, *, is_streamed: bool) -> None:
+        super().__init__(generation, is_streamed=is_streamed)
         self._reply = ReplyOfChoice(reading)
         self.calls = self._reply.calls
         self.items: list[dict[str, Any]] = []
@@ -76,17 +77,17 @@ class ItemsWriter(Writer):
     def chunks(self, piece: Piece) -> list[bytes]:
         events = [] if self._has_begun else self.begin()
         self._has_begun = True
-        for told in self._reply.take(piece):
-            match told:
+        for part in self._reply.take(piece):
+            match part:
                 case Thought(text) | Said(text):
-                    events += self._add(type(told), text)
+                    events += self._add(type(part), text)
                 case Call():
                     events += self._end()
-                    self._call = told
-                    events += self.begin_call(told)
+                    self._call = part
+                    events += self.begin_call(part)
                 case Argued(more):
                     events.append(self.add_arguments(more))
-        tell(self.generation, [self._reply])
+        report(self.generation, [self._reply])
         if piece.finish is not None:
             events += self._end(is_cut=piece.finish == "length")
         return events

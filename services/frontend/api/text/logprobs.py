@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.messages import TokenLogprobs
 
 NameOf = Callable[[int], str]

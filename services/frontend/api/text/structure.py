@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
+from services.frontend.api.base import unsupported
 from services.frontend.api.bodies import Generate
-from services.frontend.api.fields import unsupported
 from services.frontend.core.structural_tags import parse_tags
 from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
 from shared.errors import InvalidRequest
@@ -16,6 +16,10 @@ from shared.sampling import GRAMMAR_BYTES_MAX
 CHOICES_MAX = 1024
 ONE_OF = "json, regex, choice, grammar, structural_tag, json_object"
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")  # by vLLM's names
+GUIDED: dict[str, Kind] = {f"guided_{kind}": kind for kind in KINDS}  # its older fields
+SGLANG: dict[str, Kind] = {
+    "json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar",
+}  # fmt: skip
 CHARS_MAX = GRAMMAR_BYTES_MAX  # of what is to become a grammar; that is checked again
 
 
@@ -25,7 +29,21 @@ def structure_of(body: Generate) -> Structure | None:
     Raises:
         InvalidRequest: it is no such thing, or more than one.
     """
-    found = [*_of_response_format(body.response_format), *_of_vllm(body), *_of_sglang(body)]
+    whitespace = body.guided_whitespace_pattern
+    if whitespace is not None and body.guided_json is None:
+        raise InvalidRequest("guided_whitespace_pattern: only with guided_json")
+    by_format = format_structure(body.response_format)
+    found = [] if by_format is None else [by_format]
+    given = {name: getattr(body, name) for name in (*GUIDED, *SGLANG)}
+    found += [
+        _made(name, kind, given[name], whitespace)
+        for name, kind in GUIDED.items()
+        if given[name] is not None
+    ]
+    found += _of_structured_outputs(body.structured_outputs)
+    found += [
+        _made(name, kind, given[name]) for name, kind in SGLANG.items() if given[name] is not None
+    ]
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
         raise InvalidRequest(f"{names}: only one of them", found[1].name)
@@ -36,23 +54,28 @@ def structure_of(body: Generate) -> Structure | None:
     return found[0] if found else None
 
 
-def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
+def format_structure(given: Mapping[str, Any] | None) -> Structure | None:
+    """What a chat's `response_format` asks for; None: anything.
+
+    Raises:
+        InvalidRequest: it is no such thing.
+    """
     name = "response_format"
     if given is None:
-        return
+        return None
     match given.get("type"):
         case "text":
-            return
+            return None
         case "json_object":
-            yield Structure(name, "json", ANY_OBJECT)
+            return Structure(name, "json", ANY_OBJECT)
         case "json_schema":
-            told = given.get("json_schema")
-            if not isinstance(told, dict):
+            described = given.get("json_schema")
+            if not isinstance(described, dict):
                 raise InvalidRequest(f"{name}.json_schema: give an object with a schema", name)
-            schema = told.get("schema", told.get("json_schema"))  # LangChain's older name
-            yield Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
+            schema = described.get("schema", described.get("json_schema"))  # LangChain's older name
+            return Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
         case "structural_tag":
-            yield _tagged(name, given, name)
+            return _tagged(name, given, name)
         case kind:
             served = (
                 f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema, "
@@ -61,13 +84,7 @@ def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
             raise unsupported(name, served)
 
 
-def _of_vllm(body: Generate) -> Iterator[Structure]:
-    given, whitespace = body.structured_outputs, body.guided_whitespace_pattern
-    if whitespace is not None and body.guided_json is None:
-        raise InvalidRequest("guided_whitespace_pattern: only with guided_json")
-    for kind in KINDS:
-        if (value := getattr(body, f"guided_{kind}")) is not None:
-            yield _made(f"guided_{kind}", kind, value, whitespace)
+def _of_structured_outputs(given: Mapping[str, Any] | None) -> Iterator[Structure]:
     if given is None:
         return
     name = "structured_outputs"
@@ -89,16 +106,6 @@ def _of_vllm(body: Generate) -> Iterator[Structure]:
         yield Structure(f"{name}.json_object", "json", ANY_OBJECT, whitespace)
     if not num:
         raise InvalidRequest(f"{name}: give one of {ONE_OF}", name)
-
-
-def _of_sglang(body: Generate) -> Iterator[Structure]:
-    if body.json_schema is not None:
-        yield _made("json_schema", "json", body.json_schema)
-    if body.regex is not None:
-        yield _made("regex", "regex", body.regex)
-    for name in ("ebnf", "grammar"):
-        if (value := getattr(body, name)) is not None:
-            yield _made(name, "grammar", value)
 
 
 def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> Structure:
@@ -136,7 +143,7 @@ def _json(name: str, given: Any, kind: type | UnionType, what: str, param: str) 
     """A value of this kind, or a text that is its JSON; neither is too large.
 
     Args:
-        what: to be given, for who gives something else.
+        what: is to be given, for the error.
     """
     value = given
     if isinstance(given, str):

@@ -5,13 +5,16 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse, token_list
+from services.frontend.api.base import token_list
+from services.frontend.api.bodies import DetokenizeBody, TokenizeBody
 from services.frontend.api.documents import takes
+from services.frontend.api.fields import parse
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
-from services.frontend.api.text.messages import rendered
+from services.frontend.api.text.requests import conversation_of
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.http.request import caller_of, read_body
+from services.frontend.prepare.template import rendered
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 
@@ -35,7 +38,7 @@ async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.messages is not None:
-        text = await rendered(app.texts, tokenizer, body)
+        text = await rendered(app.texts, tokenizer, conversation_of(body))
         special = bool(body.add_special_tokens)
     else:
         text = body.prompt or ""

@@ -1,25 +1,10 @@
-"""What other APIs for chats share: their requests become requests for a chat, and what is wrong
-with those is told in their own words.
-"""
+"""What the other APIs for chats share: errors of a chat in the words of their own fields."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from services.frontend.api.bodies import ChatBody, Sampled, Tool, ToolFunction
 from shared.errors import InvalidRequest
-
-
-def chat_like(body: Sampled, **fields: Any) -> ChatBody:
-    """A chat that is sampled and kept as `body` says, and has these fields."""
-    shared = {name: getattr(body, name) for name in Sampled.model_fields}
-    return ChatBody.model_construct(**shared | fields)
-
-
-def as_tool(**fields: Any) -> Tool:
-    """A function with these fields, as a chat's tool."""
-    function = ToolFunction.model_construct(**fields)
-    return Tool.model_construct(type="function", function=function)
 
 
 def json_format(given: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -35,7 +20,7 @@ def json_format(given: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def told_as(words: Mapping[str, str]) -> Iterator[None]:
+def errors_named(words: Mapping[str, str]) -> Iterator[None]:
     """Errors of a chat's are raised with the names that its fields have here.
 
     Args:

@@ -4,6 +4,7 @@ and token ids.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -21,11 +22,55 @@ DONE = b"[DONE]"
 CHUNKS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
 
 
-class Writer(ABC):
-    """Turns a generation's pieces into an endpoint's JSON."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """What a chat or a completion wants in its answer.
 
-    def __init__(self, generation: Generation) -> None:
+    Attributes:
+        num_top: likeliest tokens beside each; None: no log-probabilities.
+        num_prompt_top: the same of the prompt's tokens.
+        token_names_are_ids: tokens are written as vLLM's ``token_id:123``.
+    """
+
+    is_streamed: bool
+    has_usage: bool
+    has_usage_always: bool
+    has_token_ids: bool
+    token_names_are_ids: bool
+    num_top: int | None
+    num_prompt_top: int | None
+
+
+def answer_format(body: Generate, num_top: int | None) -> AnswerFormat:
+    """By a body's fields.
+
+    Args:
+        num_top: as `AnswerFormat` has it; the two endpoints have different fields for it.
+    """
+    options = body.stream_options or StreamOptions()
+    return AnswerFormat(
+        is_streamed=bool(body.stream),
+        has_usage=bool(options.include_usage),
+        has_usage_always=bool(
+            options.continuous_usage_stats and options.include_usage is not False
+        ),
+        has_token_ids=bool(body.return_token_ids),
+        token_names_are_ids=bool(body.return_tokens_as_token_ids),
+        num_top=num_top,
+        num_prompt_top=body.prompt_logprobs,
+    )
+
+
+class Writer(ABC):
+    """Turns a generation's pieces into an endpoint's JSON.
+
+    Args:
+        is_streamed: the answer is sent in chunks.
+    """
+
+    def __init__(self, generation: Generation, *, is_streamed: bool) -> None:
         self.generation = generation
+        self.is_streamed = is_streamed
 
     @abstractmethod
     def num_entries(self, piece: Piece | None) -> int:
@@ -36,7 +81,7 @@ class Writer(ABC):
         """The streamed chunks that a piece makes, maybe none."""
 
     async def settle(self) -> None:
-        """See to what has to be done before the answer's end is told; it fails no answer."""
+        """See to what has to be done before the answer's end is sent; it fails no answer."""
         return
 
     @abstractmethod
@@ -65,8 +110,11 @@ class ChoicesWriter(Writer):
         kind: of the answer, one of `CHUNKS`.
     """
 
-    def __init__(self, generation: Generation, body: Generate, *, prefix: str, kind: str) -> None:
-        super().__init__(generation)
+    def __init__(
+        self, generation: Generation, form: AnswerFormat, *, prefix: str, kind: str
+    ) -> None:
+        super().__init__(generation, is_streamed=form.is_streamed)
+        self._form = form
         self._head: dict[str, object] = {
             "id": new_id(prefix),
             "object": kind,
@@ -74,26 +122,17 @@ class ChoicesWriter(Writer):
             "model": generation.plan.asked_model,
         }
         self._chunk_head = orjson.dumps(self._head | {"object": CHUNKS[kind]})[:-1] + b","
-        options = body.stream_options or StreamOptions()
-        self._wants_usage = bool(options.include_usage)
-        self._wants_usage_always = bool(
-            options.continuous_usage_stats and options.include_usage is not False
-        )
-        self._num_told = 0  # tokens of the pieces that chunks were made of
-        self._wants_token_ids = bool(body.return_token_ids)
-        self._name = name_of(
-            generation.plan.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
-        )
-        self._num_prompt_top = body.prompt_logprobs
+        self._num_sent = 0  # tokens of the pieces that chunks were made of
+        self._name = name_of(generation.plan.model.tokenizer, as_ids=form.token_names_are_ids)
         self._texts: list[list[str]] = [[] for _ in generation.choices]
         self._tokens: list[list[int]] = [[] for _ in generation.choices]
 
     def add(self, piece: Piece) -> None:
-        if self._wants_token_ids:
+        if self._form.has_token_ids:
             self._tokens[piece.index] += piece.tokens
 
     def last_chunks(self) -> list[bytes]:
-        if not self._wants_usage:
+        if not self._form.has_usage:
             return [DONE]
         usage = orjson.dumps(self.generation.usage())
         return [b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage), DONE]
@@ -103,16 +142,16 @@ class ChoicesWriter(Writer):
 
     def _num_prompt_entries(self, indices: Iterable[int]) -> int:
         """Of the prompts of these choices, if they are asked for beside the text."""
-        if self._num_prompt_top is None:
+        if self._form.num_prompt_top is None:
             return 0
         return sum(len(self._prompt_entries(index)) for index in indices)
 
     def _prompt_logprobs(self, index: int) -> dict[str, Any]:
-        """The member that tells those of a choice's prompt, if they are asked for."""
-        if self._num_prompt_top is None:
+        """The member with those of a choice's prompt, if they are asked for."""
+        if self._form.num_prompt_top is None:
             return {}
         entries = self._prompt_entries(index)
-        return {"prompt_logprobs": prompt_list(self._name, entries, self._num_prompt_top)}
+        return {"prompt_logprobs": prompt_list(self._name, entries, self._form.num_prompt_top)}
 
     def _whole(self, choices: list[dict[str, Any]], **more: object) -> bytes:
         usage = self.generation.usage()
@@ -125,7 +164,7 @@ class ChoicesWriter(Writer):
             "logprobs": logprobs,
             "finish_reason": self.generation.choices[index].finish,
         }
-        if self._wants_token_ids:
+        if self._form.has_token_ids:
             choice["token_ids"] = self._tokens[index]
         return choice
 
@@ -136,8 +175,8 @@ class ChoicesWriter(Writer):
             more: members beside ``choices``, each with a comma behind it.
         """
         usage = b""
-        if self._wants_usage_always:
-            usage = b',"usage":%b' % orjson.dumps(self.generation.usage(self._num_told))
-        elif self._wants_usage:
+        if self._form.has_usage_always:
+            usage = b',"usage":%b' % orjson.dumps(self.generation.usage(self._num_sent))
+        elif self._form.has_usage:
             usage = b',"usage":null'
         return b'%b%b"choices":[%b]%b}' % (self._chunk_head, more, choice, usage)

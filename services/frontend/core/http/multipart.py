@@ -1,5 +1,8 @@
 """Forms with files (``multipart/form-data``), read as they come and never kept.
 
+Not by python-multipart: that refuses a text before the first boundary, which RFC 2046 allows, logs
+a warning for each broken form, and has no limit on parts, or on a part's headers together.
+
 Source: RFC 7578; RFC 2046, section 5.1.
 """
 

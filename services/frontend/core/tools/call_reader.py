@@ -34,7 +34,7 @@ class Reader(Protocol):
         ...
 
     def feed(self, text: str) -> tuple[int, list[Event]]:
-        """How many characters belong to the object, and what they tell."""
+        """How many characters belong to the object, and the events in them."""
         ...
 
     def finish(self) -> list[Event]:
@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 class ArgumentsReader:
-    """An object of arguments, of a call whose name was told."""
+    """An object of arguments, of a call whose name was reported."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -89,7 +89,7 @@ class CallReader:
         self._names = names
         self.is_marked = is_marked
         self.is_broken = False
-        self._name: str | None = None  # that it has, and is not told yet
+        self._name: str | None = None  # that it has, and was not reported yet
         self.is_over = False
         self.is_call = False
         self._is_text = False  # it calls nothing that there is
@@ -224,7 +224,7 @@ def _string(written: str) -> str | None:
 
 
 def _as_object(written: str) -> str | None:
-    """Arguments as an object's JSON: some models write that as a string once more, or nothing.
+    """Arguments as an object's JSON: some models write that as a string again, or nothing.
     None: they are no JSON.
 
     >>> _as_object('"{}"'), _as_object("null"), _as_object('""'), _as_object('"hello"')
@@ -243,10 +243,10 @@ def joined(events: Iterable[Event]) -> list[Event]:
     >>> joined([Said("a"), Said("b"), Argued("c"), Said(""), Argued("d")])
     [Said(text='ab'), Argued(text='cd')]
     """
-    told: list[Event] = []
+    made: list[Event] = []
     for kind, run in groupby((event for event in events if event not in NOTHING), key=type):
         if kind is Called:
-            told += run
+            made += run
         else:
-            told.append(kind("".join(event.text for event in run if not isinstance(event, Called))))
-    return told
+            made.append(kind("".join(event.text for event in run if not isinstance(event, Called))))
+    return made

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text for whoever asked."""
+    """Text for the client."""
 
     text: str
 

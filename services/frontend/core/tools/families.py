@@ -32,7 +32,7 @@ class Family:
 
     @property
     def is_marked(self) -> bool:
-        """Whether its mark tells calls from all else that is said."""
+        """Whether its mark separates calls from all else that is said."""
         return bool(self.marker) and not self.is_bare
 
 
@@ -62,5 +62,5 @@ def family_of(template: str) -> Family:
     for family in FAMILIES.values():
         if family.marker and family.marker in template:
             return family
-    # Llama's templates name the tag only where they tell of built-in tools.
+    # Llama's templates name the tag only where they describe built-in tools.
     return FAMILIES["llama3" if "ipython" in template else "json"]

@@ -1,5 +1,5 @@
 """Grammars of replies that call tools, written as each family writes calls: that have to, or that
-may, where a mark tells a call from a text.
+may, where a mark separates a call from a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class CallRule:
 
     Attributes:
         parameters: JSON schema of its arguments; None: any object.
-        is_strict: calls are held to it also where nobody has to call.
+        is_strict: calls are held to it also where none is forced.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _freely(
     family: Family, *, is_one: bool, is_outside: bool, marked: Callable[[str], str]
 ) -> list[str]:
     """Any text with marked calls in it, and the rules that this needs."""
-    assert family.is_marked, "nothing tells its calls from text"
+    assert family.is_marked, "nothing separates its calls from text"
     behind, again = _marked_calls(family, is_one=is_one, is_outside=is_outside, marked=marked)
     start = f"lead {behind} | TEXT" if again is None else f"(lead {behind})* TEXT"
     return [start, f"TEXT: {ANY_TEXT}", *lead("lead", marked(family.marker))]

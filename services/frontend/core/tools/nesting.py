@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class Nesting:
-    """Told of each character from an object's or list's first one on.
+    """Fed with each character from an object's or list's first one on.
 
     Attributes:
         depth: of the brackets that are open.
@@ -33,7 +33,7 @@ class Nesting:
             self.depth -= 1
 
     def is_broken_by(self, char: str) -> bool:
-        """Whether it is in no JSON: a mark of the model's, where somebody forgot a bracket."""
+        """Whether it is in no JSON: a mark of the model's, where a bracket was forgotten."""
         return char == "<" and not self.in_string
 
     def take_to_end(self, text: Iterable[str]) -> tuple[int, bool]:

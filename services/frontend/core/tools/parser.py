@@ -1,4 +1,4 @@
-"""A reply, read as it comes: text for whoever asked, and calls of tools."""
+"""A reply, read as it comes: text for the client, and calls of tools."""
 
 from collections.abc import Collection
 
@@ -25,7 +25,7 @@ class ToolParser:
 
     Args:
         names: of the tools there are. What calls no such one is text.
-        calls_max: calls that are told; what more there are is left out. None: all.
+        calls_max: calls that are reported; more are left out. None: all.
         is_forced: the reply is held to calls: what is none is the beginning of one.
 
     Attributes:
@@ -60,12 +60,12 @@ class ToolParser:
         return self._reader is not None and self._reader.is_call
 
     def feed(self, text: str) -> list[Event]:
-        """What a piece of the reply tells, as far as that is sure."""
+        """The events in a piece of the reply, as far as they are sure."""
         self._held += text
         events: list[Event] = []
         while self._held and self._step(events):
             pass
-        return self._told(events)
+        return self._within_limit(events)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """The reply is over: what is left of it.
@@ -88,8 +88,8 @@ class ToolParser:
         self._before += self._held
         self._held = ""
         if not self._num_calls or self._before.strip(SPACE):
-            self._give_up(events)
-        return self._told(events)
+            self._flush(events)
+        return self._within_limit(events)
 
     def _step(self, events: list[Event]) -> bool:
         """Take something of what is held; False: nothing can be taken before more comes."""
@@ -100,10 +100,10 @@ class ToolParser:
         return self._look_for_marker(events)
 
     def _read(self, reader: Reader, events: list[Event]) -> bool:
-        num, told = reader.feed(self._held)
+        num, events_read = reader.feed(self._held)
         self._held = self._held[num:]
-        self._num_calls += sum(isinstance(event, Called) for event in told)
-        events += told
+        self._num_calls += sum(isinstance(event, Called) for event in events_read)
+        events += events_read
         self.has_broken |= reader.is_broken
         if reader.is_over:
             self._reader, self._is_behind = None, reader.is_call
@@ -134,7 +134,7 @@ class ToolParser:
                 if taken is not None:
                     return taken
         self._is_calling = False
-        self._give_up(events)
+        self._flush(events)
         return True
 
     def _take_name(self, text: str, events: list[Event]) -> bool | None:
@@ -189,22 +189,22 @@ class ToolParser:
     def _end_call(self, events: list[Event]) -> None:
         """An end that the model marks: what was before it was a call, or none was there."""
         self._is_calling = False
-        self._give_up(events)
+        self._flush(events)
 
-    def _give_up(self, events: list[Event]) -> None:
+    def _flush(self, events: list[Event]) -> None:
         """No call follows what was looked at: it is text, unless it stands behind one."""
         if not self._is_behind:
             events.append(Said(self._before))
         self._before, self._is_marked, self._is_behind = "", False, False
 
-    def _told(self, events: list[Event]) -> list[Event]:
+    def _within_limit(self, events: list[Event]) -> list[Event]:
         """These, without calls that are too many."""
         if self._calls_max is None or self._num_calls <= self._calls_max:
             return joined(events)
         num_before = self._num_calls - sum(isinstance(event, Called) for event in events)
-        told: list[Event] = []
+        kept: list[Event] = []
         for event in events:
             num_before += isinstance(event, Called)
             if isinstance(event, Said) or num_before <= self._calls_max:
-                told.append(event)
-        return joined(told)
+                kept.append(event)
+        return joined(kept)

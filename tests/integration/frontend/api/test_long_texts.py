@@ -272,7 +272,7 @@ import asyncio, sys
 from services.frontend.core.process_pool import PoolLimits
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
-from services.frontend.tokenizer import load_tokenizer
+from services.frontend.rendering.tokenizer import load_tokenizer
 from shared.clock import SystemClock
 
 async def main():

@@ -13,7 +13,7 @@ from services.frontend.core.process_pool import PoolLimits
 from services.frontend.rendering import texts as subject
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
-from services.frontend.tokenizer import ModelTokenizer, load_tokenizer
+from services.frontend.rendering.tokenizer import ModelTokenizer, load_tokenizer
 from services.worker.demo_model import make_demo_model
 from shared.clock import SystemClock
 from shared.errors import InvalidRequest
@@ -139,6 +139,6 @@ def test_each_ends_by_itself_and_its_process_goes_on(
 def test_a_template_is_neither_compiled_nor_run_where_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.frontend.tokenizer._names_in", pytest.fail)
+    monkeypatch.setattr("services.frontend.rendering.tokenizer._names_in", pytest.fail)
     hostile = model(tmp_path / "hostile", "{{ 10 ** 1000000000 }}")
     assert hostile.has_template

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from services.frontend.api.bodies import ChatBody
-from services.frontend.api.text.messages import chat_messages, template_options
-from services.frontend.api.text.reading import Reading, ReplyOfChoice
+from services.frontend.api.text.replies import ReplyOfChoice
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import FAMILIES
 from services.frontend.core.sessions.response_items import items_of, messages_of
 from services.frontend.core.tools import Said
+from services.frontend.prepare.messages import chat_messages
+from services.frontend.prepare.reading import Reading
+from services.frontend.prepare.requests import Conversation
+from services.frontend.prepare.template import template_options
 from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, compiled
 from tests.conftest import Server
@@ -177,8 +179,7 @@ def test_forms_hold_what_is_said(servers: Servers, parser: str) -> None:
 
 
 def options(effort: str, *names: str) -> dict[str, Any]:
-    body = ChatBody.model_construct(messages=HI, reasoning_effort=effort)
-    return template_options(body, frozenset(names))
+    return template_options(Conversation(messages=HI, effort=effort), frozenset(names))
 
 
 def test_how_much_is_thought_is_said_in_the_templates_words() -> None:
@@ -189,19 +190,17 @@ def test_how_much_is_thought_is_said_in_the_templates_words() -> None:
     assert "reasoning_effort" not in options("medium")
     with pytest.raises(InvalidRequest, match="reads neither"):
         options("high")
-    body = ChatBody.model_construct(
-        messages=HI, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}
-    )
-    assert template_options(body, frozenset({"enable_thinking"}))["enable_thinking"] is True
+    chat = Conversation(messages=HI, effort="none", variables={"enable_thinking": True})
+    assert template_options(chat, frozenset({"enable_thinking"}))["enable_thinking"] is True
 
 
 def test_who_does_not_think_may_be_told_not_to() -> None:
-    body = ChatBody(model="m", messages=HI, chat_template_kwargs={"enable_thinking": False})
-    assert "enable_thinking" not in template_options(body, frozenset())
-    assert template_options(body, frozenset({"enable_thinking"}))["enable_thinking"] is False
+    chat = Conversation(messages=HI, variables={"enable_thinking": False})
+    assert "enable_thinking" not in template_options(chat, frozenset())
+    assert template_options(chat, frozenset({"enable_thinking"}))["enable_thinking"] is False
     for other in ({"enable_thinking": True}, {"enable_thinking": 0}, {"thinking": False}):
         with pytest.raises(InvalidRequest):
-            template_options(ChatBody(messages=HI, chat_template_kwargs=other), frozenset())
+            template_options(Conversation(messages=HI, variables=other), frozenset())
 
 
 def test_history_keeps_them_for_templates() -> None:

@@ -3,31 +3,47 @@
 import inspect
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
-from services.frontend.api.bodies import (
-    ChatBody,
-    CompletionBody,
-    check_options,
-    parse,
-    stop_strings,
-    token_list,
-)
-from services.frontend.api.text.messages import TEMPLATE_OWN, chat_messages, template_options
-from services.frontend.api.text.sampling import max_new_tokens, sampling_params
+from services.frontend.api.base import token_list
+from services.frontend.api.bodies import ChatBody, CompletionBody, stop_strings
+from services.frontend.api.fields import parse
+from services.frontend.api.text.requests import chat_request
+from services.frontend.http.request import Origin
+from services.frontend.prepare.fit import max_new_tokens
+from services.frontend.prepare.messages import chat_messages
+from services.frontend.prepare.requests import ChatRequest
+from services.frontend.prepare.sampling import sampling_params
+from services.frontend.prepare.template import TEMPLATE_OWN
+from services.frontend.prepare.template import template_options as options_of
 from shared.errors import InvalidRequest
-from shared.messages import SamplingDefaults
+from shared.messages import SamplingDefaults, SamplingParams
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-sampled = partial(sampling_params, defaults=SamplingDefaults())
 
 
 def chat(**fields: Any) -> ChatBody:
     return parse(ChatBody, orjson.dumps(CHAT | fields))
+
+
+def asked(body: ChatBody) -> ChatRequest:
+    return chat_request(body, Origin())
+
+
+def sampled(
+    body: ChatBody, max_tokens: int, vocab_size: int, defaults: SamplingDefaults | None = None
+) -> SamplingParams:
+    card = SimpleNamespace(sampling=defaults or SamplingDefaults())
+    model: Any = SimpleNamespace(vocab_size=vocab_size, card=card)
+    return sampling_params(asked(body).generation.sampling, model, max_tokens=max_tokens)
+
+
+def template_options(body: ChatBody, names: frozenset[str]) -> dict[str, Any]:
+    return options_of(asked(body).conversation, names)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +86,7 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
 )
 def test_unsupported_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_options(chat(**{name: value}))
+        asked(chat(**{name: value}))
     assert caught.value.param == name
 
 
@@ -79,7 +95,7 @@ def test_unknown_and_harmless_fields_pass() -> None:
         nobody_knows=1, tools=[], tool_choice="none", response_format={"type": "text"},
         modalities=["text"], user="u", functions=None, best_of=1,
     )  # fmt: skip
-    check_options(body)
+    asked(body)
 
 
 def test_whole_numbers_may_be_written_as_floats() -> None:
@@ -200,7 +216,7 @@ def test_room_for_the_reply() -> None:
     assert room(None, 4) == 4
     assert room(None, 40) == 10
     assert room(7, 4) == 7
-    assert room(0, 4, wanted=False) == 1
+    assert room(0, 4) == 1
     for asked, num_prompt in ((11, 90), (None, 100)):
         with pytest.raises(InvalidRequest) as caught:
             max_new_tokens(asked, 0, num_prompt=num_prompt, max_model_len=100)
@@ -211,10 +227,10 @@ def test_a_model_s_makers_say_how_to_sample_where_a_request_does_not() -> None:
     advised = SamplingDefaults(
         temperature=0.2, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.5
     )
-    params = sampling_params(chat(), max_tokens=5, vocab_size=10, defaults=advised)
+    params = sampled(chat(), max_tokens=5, vocab_size=10, defaults=advised)
     assert (params.temperature, params.top_p, params.top_k) == (0.2, 0.9, 40)
     assert (params.min_p, params.repetition_penalty) == (0.1, 1.5)
-    asked = chat(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
-    params = sampling_params(asked, max_tokens=5, vocab_size=10, defaults=advised)
+    body = chat(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
+    params = sampled(body, max_tokens=5, vocab_size=10, defaults=advised)
     assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 0)
     assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)

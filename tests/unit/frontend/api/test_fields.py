@@ -6,11 +6,12 @@ from typing import Any, get_args
 import orjson
 import pytest
 
+from cli.docs.fields import PAGE, table
 from cli.start.plan import ROOT
 from services.frontend.api.anthropic.bodies import CountTokensBody, MessagesBody
+from services.frontend.api.base import Body, Endpoint
 from services.frontend.api.bodies import (
     AdvisoryBody,
-    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -19,9 +20,8 @@ from services.frontend.api.bodies import (
     StreamOptions,
     TokenizeBody,
     UnloadAdapterBody,
-    parse,
 )
-from services.frontend.api.fields import FIELDS, TABLE, Endpoint, Field
+from services.frontend.api.fields import FIELDS, TABLE, parse
 from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     CohereEmbedBody,
@@ -50,37 +50,14 @@ BODIES: dict[type[Body], dict[str, Any]] = {
     ScoreBody: {"text_1": "a", "text_2": "b"},
     CohereEmbedBody: {"texts": ["a"]},
 }
-PAGE = ROOT / "docs" / "fields.md"
-HEAD = "| endpoints | fields | handling |\n|---|---|---|\n"
 
 
 def parsed(kind: type[Body], **fields: Any) -> Body:
     return parse(kind, orjson.dumps({"model": "m", **BODIES[kind], **fields}))
 
 
-def page_rows() -> str:
-    """The table as the page shows it: one row for all fields of the same endpoints and handling."""
-    order = list(get_args(Endpoint))
-    rows: dict[tuple[str, str], list[str]] = {}
-    for field in sorted(FIELDS, key=lambda f: (order.index(f.endpoints[0]), f.name)):
-        names = ", ".join(sorted(field.endpoints, key=order.index))
-        rows.setdefault((names, fate_of(field)), []).append(f"`{field.name}`")
-    return HEAD + "".join(
-        f"| {endpoints} | {', '.join(names)} | {fate} |\n"
-        for (endpoints, fate), names in rows.items()
-    )
-
-
-def fate_of(field: Field) -> str:
-    values = ", ".join(f"`{orjson.dumps(value).decode()}`" for value in field.values)
-    text: str = field.fate
-    if values:
-        text += f": {values}" if field.fate == "works" else f", but for {values}"
-    return text + (f"; {field.hint}" if field.hint else "")
-
-
 def test_the_page_shows_the_table() -> None:
-    assert page_rows() in PAGE.read_text(), f"docs/fields.md is to hold:\n{page_rows()}"
+    assert PAGE.read_text().endswith(table()), "run: python -m cli.docs.fields"
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -90,6 +67,13 @@ def test_a_body_reads_what_works_and_nothing_else(kind: type[Body]) -> None:
         if endpoint == kind.endpoint and field.fate == "works" and "." not in name
     }  # fmt: skip
     assert works == set(kind.model_fields)
+
+
+def test_it_is_known_where_each_field_of_text_goes() -> None:
+    text = {"chat", "completions", "responses", "messages", "tokenize", "detokenize"}
+    for field in FIELDS:
+        goes_somewhere = field.fate == "works" and bool(text & {*field.endpoints})
+        assert (field.stage is not None) is goes_somewhere, field.name
 
 
 def test_stream_options_are_those_of_the_table() -> None:

@@ -26,7 +26,7 @@ from services.frontend.models.images import (
     image_processor,
     load_image_processor,
 )
-from services.frontend.tokenizer import Cut, ModelTokenizer, load_tokenizer
+from services.frontend.rendering.tokenizer import Cut, ModelTokenizer, load_tokenizer
 from shared.errors import InvalidRequest
 
 CLS, SEP = 2, 3

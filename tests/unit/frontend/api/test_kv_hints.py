@@ -6,8 +6,12 @@ import orjson
 import pytest
 
 from services.frontend.api import kv_hints
-from services.frontend.api.bodies import ChatBody, check_options, parse
-from services.frontend.api.kv_hints import DIRECTIVES_MAX, RETAIN_MS, KvHints, Wish, wishes_of
+from services.frontend.api.bodies import ChatBody
+from services.frontend.api.fields import parse
+from services.frontend.api.kv_hints import DIRECTIVES_MAX, RETAIN_MS, KvHints, wishes_of
+from services.frontend.api.text.requests import chat_request
+from services.frontend.http.request import Origin
+from services.frontend.prepare.requests import Wish
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
 
@@ -30,7 +34,7 @@ def body(hints: Any) -> ChatBody:
     messages = [{"role": "user", "content": "hi"}]
     data = orjson.dumps({"model": "m", "messages": messages, "kv_hints": hints})
     found = parse(ChatBody, data)
-    check_options(found)
+    chat_request(found, Origin())
     return found
 
 

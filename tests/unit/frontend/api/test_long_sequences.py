@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.api.text.prompts import (
-    Owner,
-    Reply,
-    TokenizedPrompt,
-    given_tokens,
-    remember,
-    take_tokens,
-)
+from services.frontend.prepare.remember import Reply, remember
+from services.frontend.prepare.requests import Owner
+from services.frontend.prepare.tokenize import TokenizedPrompt, given_tokens, take_tokens
 from shared.blocks import chain_keys, child_key, pack_keys, root_key, sequence_root
 from shared.ids import DEFAULT_TENANT, HostId, SessionId
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.frontend.api.bodies import parse
+from services.frontend.api.fields import parse
 from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     EmbeddingBody,

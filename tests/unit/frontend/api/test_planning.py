@@ -7,9 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from services.frontend.api.bodies import CompletionBody, parse
-from services.frontend.api.text.planning import cut
-from services.frontend.api.text.prompts import Owner, TokenizedPrompt
+from services.frontend.api.bodies import CompletionBody
+from services.frontend.api.fields import parse
+from services.frontend.api.text.requests import completion_request
+from services.frontend.http.request import Origin
+from services.frontend.prepare.requests import Owner
+from services.frontend.prepare.tokenize import TokenizedPrompt, cut
 from shared.blocks import chain_keys, root_key
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId
@@ -29,7 +32,8 @@ PROMPT = TokenizedPrompt(text="t", tokens=list(range(30)), keys=KEYS, num_turns=
 
 def cut_to(num_new: int = 5, **fields: Any) -> TokenizedPrompt:
     body = parse(CompletionBody, orjson.dumps({"model": "m", "prompt": "x", **fields}))
-    return asyncio.run(cut(MODEL, OWNER, body, PROMPT, num_new))
+    asked = asyncio.run(completion_request(body, Origin())).generation
+    return asyncio.run(cut(MODEL, OWNER, asked.truncation, num_new, PROMPT))
 
 
 def test_the_end_is_kept_unless_the_side_is_named() -> None:

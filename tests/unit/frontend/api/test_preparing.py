@@ -19,8 +19,8 @@ from services.frontend.http.errors import JobError
 from services.frontend.models.images import ImageProcessor, Pixels, TooManyPixels
 from services.frontend.models.registry import OneshotModel
 from services.frontend.observability.access_log import serving
+from services.frontend.rendering.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from services.frontend.tenants.gates import THREADS, Gates
-from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from services.frontend.turns.hub import ClientGone
 from services.frontend.turns.job_hub import PendingJobs
 from shared.clock import ManualClock

@@ -12,9 +12,9 @@ from openai.types.chat import (
 )
 from openai.types.responses.response_input_param import ResponseInputItemParam
 
-from services.frontend.api.text.messages import chat_messages
 from services.frontend.core import message_blocks
 from services.frontend.core.sessions import response_items
+from services.frontend.prepare.messages import chat_messages
 from shared.errors import InvalidRequest
 
 DEPTH_MAX = 6

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from services.frontend.api.kv_hints import Wish
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.hints.advising import carry_out, submit
 from services.frontend.hints.gate import HintGate
+from services.frontend.prepare.requests import Wish
 from services.frontend.tenants.links import Link
 from shared.bus import Bus
 from shared.clock import Clock

@@ -10,7 +10,7 @@ CODE = """
 import sys
 from services.frontend.models.without_torch import without_torch
 without_torch()
-from services.frontend.tokenizer import import_library, load_tokenizer
+from services.frontend.rendering.tokenizer import import_library, load_tokenizer
 import_library()
 tokenizer = load_tokenizer(sys.argv[1])
 assert tokenizer.render([{"role": "user", "content": "hi"}], {}).startswith("<|im_start|>user")

@@ -51,7 +51,7 @@ def _error(why: Why, work_ns: int) -> Exception:
     match why:
         case "crashed":
             return _Crashed()
-        case "too_long":  # of a slow moment, or of the grammar: nothing tells which
+        case "too_long":  # because of a slow moment or of the grammar, which is unknown
             return NoCapacity(
                 f"the reply's grammar was not compiled within {work_ns / 1e9:g} s", RETRY_S
             )
@@ -105,7 +105,7 @@ class GrammarMaker:
         await self._pool.close()
 
     def _task(self, tenant: TenantId, key: bytes, form: Form) -> "asyncio.Task[str]":
-        """One for all who ask a tenant's same; it goes on if they do not wait for it."""
+        """One for all requests of a tenant for a grammar; it goes on if they are cancelled."""
         task = self._making.get((tenant, key))
         if task is None:
             task = asyncio.create_task(self._make(tenant, form))

@@ -94,7 +94,7 @@ class ModelTokenizer:
         knows_tools: its chat template has a place for them.
         tool_family: how the model writes calls of tools, by its template.
         names_outside: it writes a tool's name outside of the call's JSON, with a mark behind.
-        thinking: how the model tells thoughts, by its template; None: it has none.
+        thinking: how the model marks thoughts, by its template; None: it has none.
     """
 
     def __init__(self, tokenizer: Any, source: str = "") -> None:
@@ -263,8 +263,8 @@ class ModelTokenizer:
         return str(self._tokenizer.convert_ids_to_tokens(token))
 
     def _encoding(self, text: str, special: bool) -> Any:
-        """The fast backend's, without the places of tokens in a long text: nobody asks for them,
-        and they take most of the memory, and of the time for which other threads stand still.
+        """The fast backend's, without the places of tokens in a long text: they are not needed,
+        and take most of the memory, and of the time for which other threads stand still.
         """
         backend: Any = self._backend
         if len(text) <= INLINE_CHARS_MAX:
@@ -272,8 +272,8 @@ class ModelTokenizer:
         return backend.encode_batch_fast([text], add_special_tokens=special)[0]
 
     def _template(self, tools: list[dict[str, Any]] | None) -> str:
-        """The chat template, some have one of their own for tools; empty: there is none that could
-        be told.
+        """The chat template, some have one of their own for tools; empty: there is none, or none
+        that applies.
         """
         try:
             return str(self._tokenizer.get_chat_template(tools=tools))

@@ -1,4 +1,4 @@
-"""The grammar that a reply is held to, from all that a request says of it."""
+"""The grammar that constrains a reply: of its structure, its tools and its thoughts."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -7,17 +7,17 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import Generate
-from services.frontend.api.text.reading import PLAIN, Reading
-from services.frontend.api.text.structure import CHARS_MAX, structure_of
-from services.frontend.api.text.tools import Tools
-from services.frontend.app import App
+from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.core.replies.forms import NOT_HELD, Calls, Form, Held
 from services.frontend.core.structural_tags import Tag
 from services.frontend.core.structures import Structure, literal
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.prepare.reading import PLAIN, Reading, Tools
+from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
+from shared.sampling import GRAMMAR_BYTES_MAX
+
+CHARS_MAX = GRAMMAR_BYTES_MAX  # of schemas in tools; what they become is checked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,23 @@ class _Wanted:
 
 
 async def held_to(
-    app: App,
+    grammars: GrammarMaker,
     tenant: TenantId,
-    body: Generate,
+    structure: Structure | None,
     tokenizer: ModelTokenizer,
     reading: Reading = PLAIN,
 ) -> Held:
     """A grammar, which can be used. What a model thinks is held to nothing.
 
     Args:
+        structure: that the request asks for.
         reading: which tools it may call, or has to, and whether it thinks before.
 
     Raises:
         InvalidRequest: it cannot be held to what the request says, and why.
         NoCapacity: too many ask for that, or it took too long.
     """
-    said = _said(body, tokenizer, reading.tools)
+    said = _said(structure, tokenizer, reading.tools)
     if said is None:
         return NOT_HELD
     ids = {mark: tokenizer.special_id(mark) for mark in said.marks}
@@ -67,7 +68,7 @@ async def held_to(
             json_after = (*first, thinking.closing, *filter(None, json_after))
     key = _json([said.key, tokens, around])
     form = Form(said.wanted, tokens, around)
-    made = await app.grammars.make(tenant, sha256(key).digest(), form, said.name)
+    made = await grammars.make(tenant, sha256(key).digest(), form, said.name)
     return Held(made.grammar, json_after if made.is_open else ())
 
 
@@ -77,9 +78,10 @@ def _rule(tokenizer: ModelTokenizer, mark: str) -> str:
     return literal(mark) if token is None else f"<[{token}]>"
 
 
-def _said(body: Generate, tokenizer: ModelTokenizer, tools: Tools | None) -> _Wanted | None:
+def _said(
+    wanted: Structure | None, tokenizer: ModelTokenizer, tools: Tools | None
+) -> _Wanted | None:
     """What is said; None: anything."""
-    wanted = structure_of(body)
     if tools is not None and tools.is_forced:
         if wanted is not None and wanted.name != "response_format":  # that is of what is said
             raise InvalidRequest(
@@ -102,9 +104,9 @@ def _calls(tokenizer: ModelTokenizer, tools: Tools, wanted: Structure | None = N
     name = "tools" if wanted is None else wanted.name
     family, is_one = tools.family, tools.calls_max == 1
     is_free = wanted is None and not tools.is_forced
-    told = [(rule.name, rule.parameters, is_free and rule.is_strict) for rule in tools.rules]
+    described = [(rule.name, rule.parameters, is_free and rule.is_strict) for rule in tools.rules]
     form = None if wanted is None else (wanted.value, wanted.whitespace)
-    if len(_json([told, form])) > CHARS_MAX:
+    if len(_json([described, form])) > CHARS_MAX:
         raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
     outside = tokenizer.names_outside
     calls = Calls(family, tools.rules, is_one, outside, is_free=is_free, or_else=wanted)
@@ -113,7 +115,7 @@ def _calls(tokenizer: ModelTokenizer, tools: Tools, wanted: Structure | None = N
     return _Wanted(
         calls,
         name,
-        ["calls", family.name, is_one, outside, is_free, told, form],
+        ["calls", family.name, is_one, outside, is_free, described, form],
         marks=filter(None, (family.marker, family.argument_marker, family.end)),
         json_after=tuple(json_after),
     )
@@ -122,11 +124,11 @@ def _calls(tokenizer: ModelTokenizer, tools: Tools, wanted: Structure | None = N
 def _tags(wanted: Structure) -> _Wanted:
     """Any text, with parts between marks that are held to schemas."""
     tags: dict[str, list[Tag]] = wanted.value
-    told = [[trigger, *map(astuple, its)] for trigger, its in tags.items()]
+    described = [[trigger, *map(astuple, its)] for trigger, its in tags.items()]
     all_tags = [tag for its in tags.values() for tag in its]
     marks = dict.fromkeys([*tags, *(tag.end for tag in all_tags if tag.end)])
     json_after = tuple(dict.fromkeys(tag.begin for tag in all_tags))
-    return _Wanted(wanted, wanted.name, ["tags", told], marks, json_after)
+    return _Wanted(wanted, wanted.name, ["tags", described], marks, json_after)
 
 
 def _json(value: Any) -> bytes:

@@ -1,109 +1,18 @@
-"""A chat's messages, tools and options, as chat templates take them."""
+"""Messages of a chat as chat templates take them."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
-from services.frontend.rendering.texts import Texts
-from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.prepare.requests import Message
 from shared.errors import InvalidRequest
-
-TEMPLATE_OWN = (
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
-    "documents", "max_length", "padding", "return_assistant_tokens_mask", "return_dict",
-    "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools",
-    "truncation",
-)  # fmt: skip
 
 NAME_CHARS_MAX = 64
 TEXT_PARTS = {"text": "text"}
 ASSISTANT_PARTS = {"text": "text", "refusal": "refusal"}
-
-
-async def rendered(texts: Texts, tokenizer: ModelTokenizer, body: ChatBody | TokenizeBody) -> str:
-    """A chat as the model's template writes it.
-
-    Raises:
-        InvalidRequest: wrong messages or options, or the template refuses them.
-        NoCapacity: as `Texts.render`.
-    """
-    options = template_options(body, tokenizer.template_names)
-    return await texts.render(tokenizer, chat_messages(body.messages or []), options)
-
-
-def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str, Any]:
-    """What a chat template is told beside the messages.
-
-    Args:
-        names: what the model's template reads.
-
-    Raises:
-        InvalidRequest: options that exclude each other, or that the template does not read.
-    """
-    known = sorted(name for name in names if not _is_own(name))
-    given = body.chat_template_kwargs or {}
-    options = {name: value for name, value in given.items() if not _is_idle(name, value, known)}
-    for name in options.keys() - known:
-        where = f"chat_template_kwargs.{name[:NAME_CHARS_MAX]}"
-        if _is_own(name):
-            raise InvalidRequest(f"{where}: not a template's variable", where, "unsupported_value")
-        reads = ", ".join(known) or "nothing beside the messages"
-        raise InvalidRequest(
-            f"{where}: the model's template does not read it; it reads {reads}",
-            where,
-            "unsupported_value",
-        )
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message: not together with add_generation_prompt = true",
-            "continue_final_message",
-        )
-    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
-        options = _effort(body.reasoning_effort, names) | options
-    begins = body.add_generation_prompt is not False and not continues
-    options |= {"add_generation_prompt": begins, "continue_final_message": continues}
-    return options | ({"tools": list(map(_tool, body.tools))} if body.tools else {})
-
-
-def _is_idle(name: str, value: Any, known: Sequence[str]) -> bool:
-    """Whether a template that does not read this does all the same what it says."""
-    return name == "enable_thinking" and value is False and name not in known
-
-
-def _effort(effort: str, names: Set[str]) -> dict[str, Any]:
-    """How much a model is to think, in the words of its template.
-
-    Raises:
-        InvalidRequest: it has none for this.
-    """
-    told: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    if known := {name: value for name, value in told.items() if name in names}:
-        return known
-    if effort in {"none", "medium"}:  # nothing, and what clients send who were not asked
-        return {}
-    raise InvalidRequest(
-        "reasoning_effort: the model's template reads neither reasoning_effort nor enable_thinking",
-        "reasoning_effort",
-        "unsupported_value",
-    )
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    """As clients write it, and so as templates were made for."""
-    function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
-    return {"type": "function", "function": function}
-
-
-def _is_own(name: str) -> bool:
-    """Whether it is an argument of transformers' and no variable, whatever a template reads."""
-    return name in TEMPLATE_OWN or name.startswith("return_")
-
-
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
     """Messages as chat templates take them: text content only, roles they know.
 
     Raises:
@@ -112,7 +21,7 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", f"{where}.role")
