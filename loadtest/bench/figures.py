@@ -53,6 +53,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     chosen = choose(figures, args.only)
     page = args.docs / f"{figures.name}-figures.md"
     report = Report(figures, args.docs / "figures", page)
+    if args.redraw:
+        return {"figures": report.redraw(), "page": str(page)}
     with _progress() as progress, workplace(figures, args.processes) as work_of:
         rows = _measure(chosen, QUICK if args.quick else FULL, report, progress, work_of)
     return {"figures": rows, "page": str(page)}
@@ -147,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("set", metavar="SET", help=f"one of {', '.join(SETS)}")
     parser.add_argument("--quick", action="store_true", help="short runs, fewer points")
     parser.add_argument("--only", metavar="KEY,KEY", help="as 1,7,10")
+    parser.add_argument("--redraw", action="store_true", help="from the numbers kept, no run")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to")
     parser.add_argument(
         "--processes",

@@ -58,7 +58,6 @@ from shared.subjects import (
 
 M = TypeVar("M")
 
-EAGER_WORKER = "loadtest.bench.eager_worker"  # in place of one that may rather compute
 START_TIMEOUT_S = 120.0
 HOST_ID = HostId("lab")
 STATS_S = 2.0  # for the answer of a kvstore
@@ -120,12 +119,12 @@ class Lab:
         await self._bus.subscribe(subject, handler, self.host_id)
         await self._bus.flush()
 
-    async def start(self, service: str, *, module: str = "", **settings: str) -> None:
-        """Start a service (again), or what stands in `module` for it, and wait until it works."""
+    async def start(self, service: str, **settings: str) -> None:
+        """Start a service (again) and wait until it works."""
         self.stop(service)
         env = {**self._env, **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()}}
         log_path = self.directory / f"{service}.log"
-        command = [sys.executable, "-m", module or f"services.{service}"]
+        command = [sys.executable, "-m", f"services.{service}"]
         if service == "worker":
             self._report = None
             env["SYMPHONY_METRICS_PORT"] = str(self.metrics_port)
@@ -213,16 +212,6 @@ class Lab:
                 raise PeerUnavailable(f"the worker refused a turn: {trace.error}")
 
         return trace, asyncio.create_task(run())
-
-    async def advise(self, adapter: AdapterRef) -> None:
-        """Announce a turn on an adapter, and wait until that is in the worker's pool."""
-        prefetch = Prefetch(
-            session_id=SessionId("announced"),
-            model_id=ModelId(self.card.model_id),
-            adapter=adapter,
-        )
-        await self.prefetch(prefetch)
-        await self.wait_resident(adapter)
 
     async def prefetch(self, prefetch: Prefetch) -> None:
         """Announce a turn to the worker."""

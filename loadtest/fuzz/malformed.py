@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from loadtest.fuzz.encoder import make_classifier, make_encoder
 from loadtest.fuzz.grammar import Schema, value_of
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.mutation import (
@@ -25,7 +26,6 @@ from loadtest.fuzz.mutation import (
 )
 from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
-from loadtest.jobs.encoder import make_classifier, make_encoder
 from services.frontend.api.fields import FIELDS
 
 ANSWER_MAX_S = 60.0

@@ -15,13 +15,13 @@ import orjson
 from cli.start.credentials import services_nkey_file
 from loadtest.fuzz.attempts import KINDS, OWN_JOB, PRIORITY_MAX, Raid
 from loadtest.fuzz.eavesdropping import Eavesdropper, watch
+from loadtest.fuzz.encoder import make_encoder
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
 from loadtest.fuzz.streams import Streams
 from loadtest.fuzz.tenant import Tenant, key_of
 from loadtest.fuzz.victim import JOB, Lane, are_equal, make_lane, vector_of, work_on_nats
-from loadtest.jobs.encoder import make_encoder
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.disk.filling import PAGE_BYTES
 from loadtest.bench.scale.cores import ARENA_SESSIONS, kvstore_pages_per_s, worker_figures
+from loadtest.bench.scale.filling import PAGE_BYTES
 from loadtest.bench.scale.house import House, open_house
 from loadtest.bench.scale.sessions import EXPIRES_S, Sessions
 from loadtest.bench.scale.staging import stage

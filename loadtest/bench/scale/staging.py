@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.bench.disk.filling import PAGE_BYTES
+from loadtest.bench.scale.filling import PAGE_BYTES
 from loadtest.bench.scale.house import HOST_ID, House
 from loadtest.bench.scale.sessions import FINGERPRINT, Sessions
 from shared.arena import Arena, PageState

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.bench.coldstart import MODES, Asked, measure_coldstarts
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
+from loadtest.figures.caraserve.coldstart import MODES, Asked, measure_coldstarts
 from loadtest.figures.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.figures.plots import doubling_x
 from loadtest.figures.real import here, model_folder, real
@@ -38,7 +38,6 @@ def measure(work: Work, effort: Effort) -> Results:
         targets="all",
         rounds=effort.pick(1, 1, 2),
         modes=modes,
-        is_brief=True,
         others_tokens=effort.pick(8, 32, 64),
     )
     with TemporaryDirectory() as name:

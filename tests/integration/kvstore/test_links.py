@@ -19,7 +19,6 @@ import pytest
 
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
-from loadtest.links import Link, Namespace, join, namespaces
 from services.kvstore.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
@@ -37,6 +36,7 @@ from tests.integration.kvstore.house import (
     page_of,
     until,
 )
+from tests.integration.kvstore.namespaces import Link, Namespace, join, namespaces
 
 NEAR, FAR, SLOW = HostId("near"), HostId("far"), HostId("slow")
 FAST_GBIT = 1.0

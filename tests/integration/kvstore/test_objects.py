@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.s3_server import NoServer, S3Server, s3_server
 from services.kvstore import peering
 from services.kvstore.core import Run, backoff, run_of
 from services.kvstore.objects import store
@@ -48,6 +47,7 @@ from tests.integration.kvstore.house import (
     until,
 )
 from tests.integration.kvstore.relay import Relay, relay
+from tests.integration.kvstore.s3_server import NoServer, S3Server, s3_server
 
 H1, H2 = HostId("h1"), HostId("h2")
 S_OF_0 = SessionId("of-0")

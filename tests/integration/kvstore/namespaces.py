@@ -86,9 +86,6 @@ class Link:
         _do([*self.far, *f"ip link set {self.device} {state}".split()])
 
 
-LOOPBACK = Link([], [])
-
-
 @contextmanager
 def namespaces(*names: str) -> Iterator[list[Namespace]]:
     """New namespaces, which know nobody but themselves, as long as the body lasts.
@@ -124,19 +121,6 @@ def join(near: Namespace, far: Namespace, number: int = 0) -> Link:
         _do([*side.command, *f"ip addr add {address}/30 dev {device}".split()])
         _do([*side.command, *f"ip link set {device} up".split()])
     return Link(near.command, far.command, near_host, host, device)
-
-
-@contextmanager
-def shaped_link(gbit: float) -> Iterator[Link]:
-    """A link of so many gigabits a second each way, as long as the body lasts.
-
-    Raises:
-        InvalidRequest: this machine or this user cannot make one; says why.
-    """
-    with namespaces("near", "far") as (near, far):
-        link = join(near, far)
-        link.shape(gbit)
-        yield link
 
 
 def _enter(namespace: int) -> None:

@@ -1,20 +1,14 @@
-"""``symphony bench coldstart``: time to the first token of a turn whose adapter is not in the pool,
-beside the same turn once it is, by how the turn comes to it.
+"""Time to the first token of a turn whose adapter is not in the pool, beside the same turn once it
+is, by start mode (`SYMPHONY_LORA_START`) and over a link of so many MB/s.
 
 A worker and its kvstore run as processes of their own. There are more adapters than the pool has
-room for, and they are asked for in turn, so that none is there when its turn comes; right
-after it a turn with another prompt of the same length runs on the same adapter, which is there
-(`cached`). `wait`, `stream`, `assist` and `auto` are settings of the worker
-(`SYMPHONY_LORA_START`); `disk` is `auto` after the kvstore was started again, with nothing in its
-arena; `advised` was announced, and came up before its turn. Over a link of 0 MB/s the pool is as
-near as the arena; other numbers make loads as slow as over such a link. `over_cached` compares
-medians; `others_tpot_ratio` is the time per token of turns that decode on the base model meanwhile,
-while adapters are loaded one after another, over what it is while the same turns run on an adapter
-that is there. `starts` counts how first tokens on adapters were really come to, as the worker saw
-it. `samples_ms` are the times behind the medians.
+room for, and they are asked for in turn, so that none is there when its turn comes; right after it
+a turn with another prompt of the same length runs on the same adapter, which is there (`cached`).
+`over_cached` compares medians; `others_tpot_ratio` is the time per token of turns that decode on
+the base model meanwhile, while adapters are loaded one after another, over what it is while the
+same turns run on an adapter that is there. `starts` counts start modes as the worker saw them.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -25,16 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.bench.lab import Lab, Trace, open_lab
-from loadtest.bench.lora.made import TARGETS, MadeAdapter, make_adapters
-from loadtest.bench.options import numbers
-from loadtest.models import Shape, add_model_options, model_source, shape_of
+from loadtest.bench.lora.made import MadeAdapter, make_adapters
+from loadtest.models import Shape, shape_of
 from shared.adapters.layout import ImageLayout, image_bytes, layout_image
 from shared.errors import InvalidRequest
 from shared.messages import LoraCard
 
 BLOCK_TOKENS = 64
 WARM_TOKENS, WARM_DECODES = 512, 32  # the worker is to know its speeds
-OTHERS, OTHERS_TOKENS = 3, 160
+OTHERS = 3
 MODES = ("wait", "stream", "assist", "auto")
 KV_BYTES = 1 << 30
 
@@ -48,7 +41,6 @@ class Asked:
         links: MB/s; 0: as fast as memory is.
         targets: of `TARGETS`.
         modes: of `MODES`.
-        is_brief: neither `advised` nor `disk`.
         others_tokens: of turns that decode meanwhile.
     """
 
@@ -57,27 +49,8 @@ class Asked:
     links: Sequence[int]
     targets: str
     rounds: int
-    modes: Sequence[str] = MODES
-    is_brief: bool = False
-    others_tokens: int = OTHERS_TOKENS
-
-
-def run(argv: list[str]) -> dict[str, Any]:
-    """Measure: rows, and what they come to.
-
-    Raises:
-        InvalidRequest: an option is wrong, or the model takes no adapters.
-    """
-    args = _parser().parse_args(argv)
-    asked = Asked(
-        ranks=numbers("ranks", args.ranks),
-        prompts=numbers("prompt-tokens", args.prompt_tokens),
-        links=numbers("link-mb-s", args.link_mb_s, least=0),
-        targets=args.targets,
-        rounds=args.rounds,
-    )
-    rows = measure_coldstarts(model_source(args, args.dtype), asked)
-    return {"rows": rows, "over_cached": _worst(rows)}
+    modes: Sequence[str]
+    others_tokens: int
 
 
 def measure_coldstarts(source: str, asked: Asked) -> list[dict[str, Any]]:
@@ -153,10 +126,6 @@ class _Coldstart:
             for prompt in asked.prompts:
                 rows.append({"mode": mode, **await self._compare(prompt)})
             rows[-1] |= await self._others()
-            if mode == "auto" and not asked.is_brief:
-                for prompt in asked.prompts:
-                    rows.append({"mode": "advised", **await self._compare(prompt, advises=True)})
-                    rows.append({"mode": "disk", **await self._compare(prompt, from_disk=True)})
         return rows
 
     async def _store(self) -> None:
@@ -168,18 +137,12 @@ class _Coldstart:
             self._num_stored = len(self._adapters) * self._num_blocks
             await self._lab.wait_durable(before + self._num_stored)
 
-    async def _compare(
-        self, num_tokens: int, *, advises: bool = False, from_disk: bool = False
-    ) -> dict[str, Any]:
+    async def _compare(self, num_tokens: int) -> dict[str, Any]:
         """Each adapter's turn when it is not there, and at once again."""
         lab, cold, cached = self._lab, list[float](), list[float]()
         before = Counter(await lab.starts())
         for _ in range(self._asked.rounds):
-            if from_disk:
-                await self._empty_arena()
             for adapter in self._adapters:
-                if advises:
-                    await lab.advise(adapter.ref)
                 cold.append((await self._turn(num_tokens, adapter)).ttft_ms)
                 await lab.wait_resident(adapter.ref)
                 cached.append((await self._turn(num_tokens, adapter)).ttft_ms)
@@ -221,13 +184,6 @@ class _Coldstart:
         spans = [trace.token_at[-1] - trace.token_at[0] for trace, _ in begun]
         return statistics.median(spans) / (num_tokens - 1) * 1e3
 
-    async def _empty_arena(self) -> None:
-        """A new kvstore, whose arena has nothing; its worker knows it."""
-        self._lab.mark_log("worker")
-        await self._lab.start("kvstore")
-        await self._lab.turn(self._prompt(4 * BLOCK_TOKENS))
-        await self._lab.wait_connected()
-
     async def _turn(self, num_tokens: int, adapter: MadeAdapter) -> Trace:
         return await self._lab.turn(self._prompt(num_tokens), adapter=adapter.ref)
 
@@ -248,26 +204,6 @@ def _pool_bytes(longest: int, others_tokens: int, shape: Shape, image: int) -> i
 
 def _layout(card: LoraCard, adapter: MadeAdapter) -> ImageLayout:
     return layout_image(card, adapter.ref.ranks)
-
-
-def _worst(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest `over_cached` of each mode."""
-    worst: dict[str, float] = {}
-    for row in rows:
-        worst[row["mode"]] = max(worst.get(row["mode"], 0.0), row["over_cached"])
-    return worst
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="symphony bench coldstart", description=__doc__)
-    parser.add_argument("--ranks", default="16,64")
-    parser.add_argument("--prompt-tokens", default="32,128,512")
-    parser.add_argument("--link-mb-s", default="0,100", help="0: as fast as memory is")
-    parser.add_argument("--targets", choices=sorted(TARGETS), default="all")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add_model_options(parser)
-    return parser
 
 
 def _say(text: str) -> None:
