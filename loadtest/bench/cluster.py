@@ -20,6 +20,7 @@ from loadtest.cluster.real import play_real
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
 from loadtest.fuzz.house import open_house
+from loadtest.policies.placement import SYSTEMS
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
 from loadtest.world.timeline import SECOND
@@ -112,9 +113,11 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
             if getattr(args, name) != getattr(known, name):
                 flag = name.replace("_", "-")
                 raise InvalidRequest(f"--{flag} is not what the real processes have", name)
-        if args.without or args.coarse or args.grouped:
+        if args.without or args.coarse or args.grouped or args.policy not in POLICIES:
             raise InvalidRequest(
-                "--without, --coarse and --grouped are of the simulation only", "real"
+                f"--without, --coarse, --grouped and --policy {args.policy}: the simulation only "
+                f"has them; --real takes --policy {' or '.join(POLICIES)}",
+                "real",
             )
         if args.gpus % min(args.gpus_per_host, args.gpus):
             raise InvalidRequest("--real: every host has as many GPUs", "gpus")
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disk-gb", type=float, default=known.disk_gb, help="of a host")
     add("--link-gbit", type=float, default=known.link_gbit, help="of a host, into each direction")
     add("--users", type=int, default=known.users, help="who ask at the same time")
-    add("--policy", choices=list(POLICIES), default=known.policy, help="of placement")
+    add("--policy", choices=list(SYSTEMS), default=known.policy, help="of placement")
     add("--missed", type=float, default=0.0, help="share of hints that are never sent")
     add("--spurious", type=float, default=0.0, help="hints for nothing, per turn")
     add("--priority-share", type=float, default=0.0, help="of people who are urgent")

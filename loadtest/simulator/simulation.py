@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.policies.shepherd import Preempt
 from loadtest.simulator.arrivals import Arrivals
 from loadtest.simulator.faults import GpuFault, check_faults
 from loadtest.simulator.gpus import EmulatedGpu
@@ -19,7 +20,7 @@ from loadtest.simulator.log import DONE, LOST, PREEMPTED, Batch, Log, Reason
 from loadtest.simulator.models import MS_NS, SimModel, Truth
 from loadtest.simulator.network import Network
 from services.scheduler.core.batching.batcher import Batcher
-from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
+from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 from services.scheduler.core.batching.latency import BatchLatency
 

@@ -200,8 +200,6 @@ class SchedulerJobs:
             case sj.SendBatch(worker_id, start):
                 self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
                 wires.publish(scheduler, BATCH_START, start, worker_id)
-            case sj.CancelBatch(worker_id, cancel):
-                wires.publish(scheduler, BATCH_CANCEL, cancel, worker_id)
             case sj.AnswerDropped(frontend_id, dropped):
                 self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
                 wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)

@@ -37,12 +37,4 @@ class Drop:
     reason: DropReason
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """Stop this batch; what it did is lost. Its jobs are queued again here."""
-
-    number: int
-    gpu: int
-
-
-Effect = Dispatch | Drop | Preempt
+Effect = Dispatch | Drop

@@ -19,7 +19,6 @@ from services.scheduler.core.turns.placer import Placer, last_of
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
 from shared.messages import (
-    KvFrom,
     PlacedTurn,
     TurnArrived,
     TurnCancel,
@@ -107,14 +106,12 @@ class Board:
         worker: Worker,
         reason: PlacementReason,
         now_ns: int,
-        kv_from: KvFrom | None = None,
         expected_as: SessionId | None = None,
     ) -> None:
         """Send a turn that is on no worker to this one, under its next attempt; if its frontend has
         sent the first one there, it is on its way.
 
         Args:
-            kv_from: the lowest tier that its history may come from; None: the policy's.
             expected_as: its place was kept there under this name; None: under its session's.
         """
         is_sent = (
@@ -135,7 +132,6 @@ class Board:
             turn.attempt,
             prompt,
             was_lost=turn.num_placements > 1,
-            kv_from=kv_from or self._placer.kv_from,
             expected_as=expected_as,
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
@@ -257,7 +253,7 @@ class Board:
     def _num_to_compute(self, submit: TurnSubmit) -> int:
         """Of its prompt, unless its history is not found."""
         num_history = 0
-        if submit.session_id is not None and self._placer.kv_from != "pool":
+        if submit.session_id is not None:
             num_history = self._placer.num_history_tokens_of(
                 (submit.tenant, submit.session_id), submit.model_id, submit.adapter
             )

@@ -106,7 +106,6 @@ class SchedulerCore:
             if heard.restarted:
                 self._reservations.prefetch_again(worker, now_ns)
             self._turns.reconcile(worker, report, now_ns)
-            self._turns.relieve(worker, now_ns)
             self._turns.admit(heard.opened, now_ns)
             if heard.is_new:
                 self._watch(worker, now_ns)

@@ -23,8 +23,6 @@ class Limits:
         affinity_ns: how long after a session's last turn its worker is worth preferring.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
-        relief_gap: turns more than the least loaded worker, from which on live migration takes one
-            away, where the policy has that; at least 2, or it would go to and fro.
         losses_max: times in a row, without a token between, that a turn may be lost before it is
             given up.
         deaths_shared_max: losses of workers in a row, without a token between, after which a turn
@@ -45,7 +43,6 @@ class Limits:
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1
     near_ns: int = 30 * SECOND_NS
-    relief_gap: int = 4
     losses_max: int = 8
     deaths_shared_max: int = 2
     deaths_proven_max: int = 3

@@ -20,7 +20,6 @@ from services.scheduler.core.turns.others import Others
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worker
-from services.scheduler.core.turns.relief import relieve
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.trials import Trials
 from shared.ids import ModelId, WorkerId
@@ -179,11 +178,6 @@ class Turns:
             turn.missed_by = worker
         self._lose(missed, worker, now_ns)
         self._trials.go_on(worker)
-
-    def relieve(self, worker: Worker, now_ns: int) -> None:
-        """Let a running turn go on elsewhere, if this worker has too many."""
-        if self._share.has_worker(worker.worker_id):
-            relieve(worker, self._placer, self._board, self._trials, now_ns)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be out of reach: place its turns elsewhere."""

@@ -9,7 +9,7 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import Worker
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
-from shared.messages import AdapterRef, KvFrom, TurnSubmit
+from shared.messages import AdapterRef, TurnSubmit
 from shared.urgency import is_urgent
 
 NO_MODEL = ModelId("")
@@ -66,18 +66,14 @@ class PlacementPolicy:
     """Chooses among workers that all can take the turn.
 
     Attributes:
-        kv_from: the lowest tier that workers bring a turn's history up from.
         hears_hints: places are kept for announced turns, and what they need is brought up.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no home any more.
-        relieves: running turns move; see `relief_of`.
         num_looked_at: so many workers are enough to choose among, beside those that the session's
             history is with; None: it wants to see all.
     """
 
-    kv_from: ClassVar[KvFrom] = "any"
     hears_hints: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
-    relieves: ClassVar[bool] = False
     num_looked_at: ClassVar[int | None] = None
 
     def __init__(self, limits: Limits) -> None:
@@ -104,15 +100,6 @@ class PlacementPolicy:
         Args:
             workers: as in `choose`; `kept` may be one of them.
             is_sent: its frontend has sent the turn there, so that it has to be cancelled.
-        """
-        return None
-
-    def relief_of(self, worker: Worker, workers: Collection[Worker]) -> Worker | None:
-        """Where a turn that runs on this worker is to go on, whose KV moves with it. Asked at each
-        of its reports, if the policy `relieves`.
-
-        Args:
-            workers: of one of its models.
         """
         return None
 

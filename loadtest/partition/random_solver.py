@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.scheduler.core.batching.partition.errors import NoPartition
-from services.scheduler.core.batching.partition.problem import (
+from loadtest.partition.errors import NoPartition
+from loadtest.partition.problem import (
     Assignment,
     Partition,
     PartitionModel,

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from services.scheduler.core.batching.partition.problem import (
+from loadtest.partition.problem import (
     SLACK,
     UNPLACED,
     Assignment,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.scheduler.core.batching.partition import milp, search
-from services.scheduler.core.batching.partition.errors import NoPartition
-from services.scheduler.core.batching.partition.problem import (
+from loadtest.partition import milp, search
+from loadtest.partition.errors import NoPartition
+from loadtest.partition.problem import (
     Assignment,
     Partition,
     PartitionModel,

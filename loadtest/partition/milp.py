@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.scheduler.core.batching.partition.problem import (
+from loadtest.partition.problem import (
     SLACK,
     Assignment,
     Floats,

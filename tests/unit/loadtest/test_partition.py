@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.batching.partition import (
+from loadtest.partition import (
     NoPartition,
     Partition,
     PartitionModel,
