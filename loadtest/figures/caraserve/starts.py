@@ -183,7 +183,7 @@ def rows_of_ranks(results: Results) -> list[Row]:
 
 _WHILE = {"loading": "adapters are loaded", "resident": "none is loaded"}
 _ABOUT = (
-    "`bench coldstart`: a real worker and kvstore, the 125 M model, adapters on all its linear "
+    "A real worker and kvstore, the 125 M model, adapters on all its linear "
     f"layers, over a simulated link of {LINK_MB_S} MB/s. `wait` is the paper's OnDmd, `assist` its "
     "CaraServe; `stream` and `auto` are ours."
 )
