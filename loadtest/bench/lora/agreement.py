@@ -11,7 +11,7 @@ import torch
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.bench.lora.ours import Rows, Serving
 from loadtest.bench.lora.peft_side import PeftSide
-from loadtest.local_engine import some_prompt
+from loadtest.in_process_engine import some_prompt
 from shared.errors import SymphonyError
 
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.25, torch.float16: 0.05}

@@ -14,7 +14,7 @@ from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new
 from loadtest.figures.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.figures.plots import doubling_x, log_y
 from loadtest.figures.real import here, model_folder, real
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.adapters.stats import Source
 from services.worker.core.effects import BlockWrite
@@ -121,7 +121,7 @@ class _Loader:
     def _load(
         self, executor: TorchExecutor, moves: Moves, store: LocalStore | None
     ) -> tuple[Source, int]:
-        engine = LocalEngine(
+        engine = InProcessEngine(
             executor,
             self.thread,
             PREFILL_TOKENS,

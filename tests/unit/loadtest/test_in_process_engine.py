@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from loadtest.bench.lora.made import make_adapters
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.demo_model import make_demo_model
 from services.worker.device.copies import HostCopier
@@ -30,13 +30,13 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
     for _ in range(2):
         executor._pool.zero_()
         with ThreadPoolExecutor(1) as thread:
-            engine = LocalEngine(
+            engine = InProcessEngine(
                 executor, thread, 512, turns_running_max=4, store=store, moves=moves
             )
             engine.submit(prompt, 1)
             engine.run()
         num_hits = engine.core.history.num_prefix_hits
-        assert engine.said[-1][1] == 1
+        assert engine.steps[0][1] == 1
         pages = executor._tables.pages[:, 3, :4].long()  # of the only turn
         pools.append(executor._pool[pages])
     assert num_hits == 3, "three whole blocks of the prompt came from below"
@@ -55,13 +55,13 @@ def test_adapters_are_built_once_and_come_back_from_the_store(tmp_path: Path) ->
     said, brought_up = [], []
     for its_store in (None, store, store):
         with ThreadPoolExecutor(1) as thread:
-            engine = LocalEngine(
+            engine = InProcessEngine(
                 executor, thread, 512, store=its_store, moves=moves, adapters_path=str(tmp_path)
             )
             turns = [engine.submit(prompt, 6, ref) for ref in (one.ref, None, two.ref, one.ref)]
             engine.run()
         brought_up.append([source for source, _ in engine.core.adapters.stats.loads])
-        said.append([turn.tokens[70:] for turn in turns])
+        said.append([turn.generated for turn in turns])
     executor.close()
     store.close()
     assert brought_up == [["files"] * 2, ["files"] * 2, ["kvstore"] * 2]
