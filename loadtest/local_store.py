@@ -13,7 +13,7 @@ EPOCH = 1
 
 class LocalStore:
     """Args:
-    folder: for the arena's file; on /dev/shm, as in a house.
+    folder: for the arena's file; on /dev/shm, as in a deployment.
     """
 
     def __init__(self, folder: Path, num_pages: int, page_bytes: int) -> None:

@@ -1,9 +1,9 @@
 """``symphony bench cluster``: a cluster in virtual time around the production cores.
 
 Scheduler, tracker, frontend, kvstores and workers decide as they do in production; GPUs, PCIe,
-disks and links only take their time (``loadtest/cluster/plant.py`` tells which). At the end every
+disks and links only take their time (``loadtest/cluster/plant.py`` says which). At the end every
 page is accounted for. ``--real`` plays the same arrivals to real processes with emulated workers,
-and tells how far the simulation is from them.
+and compares.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def _compare(
     per_host = str(options.gpus // num_hosts)
     shape = ("--emulate", options.profile, "--workers", per_host, "--hosts", str(num_hosts))
     settings = {"SYMPHONY_SCHEDULER_POLICY": options.policy}
-    with open_house(settings, *shape, model="") as house:
-        stats = uvloop.run(play_real(options, scripts, house.port))
+    with open_house(settings, *shape, model="") as deployment:
+        stats = uvloop.run(play_real(options, scripts, deployment.port))
     real = stats.result(options.duration_ns, Counter(), options.duration_ns / SECOND)
     ratios = {
         name: round(getattr(simulated, name).mean / max(getattr(real, name).mean, 1e-9), 3)

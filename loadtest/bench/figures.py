@@ -87,17 +87,17 @@ def choose(figures: FigureSet, only: str | None) -> list[Figure]:
     return [known[key] for key in keys]
 
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @contextmanager
-def workplace(figures: FigureSet, num_processes: int) -> Iterator[Callable[[Told], Work]]:
+def workplace(figures: FigureSet, num_processes: int) -> Iterator[Callable[[OnProgress], Work]]:
     """Makes the work of a figure: here and alone where times are measured, else in processes."""
     if figures.is_timed:
         yield Alone
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield lambda told: Shared(pool, told)
+        yield lambda on_progress: Shared(pool, on_progress)
 
 
 def _measure(
@@ -105,19 +105,19 @@ def _measure(
     effort: Effort,
     report: Report,
     progress: Progress,
-    work_of: Callable[[Told], Work],
+    work_of: Callable[[OnProgress], Work],
 ) -> dict[str, Any]:
     done: dict[str, Any] = {}
     shared: dict[object, dict[str, Any]] = {}
     for figure in figures:
         begin = time.perf_counter()
         if figure.measure not in shared:  # some figures are views of the same runs
-            told = _Teller(progress, progress.add_task(figure.title, total=0))
-            shared[figure.measure] = figure.measure(work_of(told), effort)
+            on_progress = _Bar(progress, progress.add_task(figure.title, total=0))
+            shared[figure.measure] = figure.measure(work_of(on_progress), effort)
         results = shared[figure.measure]
         report.add(figure, results, effort.level, time.perf_counter() - begin)
         report.write()  # now, so that what was measured is not lost
-        done[figure.key] = [row.told() for row in figure.rows(results)]
+        done[figure.key] = [row.as_dict() for row in figure.rows(results)]
     return done
 
 
@@ -131,7 +131,7 @@ def _progress() -> Progress:
     )
 
 
-class _Teller:
+class _Bar:
     """Moves one bar."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:

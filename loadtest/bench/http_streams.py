@@ -1,4 +1,4 @@
-"""What a streamed token costs each process of a house, sockets and all, for `symphony bench http`.
+"""What a streamed token costs each process, sockets and all, for `symphony bench http`.
 
 Processor time, as the kernel counts it, while so many chats are streamed that `NUM_WORKERS` workers
 write; those are emulated, with steps of `STEP_MS`, and a message has a token of all their turns.
@@ -34,14 +34,14 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def write_profile(folder: Path) -> Path:
-    """What `up --emulate` is to be told."""
+    """What `up --emulate` is given."""
     file = folder / "steady.json"
     file.write_bytes(orjson.dumps(PROFILE))
     return file
 
 
 async def measure(port: int, data_dir: Path, num_streams: int, seconds: float) -> dict[str, Any]:
-    """Of the house on this port and data folder: tokens a second, microseconds of a token by
+    """Of the deployment on this port and data folder: tokens a second, microseconds of a token by
     process, and how many streams of `TOKENS_PER_S` that is on one core of a frontend's.
 
     Raises:

@@ -277,7 +277,7 @@ class Lab:
     async def starts(self) -> dict[str, int]:
         """How many first tokens on adapters there were so far, by how those were come to."""
         async with asyncio.timeout(START_TIMEOUT_S):
-            for _ in range(2):  # figures are told with reports, and one may be on its way
+            for _ in range(2):  # figures come with reports, and one may be in flight
                 await self._next_report()
         name = "symphony_adapter_first_token_seconds_count{"
         return {
@@ -371,7 +371,7 @@ async def open_lab(**settings: str) -> AsyncIterator[Lab]:
 
 
 class Servers(NamedTuple):
-    """NATS and Redis of a bench, and what tells services where they are."""
+    """NATS and Redis of a bench, and the settings that say where they are."""
 
     nats: "subprocess.Popen[bytes]"
     redis: "subprocess.Popen[bytes]"

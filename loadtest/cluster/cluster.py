@@ -41,14 +41,14 @@ from shared.shards import Share
 from shared.subjects import TURN_SUBMIT, TURNS_ENDED, WORKER_REPORT
 
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
-SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
-DRAIN_NS = 120 * SECOND  # for turns that run when nobody asks any more
+SETTLE_NS = 5 * SECOND  # until all are connected, and a scheduler leads
+DRAIN_NS = 120 * SECOND  # for turns that run after the last request
 SAMPLE_NS = SECOND
 VOCAB = 128
 
 
 class _Ledger(Ledger):
-    """Nobody is held to account here."""
+    """Nothing is checked here."""
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
         """A turn is given to a worker."""
@@ -108,7 +108,7 @@ class _Tracker(Tracker):
 
 
 class Cluster:
-    """Everybody, started; nobody has asked anything yet.
+    """All processes, started; no request was made yet.
 
     Attributes:
         stats: what happens.

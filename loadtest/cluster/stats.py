@@ -69,8 +69,8 @@ class Stats:
 
     def on_cached(self, turn_id: TurnId, cached_in: Mapping[KvPlace, int]) -> None:
         """Where a worker found the KV of a turn that begins there."""
-        told = {place: num_tokens * self.grain for place, num_tokens in cached_in.items()}
-        self.turns[turn_id].cached_in = told
+        cached = {place: num_tokens * self.grain for place, num_tokens in cached_in.items()}
+        self.turns[turn_id].cached_in = cached
 
     def on_warm(self) -> None:
         """What was until now does not count."""

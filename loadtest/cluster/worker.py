@@ -82,8 +82,9 @@ class ClusterWorker(Worker):
         self.feed(self.core.on_step(result, self.now_ns))
 
     def _flush(self) -> None:
-        """Tokens that are neither first nor last are told some steps together: nobody looks at when
-        they come."""
+        """Tokens that are neither first nor last are sent some steps together: no figure depends on
+        when they come.
+        """
         is_due = False
         for deltas in self._deltas.values():
             for delta in deltas:

@@ -32,7 +32,7 @@ class Report:
         """Draw a figure and keep its numbers."""
         self._pictures.mkdir(parents=True, exist_ok=True)
         figure.draw(results).savefig(self._picture(figure))
-        rows = [row.told() for row in figure.rows(results)]
+        rows = [row.as_dict() for row in figure.rows(results)]
         self._known[figure.key] = {
             "level": level, "seconds": round(seconds, 1), "rows": rows, "results": results
         }  # fmt: skip

@@ -33,7 +33,7 @@ class Solution:
 def solve(
     problem: Problem, base: Assignment, subclusters: Assignment, time_limit_s: float
 ) -> Solution:
-    """Share the models of some sub-clusters out among these anew; the others keep theirs.
+    """Share the models of some sub-clusters out among these again; the others keep theirs.
 
     With all sub-clusters this is the program of appendix A as printed: (3) to (9), and (10) where
     there is a current assignment. With fewer it is the same program with the other x_ij fixed.

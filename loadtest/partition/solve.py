@@ -69,7 +69,7 @@ def partition(
             its own, which it exceeds by tenths of a second. The call blocks the thread.
 
     Raises:
-        NoPartition: no assignment keeps the bounds, or none was found; tells which bound, if known.
+        NoPartition: no assignment keeps the bounds, or none was found; names the bound, if known.
         ValueError: arguments that make no sense.
 
     Source: deferred batch scheduling, appendix A.1, (3)-(10).

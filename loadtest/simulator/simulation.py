@@ -1,8 +1,8 @@
 """The loop: virtual time, one heap of events, a production core, and emulated GPUs.
 
 What a shell does around a core is done here as the scheduler service does it: every batch's end is
-told once, however often it is heard; jobs of a GPU that vanished are submitted again if they can
-still be in time; measured run times correct the profiles.
+reported once, however often its message comes; jobs of a GPU that vanished are submitted again if
+they can still be in time; measured run times correct the profiles.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -69,12 +69,12 @@ class Simulation:
         self._network = network or Network()
         self._index: dict[Hashable, int] = {model.name: index for index, model in enumerate(models)}
         self._is_exact = self._truth.is_exact and self._network.is_exact
-        self._told_ns = [model.batch_ns() for model in models]  # what `Truth` is relative to
+        self._profile_ns = [model.batch_ns() for model in models]  # what `Truth` is relative to
         self._latencies = [_latency(model) for model in models] if learns else []
         self._versions = [0] * len(models)
         self._counted_from_ns = counted_from_ns
         self._lost_left = list(lost_max) if lost_max is not None else None
-        self._unheard: list[dict[int, Batch]] = [{} for _ in self.gpus]  # by number, by GPU
+        self._unreported: list[dict[int, Batch]] = [{} for _ in self.gpus]  # by number, by GPU
         self._heap: list[tuple[int, int, Act | None, Any]] = [(NEVER_NS, 0, None, None)]
         self._num_events = 0
         self._num_wakes = 0
@@ -169,7 +169,7 @@ class Simulation:
         size = len(effect.jobs)
         index = self._index[effect.model]
         delay_ns = network.dispatch.sample(self._random) + network.data_ns * size
-        run_ns = self._told_ns[index][size]
+        run_ns = self._profile_ns[index][size]
         if not self._truth.is_exact:
             run_ns = self._truth.actual_ns(run_ns, self._random)
         batch = Batch(
@@ -183,12 +183,12 @@ class Simulation:
             now_ns + delay_ns,
             run_ns,
         )
-        self._unheard[effect.gpu][effect.number] = batch
+        self._unreported[effect.gpu][effect.number] = batch
         gpu = self.gpus[effect.gpu]
         if gpu.is_here:
             gpu.take(batch)
             self.at(batch.end_ns, self._end, batch)
-        else:  # nobody knows yet
+        else:  # not noticed yet
             batch.start_ns = batch.end_ns = batch.here_at_ns
             batch.end, batch.is_over = LOST, True
 
@@ -207,8 +207,8 @@ class Simulation:
             self._hear(batch)
 
     def _hear(self, batch: Batch) -> None:
-        if self._unheard[batch.gpu].pop(batch.number, None) is not batch:
-            return  # told before, preempted meanwhile, or of a GPU that was given up
+        if self._unreported[batch.gpu].pop(batch.number, None) is not batch:
+            return  # reported before, preempted meanwhile, or of a GPU that was given up
         self._settle(batch)
         if self._latencies:
             self._learn(batch)
@@ -244,10 +244,10 @@ class Simulation:
                     self.was_given_up = True
 
     def _preempt(self, effect: Preempt) -> None:
-        batch = self._unheard[effect.gpu].pop(effect.number, None)
+        batch = self._unreported[effect.gpu].pop(effect.number, None)
         assert batch is not None, f"batch {effect.number} was preempted, and had ended"
         gpu = self.gpus[effect.gpu]
-        if batch.is_over:  # its end is not known yet; nobody waits for its result any more
+        if batch.is_over:  # its end is not known yet; its result is not awaited any more
             batch.end = PREEMPTED
         else:
             at_ns = self.now_ns + self._network.dispatch.sample(self._random)
@@ -262,15 +262,15 @@ class Simulation:
             self.at(self.now_ns + fault.back_after_ns, self._come_back, fault.gpu)
 
     def _notice(self, gpu: int) -> None:
-        unheard, self._unheard[gpu] = self._unheard[gpu], {}
+        unreported, self._unreported[gpu] = self._unreported[gpu], {}
         self._perform(self.batcher.remove_gpu(gpu, self.now_ns))
-        for batch in unheard.values():
+        for batch in unreported.values():
             self._settle(batch)
             if batch.end == LOST:
                 self._submit_again(batch)
 
     def _submit_again(self, batch: Batch) -> None:
-        soonest_ns = self.now_ns + self._delays.of(1) + self._told_ns[batch.model][1]
+        soonest_ns = self.now_ns + self._delays.of(1) + self._profile_ns[batch.model][1]
         late = [job for job in batch.jobs if job.deadline_ns < soonest_ns]
         if late:
             self._drop(late, "gpu_lost")

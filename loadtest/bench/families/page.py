@@ -1,4 +1,4 @@
-"""The page that tells which families are served."""
+"""The page of families that are served."""
 
 import re
 from collections.abc import Iterable

@@ -116,7 +116,7 @@ class _Engine:
         return step_s, statistics.median(launching_s[2:]) / step_s, idle
 
     def first_token(self, length: int, store: LocalStore | None = None) -> float:
-        """Seconds to the first token of a prompt that nobody knows."""
+        """Seconds to the first token of a new prompt."""
         return self._first_token(self._prompt(length), store)
 
     def returning(self, folder: Path, rounds: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Our tokens are shown to PEFT, one turn at a time. Each must be its own choice as well, or one that
 its logits put as near to that as rounding does: in bf16, two tokens may well be as likely. How far
-off a token may be is told in standard deviations of PEFT's logits there; a token that another
+off a token may be is given in standard deviations of PEFT's logits there; a token that another
 adapter chose is some four of them off.
 """
 

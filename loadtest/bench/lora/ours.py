@@ -117,7 +117,7 @@ class Serving:
         return statistics.median(after - before for before, after in pairwise(at_ns)) / 1e6
 
     def first_token_ms(self, adapter: MadeAdapter | None, length: int) -> float:
-        """Of a prompt that nobody knows."""
+        """Of a new prompt."""
         self._num_prompts += 1
         prompt = some_prompt(-self._num_prompts, length, self._vocab_size)
         engine = self._engine

@@ -103,7 +103,7 @@ def rows_of_distribution(results: Results) -> list[Row]:
 
 def draw_iterations(results: Results) -> Drawing:
     """Bars by mode: a cold turn's first token, and others' time per token meanwhile."""
-    rank, cells = _told_cells(results)
+    rank, cells = _shown_cells(results)
     drawing = new_drawing()
     axes = drawing.add_subplot(1, 2, 1)
     for place, (mode, row) in enumerate(cells.items()):
@@ -132,18 +132,18 @@ def draw_iterations(results: Results) -> Drawing:
 
 def rows_of_iterations(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
-    rank, cells = _told_cells(results)
+    rank, cells = _shown_cells(results)
     for mode, row in cells.items():
         what = f"rank {rank}, {mode}"
         prefill = f"{row['ttft_ms']:.0f} / {row['cached_ms']:.0f}"
         lines.append(Row(f"{what}, first token cold / cached, ms", "", prefill, how))
         others = f"{row['others_tpot_ms']['loading']:.1f} ({row['others_tpot_ratio']:.2f})"
-        told = f"{what}, others' time per token, ms (over that while none is loaded)"
-        lines.append(Row(told, "about 1", others, how))
+        title = f"{what}, others' time per token, ms (over that while none is loaded)"
+        lines.append(Row(title, "about 1", others, how))
     return lines
 
 
-def _told_cells(results: Results) -> tuple[int, dict[str, dict[str, Any]]]:
+def _shown_cells(results: Results) -> tuple[int, dict[str, dict[str, Any]]]:
     """The largest rank, and its rows by mode that tell of others: those of the longest prompt."""
     rank = max(_numbers(results, "rank"))
     return rank, _cells(results, rank, max(_numbers(results, "prompt_tokens")))

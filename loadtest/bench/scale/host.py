@@ -40,8 +40,8 @@ RECORDS_AT_ONCE = 1000
 MIB = 1024**2
 
 
-class House:
-    """See the module. Make with `open_house`.
+class ScaleHost:
+    """See the module. Make with `open_host`.
 
     Attributes:
         directory: of everything.
@@ -122,7 +122,7 @@ class House:
             if claim is not None and claim.num_sessions == num_sessions:
                 return time.monotonic() - began_s
             await asyncio.sleep(POLL_S)
-        raise PeerUnavailable("Redis was not told where sessions' KV is")
+        raise PeerUnavailable("Redis was not sent where sessions' KV is")
 
     async def wait_counted(self, num_sessions: int) -> None:
         """Until the kvstore has counted the sessions' records."""
@@ -147,12 +147,12 @@ class House:
             render(report)
             took_ms.append((time.perf_counter() - began_s) * 1e3)
             if report["state"] != "ready":
-                raise PeerUnavailable(f"the house is {report['state']}: {report['reasons']}")
+                raise PeerUnavailable(f"the deployment is {report['state']}: {report['reasons']}")
         return statistics.median(took_ms)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What the body does is told apart from the rest of the loop's life."""
+        """What the body does is counted apart from the rest."""
         began_s = time.monotonic()
         try:
             yield
@@ -170,7 +170,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(directory: Path) -> AsyncIterator[House]:
+async def open_host(directory: Path) -> AsyncIterator[ScaleHost]:
     """NATS, Redis and a scheduler; the kvstore is started by the caller."""
     with ExitStack() as stack:
         servers = start_servers(stack, directory)
@@ -188,11 +188,11 @@ async def open_house(directory: Path) -> AsyncIterator[House]:
         stack.callback(stop_child, scheduler)
         pids = {"nats": servers.nats.pid, "redis": servers.redis.pid, "scheduler": scheduler.pid}
         bus = await Bus.connect(env["SYMPHONY_NATS_URL"], "scale")
-        house = House(directory, bus, env, pids)
-        stack.callback(house.stop)
+        host = ScaleHost(directory, bus, env, pids)
+        stack.callback(host.stop)
         await _wait_for_scheduler(bus)
-        yield house
-        await house.redis.aclose()
+        yield host
+        await host.redis.aclose()
         await bus.drain()
 
 

@@ -49,8 +49,8 @@ class Session:
         return len(self.tokens) // BLOCK_TOKENS
 
 
-class House:
-    """Two hosts that run. Make with `open_house`.
+class TwoHosts:
+    """Two hosts that run. Make with `open_hosts`.
 
     Args:
         seed: of what sessions say: of two houses with a host in common, each has its own.
@@ -68,15 +68,6 @@ class House:
         self._released = asyncio.Event()
         self._num_unanswered = 0
 
-    async def keep_little(self, disk_bytes_max: int) -> None:
-        """From now on the near host's disk has room for no more: what came is soon gone again."""
-        await restart_kvstore(
-            self.near,
-            self.tokens(BLOCK_TOKENS),
-            peer_secret_file=secret_path(self.near),
-            disk_bytes_max=str(disk_bytes_max),
-        )
-
     async def listen(self) -> None:
         """Hear what the near worker asks for, and what it lets go of."""
 
@@ -88,7 +79,7 @@ class House:
         await self.near.hear(KV_RELEASE, on_release)
 
     def tokens(self, num: int) -> list[int]:
-        """Such as nobody had before."""
+        """That no session had before."""
         return [self._rng.randrange(self._vocab_size) for _ in range(num)]
 
     def session(self, num_tokens: int) -> Session:
@@ -183,19 +174,6 @@ async def wait_settled(lab: Lab) -> None:
         await asyncio.sleep(SETTLE_S)
 
 
-async def restart_kvstore(lab: Lab, tokens: list[int], **settings: str) -> None:
-    """Start a host's kvstore anew.
-
-    Args:
-        tokens: of a turn by which its worker hears of that.
-    """
-    await lab.wait_written()
-    lab.mark_log("worker")
-    await lab.start("kvstore", **settings)
-    await lab.turn(tokens)
-    await lab.wait_connected()
-
-
 def secret_path(lab: Lab) -> str:
     """Of the file with the secret that all hosts beside this one share."""
     return str(lab.directory.parent / "secret")
@@ -209,9 +187,9 @@ def make_secret(lab: Lab) -> str:
 
 
 @asynccontextmanager
-async def open_house(
+async def open_hosts(
     settings: dict[str, str], *, session_bytes: int, vocab_size: int, link_bytes_per_s: float
-) -> AsyncIterator[House]:
+) -> AsyncIterator[TwoHosts]:
     """Start everything.
 
     Args:
@@ -232,8 +210,8 @@ async def open_house(
             await lab.wait_connected()
         redis = RedisClient(near.redis_url, None, timeout_s=5.0)
         try:
-            house = House(far, near, redis, vocab_size)
-            await house.listen()
-            yield house
+            hosts = TwoHosts(far, near, redis, vocab_size)
+            await hosts.listen()
+            yield hosts
         finally:
             await redis.aclose()
