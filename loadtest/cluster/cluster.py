@@ -11,7 +11,7 @@ from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
-from loadtest.cluster.plant import build_plant
+from loadtest.cluster.plant import Plant, build_plant
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.policies.placement import SYSTEMS, Home
@@ -117,36 +117,8 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
         self.plant = plant = build_plant(options)
-        seed = options.seed
-        timeline = Timeline()
-        wires = Wires(timeline, Random(f"network {seed}"))
-        wires.weather.delay_max_ns = WIRE_MAX_NS
-        profile, without = plant.profile, options.without
-        model = Model(
-            num_layers=plant.num_layers,
-            block_tokens=plant.block_tokens,
-            page_bytes=plant.page_bytes,
-            max_model_len=profile.max_model_len,
-            vocab_size=VOCAB,
-        )
-        self.house = house = House(
-            timeline=timeline,
-            random=Random(f"cluster {seed}"),
-            fault_random=Random(0),
-            agent_random=Random(0),
-            fault_kinds=frozenset(),
-            wires=wires,
-            model=model,
-            is_crowded=False,
-            eviction="lru" if "priority" in without else "layer",
-            is_cooperative="cooperative" not in without,
-            is_scattered=False,
-            disk_bytes_max=plant.disk_bytes,
-            has_peers=True,
-            placement=DEFAULT_POLICY,
-            expiries=None,
-            num_shards=options.schedulers,
-        )
+        self.house = house = _new_house(options, plant)
+        timeline, without = house.timeline, options.without
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
         redis, ledger = Redis(), _Ledger(timeline)
@@ -234,3 +206,35 @@ class Cluster:
         self.stats.loads.append([len(worker.core.turns) for worker in self.workers])
         if timeline.now_ns < until_ns:
             timeline.after(SAMPLE_NS, partial(self._sample, until_ns))
+
+
+def _new_house(options: ClusterOptions, plant: Plant) -> House:
+    """What all processes share: time, network and model, without faults."""
+    timeline = Timeline()
+    wires = Wires(timeline, Random(f"network {options.seed}"))
+    wires.weather.delay_max_ns = WIRE_MAX_NS
+    model = Model(
+        num_layers=plant.num_layers,
+        block_tokens=plant.block_tokens,
+        page_bytes=plant.page_bytes,
+        max_model_len=plant.profile.max_model_len,
+        vocab_size=VOCAB,
+    )
+    return House(
+        timeline=timeline,
+        random=Random(f"cluster {options.seed}"),
+        fault_random=Random(0),
+        agent_random=Random(0),
+        fault_kinds=frozenset(),
+        wires=wires,
+        model=model,
+        is_crowded=False,
+        eviction="lru" if "priority" in options.without else "layer",
+        is_cooperative="cooperative" not in options.without,
+        is_scattered=False,
+        disk_bytes_max=plant.disk_bytes,
+        has_peers=True,
+        placement=DEFAULT_POLICY,
+        expiries=None,
+        num_shards=options.schedulers,
+    )

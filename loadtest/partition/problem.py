@@ -59,6 +59,18 @@ class Partition:
     optimal: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Where models are now, and what moving them costs; see `partition`."""
+
+    current: Sequence[int] | None = None
+    move_costs: Sequence[float] | None = None
+    cost_max: float = math.inf
+
+
+STAYING = Moving()
+
+
 class Problem:
     """Appendix A's data. m models, l sub-clusters.
 
@@ -78,9 +90,7 @@ class Problem:
         rate_max: float,
         memory_max: float,
         memory_weight: float = 1.0,
-        current: Sequence[int] | None = None,
-        move_costs: Sequence[float] | None = None,
-        cost_max: float = math.inf,
+        moving: Moving = STAYING,
     ) -> None:
         if num_subclusters < 1:
             raise ValueError(f"{num_subclusters} sub-clusters hold nothing")
@@ -98,8 +108,8 @@ class Problem:
         self._shares: Floats = np.where(average > 0, 1.0, 0.0)
         self.rate_max, self.memory_max = rate_max, memory_max
         self.weights: Floats = np.array([1.0, memory_weight])
-        self.cost_max = cost_max
-        self.current, self.costs = self._moves(current, move_costs)
+        self.cost_max = moving.cost_max
+        self.current, self.costs = self._moves(moving.current, moving.move_costs)
         self._refuse_impossible(models)
 
     def _moves(

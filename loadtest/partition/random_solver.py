@@ -8,6 +8,7 @@ import numpy as np
 from loadtest.partition.errors import NoPartition
 from loadtest.partition.problem import (
     Assignment,
+    Moving,
     Partition,
     PartitionModel,
     Problem,
@@ -38,9 +39,8 @@ def random_partition(
 
     Source: deferred batch scheduling, appendix A.2.
     """
-    problem = Problem(
-        models, num_subclusters, rate_max, memory_max, memory_weight, current, move_costs, cost_max
-    )
+    moving = Moving(current, move_costs, cost_max)
+    problem = Problem(models, num_subclusters, rate_max, memory_max, memory_weight, moving)
     best: Assignment | None = None
     least = math.inf
     for _ in range(num_tries):

@@ -1,4 +1,19 @@
-"""The best partition found within a time limit."""
+"""The best partition found within a time limit.
+
+What is done, keeping the best feasible assignment seen:
+
+1. Greedy: largest model first to the least loaded sub-cluster (with a current assignment: only
+   models loaded nowhere), then moves and swaps between two sub-clusters. Milliseconds.
+2. HiGHS on the mixed integer linear program of appendix A, restricted: all x_ij are fixed but
+   those of two sub-clusters, one that deviates most and one that deviates the other way. A
+   fixed number of rounds, an equal share of the time each; moves and swaps after each.
+3. HiGHS on the whole program, where that is small (500 x_ij). HiGHS takes no start from
+   outside, and in 10 s leaves 800 models x 20 a hundred times less even than step 1 does. Where
+   step 1 found nothing feasible, step 3 gets all the time, whatever the size.
+
+So large problems are never solved as a whole, and nothing bounds how far the answer is from the
+best one, except that its objective is at least 0.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +24,7 @@ from loadtest.partition import milp, search
 from loadtest.partition.errors import NoPartition
 from loadtest.partition.problem import (
     Assignment,
+    Moving,
     Partition,
     PartitionModel,
     Problem,
@@ -44,20 +60,6 @@ def partition(
 ) -> Partition:
     """Share models out among sub-clusters so that rates and memory are even.
 
-    What is done, keeping the best feasible assignment seen:
-
-    1. Greedy: largest model first to the least loaded sub-cluster (with a current assignment: only
-       models loaded nowhere), then moves and swaps between two sub-clusters. Milliseconds.
-    2. HiGHS on the mixed integer linear program of appendix A, restricted: all x_ij are fixed but
-       those of two sub-clusters, one that deviates most and one that deviates the other way. A
-       fixed number of rounds, an equal share of the time each; moves and swaps after each.
-    3. HiGHS on the whole program, where that is small (500 x_ij). HiGHS takes no start from
-       outside, and in 10 s leaves 800 models x 20 a hundred times less even than step 1 does. Where
-       step 1 found nothing feasible, step 3 gets all the time, whatever the size.
-
-    So large problems are never solved as a whole, and nothing bounds how far the answer is from the
-    best one, except that its objective is at least 0.
-
     Args:
         rate_max: rps that a sub-cluster's dispatcher handles; may be infinite.
         memory_max: bytes of a GPU: static ones of its models, and the largest dynamic one.
@@ -74,9 +76,8 @@ def partition(
 
     Source: deferred batch scheduling, appendix A.1, (3)-(10).
     """
-    problem = Problem(
-        models, num_subclusters, rate_max, memory_max, memory_weight, current, move_costs, cost_max
-    )
+    moving = Moving(current, move_costs, cost_max)
+    problem = Problem(models, num_subclusters, rate_max, memory_max, memory_weight, moving)
     best = search.improve(problem, search.start(problem))
     if num_subclusters == 1 or not models:
         if not problem.is_feasible(best):

@@ -6,6 +6,7 @@ they can still be in time; measured run times correct the profiles.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -29,15 +30,30 @@ Act = Callable[[Any], None]
 WAKES_MAX = 10_000  # of a core at one instant
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a run meets.
+
+    Attributes:
+        delays: what the core plans with.
+        learns: correct the core's profiles by what batches took.
+    """
+
+    seed: int
+    delays: Delays
+    truth: Truth
+    network: Network
+    faults: Sequence[GpuFault]
+    learns: bool
+
+
 class Simulation:
     """One run.
 
     Args:
         batcher: the core; it knows no model and no GPU yet.
-        delays: what the core reckons with.
         lost_max: of each model, jobs that may be dropped before the run is given up; None to go on
             to the end. Counted are jobs that arrive from `counted_from_ns` on.
-        learns: correct the core's profiles by what batches took.
     """
 
     def __init__(
@@ -46,13 +62,7 @@ class Simulation:
         models: Sequence[SimModel],
         arrivals: Arrivals,
         num_gpus: int,
-        *,
-        seed: int = 1,
-        delays: Delays | None = None,
-        truth: Truth | None = None,
-        network: Network | None = None,
-        faults: Sequence[GpuFault] = (),
-        learns: bool = False,
+        conditions: Conditions,
         lost_max: Sequence[float] | None = None,
         counted_from_ns: int = 0,
     ) -> None:
@@ -63,14 +73,14 @@ class Simulation:
         self.gpus = [EmulatedGpu(number) for number in range(num_gpus)]
         self.log = Log(models, arrivals, num_gpus)
         self.was_given_up = False
-        self._random = Random(seed)
-        self._delays = delays or Delays()
-        self._truth = truth or Truth()
-        self._network = network or Network()
+        self._random = Random(conditions.seed)
+        self._delays = conditions.delays
+        self._truth = conditions.truth
+        self._network = conditions.network
         self._index: dict[Hashable, int] = {model.name: index for index, model in enumerate(models)}
         self._is_exact = self._truth.is_exact and self._network.is_exact
         self._profile_ns = [model.batch_ns() for model in models]  # what `Truth` is relative to
-        self._latencies = [_latency(model) for model in models] if learns else []
+        self._latencies = [_latency(model) for model in models] if conditions.learns else []
         self._versions = [0] * len(models)
         self._counted_from_ns = counted_from_ns
         self._lost_left = list(lost_max) if lost_max is not None else None
@@ -82,8 +92,8 @@ class Simulation:
             batcher.add_model(model.spec())
         for gpu in self.gpus:
             self._perform(batcher.add_gpu(gpu.number, list(self._index), 0))
-        check_faults(faults)
-        for fault in faults:
+        check_faults(conditions.faults)
+        for fault in conditions.faults:
             self.at(fault.at_ns, self._vanish, fault)
 
     def at(self, at_ns: int, act: Act, argument: Any) -> None:
