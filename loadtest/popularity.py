@@ -45,13 +45,3 @@ def shares_of(text: str, num: int, trace: Path, seed: int) -> Shares:
         raise InvalidRequest(
             f"--popularity {text}: use uniform, zipf:S as zipf:0.9, or maf"
         ) from None
-
-
-def best_share(shares: Shares, room: int) -> float:
-    """What of the load asks for the `room` most popular adapters: more than that is not to be found
-    in a pool of so many, unless requests come in clusters.
-
-    >>> best_share(np.array([0.2, 0.5, 0.3]), 2)
-    0.8
-    """
-    return float(np.sort(shares)[::-1][:room].sum())

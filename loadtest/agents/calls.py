@@ -1,7 +1,7 @@
 """A trace of agents as calls: what each file of traces is read into."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 
@@ -58,20 +58,3 @@ def make_trace(
     return AgentTrace(
         name, tuple(call for each in ordered for call in each), is_timed, tuple(notes)
     )
-
-
-def halves(trace: AgentTrace) -> tuple[AgentTrace, AgentTrace]:
-    """One to learn from and one to measure on: the first half of the workflows and the others; of
-    a single workflow with more than one call, the first half of its calls and the others.
-    """
-    whole = list(trace.workflows())
-    several = [calls for calls in whole if len(calls) > 1]
-    if len(several) > 1:
-        middle = (len(whole) + 1) // 2
-        learned = [call for calls in whole[:middle] for call in calls]
-        rest = [call for calls in whole[middle:] for call in calls]
-    else:
-        calls = max(whole, key=len)
-        middle = (len(calls) + 1) // 2
-        learned, rest = calls[:middle], calls[middle:]
-    return replace(trace, calls=tuple(learned)), replace(trace, calls=tuple(rest))

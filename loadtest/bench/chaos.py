@@ -1,7 +1,7 @@
 """`bench chaos`: faults on purpose.
 
 `--sim` and `--mutants`: of every kind, on all production cores in virtual time. `--kill`, `--stop`
-and `--away`: to a house of real processes with the demo model, under streams that must come to
+and `--away`: to a deployment of real processes with the demo model, under streams that must come to
 their end token for token as on a good day. With `--adapters` each runs on the base or an adapter.
 A guarantee that does not hold makes the exit status 1.
 """
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     real.add_argument(
         "--link-mb-s", type=float, default=0.0, help="loads of adapters are as slow; 0: as memory"
     )
-    real.add_argument("--seed", type=int, help="of what is asked; none: one is drawn, and told")
+    real.add_argument("--seed", type=int, help="of what is asked; none: one is drawn and printed")
     return parser
 
 

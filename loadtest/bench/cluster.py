@@ -1,9 +1,9 @@
 """``symphony bench cluster``: a cluster in virtual time around the production cores.
 
 Scheduler, tracker, frontend, kvstores and workers decide as they do in production; GPUs, PCIe,
-disks and links only take their time (``loadtest/cluster/plant.py`` tells which). At the end every
+disks and links only take their time (``loadtest/cluster/plant.py`` says which). At the end every
 page is accounted for. ``--real`` plays the same arrivals to real processes with emulated workers,
-and tells how far the simulation is from them.
+and compares.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from loadtest.cluster.real import play_real
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
 from loadtest.deployment import deployed
+from loadtest.policies.placement import SYSTEMS
 from loadtest.sim.timeline import SECOND
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
@@ -63,8 +64,8 @@ def _compare(
     per_host = str(options.gpus // num_hosts)
     shape = ("--emulate", options.profile, "--workers", per_host, "--hosts", str(num_hosts))
     settings = {"SYMPHONY_SCHEDULER_POLICY": options.policy}
-    with deployed(*shape, settings=settings) as house:
-        stats = uvloop.run(play_real(options, scripts, house.port))
+    with deployed(*shape, settings=settings) as deployment:
+        stats = uvloop.run(play_real(options, scripts, deployment.port))
     real = stats.result(options.duration_ns, Counter(), options.duration_ns / SECOND)
     ratios = {
         name: round(getattr(simulated, name).mean / max(getattr(real, name).mean, 1e-9), 3)
@@ -112,9 +113,11 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
             if getattr(args, name) != getattr(known, name):
                 flag = name.replace("_", "-")
                 raise InvalidRequest(f"--{flag} is not what the real processes have", name)
-        if args.without or args.coarse or args.grouped:
+        if args.without or args.coarse or args.grouped or args.policy not in POLICIES:
             raise InvalidRequest(
-                "--without, --coarse and --grouped are of the simulation only", "real"
+                f"--without, --coarse, --grouped and --policy {args.policy}: the simulation only "
+                f"has them; --real takes --policy {' or '.join(POLICIES)}",
+                "real",
             )
         if args.gpus % min(args.gpus_per_host, args.gpus):
             raise InvalidRequest("--real: every host has as many GPUs", "gpus")
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disk-gb", type=float, default=known.disk_gb, help="of a host")
     add("--link-gbit", type=float, default=known.link_gbit, help="of a host, into each direction")
     add("--users", type=int, default=known.users, help="who ask at the same time")
-    add("--policy", choices=list(POLICIES), default=known.policy, help="of placement")
+    add("--policy", choices=list(SYSTEMS), default=known.policy, help="of placement")
     add("--missed", type=float, default=0.0, help="share of hints that are never sent")
     add("--spurious", type=float, default=0.0, help="hints for nothing, per turn")
     add("--priority-share", type=float, default=0.0, help="of people who are urgent")

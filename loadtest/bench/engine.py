@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from loadtest.bench.model_cache import cache_name
-from loadtest.local_engine import LocalEngine, some_prompt
+from loadtest.in_process_engine import InProcessEngine, some_prompt
 from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.step import StepPlan
@@ -165,7 +165,7 @@ def _enter(
 
 
 class _Ours:
-    """The production core, step loop and executor, without a network.
+    """The production runner and executor, without a network.
 
     Attributes:
         idle_shares: of the latest decodes' time, in which the device waited between steps.
@@ -191,12 +191,12 @@ class _Ours:
         return executor
 
     def decode_ms(self, batch: int, context: int, steps: int, steps_ahead_max: int = 1) -> float:
-        engine = LocalEngine(self._executor, self._thread, 64 * 1024, steps_ahead_max)
+        engine = InProcessEngine(self._executor, self._thread, 64 * 1024, steps_ahead_max)
         for _ in range(batch):
             engine.submit(self._prompt(context), steps + 2)
         engine.run()
         # All prompts fit in one step; the first decode is warm-up.
-        at_ns = [at_ns for at_ns, num_tokens in engine.said[1:] if num_tokens == batch]
+        at_ns = engine.times_ns(batch)
         assert len(at_ns) == steps + 1, "turns did not stay together"
         device = engine.core.device_time
         name = "ahead" if steps_ahead_max else "in turn"
@@ -204,11 +204,11 @@ class _Ours:
         return (at_ns[-1] - at_ns[0]) / steps / 1e6
 
     def prefill_tokens_per_s(self, length: int) -> float:
-        engine = LocalEngine(self._executor, self._thread, self._executor.prefill_tokens_max)
-        started = time.perf_counter()
+        engine = InProcessEngine(self._executor, self._thread, self._executor.prefill_tokens_max)
+        started_ns = time.monotonic_ns()
         engine.submit(self._prompt(length), 1)
         engine.run()
-        return length / (time.perf_counter() - started)
+        return length / engine.first_s(started_ns)
 
     def close(self) -> None:
         if self._record is not None:

@@ -53,6 +53,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     chosen = choose(figures, args.only)
     page = args.docs / f"{figures.name}-figures.md"
     report = Report(figures, args.docs / "figures", page)
+    if args.redraw:
+        return {"figures": report.redraw(), "page": str(page)}
     with _progress() as progress, workplace(figures, args.processes) as work_of:
         rows = _measure(chosen, QUICK if args.quick else FULL, report, progress, work_of)
     return {"figures": rows, "page": str(page)}
@@ -85,17 +87,17 @@ def choose(figures: FigureSet, only: str | None) -> list[Figure]:
     return [known[key] for key in keys]
 
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @contextmanager
-def workplace(figures: FigureSet, num_processes: int) -> Iterator[Callable[[Told], Work]]:
+def workplace(figures: FigureSet, num_processes: int) -> Iterator[Callable[[OnProgress], Work]]:
     """Makes the work of a figure: here and alone where times are measured, else in processes."""
     if figures.is_timed:
         yield Alone
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield lambda told: Shared(pool, told)
+        yield lambda on_progress: Shared(pool, on_progress)
 
 
 def _measure(
@@ -103,19 +105,19 @@ def _measure(
     effort: Effort,
     report: Report,
     progress: Progress,
-    work_of: Callable[[Told], Work],
+    work_of: Callable[[OnProgress], Work],
 ) -> dict[str, Any]:
     done: dict[str, Any] = {}
     shared: dict[object, dict[str, Any]] = {}
     for figure in figures:
         begin = time.perf_counter()
         if figure.measure not in shared:  # some figures are views of the same runs
-            told = _Teller(progress, progress.add_task(figure.title, total=0))
-            shared[figure.measure] = figure.measure(work_of(told), effort)
+            on_progress = _Bar(progress, progress.add_task(figure.title, total=0))
+            shared[figure.measure] = figure.measure(work_of(on_progress), effort)
         results = shared[figure.measure]
         report.add(figure, results, effort.level, time.perf_counter() - begin)
         report.write()  # now, so that what was measured is not lost
-        done[figure.key] = [row.told() for row in figure.rows(results)]
+        done[figure.key] = [row.as_dict() for row in figure.rows(results)]
     return done
 
 
@@ -129,7 +131,7 @@ def _progress() -> Progress:
     )
 
 
-class _Teller:
+class _Bar:
     """Moves one bar."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
@@ -147,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("set", metavar="SET", help=f"one of {', '.join(SETS)}")
     parser.add_argument("--quick", action="store_true", help="short runs, fewer points")
     parser.add_argument("--only", metavar="KEY,KEY", help="as 1,7,10")
+    parser.add_argument("--redraw", action="store_true", help="from the numbers kept, no run")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to")
     parser.add_argument(
         "--processes",

@@ -92,7 +92,7 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
         InvalidRequest: they do not go together.
         ConfigError: no policy of this name.
     """
-    make_batcher(args.policy)  # so that a wrong name is told before anything runs
+    make_batcher(args.policy)  # so that a wrong name is refused before anything runs
     models = _models(args)
     ctrl_ns = round(args.delay_ctrl_ms * MS_NS)
     data_ns = round(args.delay_data_ms * MS_NS)
@@ -216,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--delay-ctrl-ms", type=at_least, default=0.0, help="network: each dispatch")
     add("--delay-data-ms", type=at_least, default=0.0, help="network: each job's input")
     add("--jitter", default="none", help="none, uniform or lognormal:SIGMA, within --delay-ctrl-ms")
-    add("--late-news", action="store_true", help="the ends of batches are heard as late, too")
+    add("--late-news", action="store_true", help="the ends of batches are reported as late, too")
     add("--lie", type=above, default=1.0, help="batches take so many times the profile")
     add("--noise", type=at_least, default=0.0, help="sigma of a lognormal factor on each batch")
     add("--no-learning", action="store_true", help="do not correct the profiles by what is seen")

@@ -1,12 +1,12 @@
-"""``symphony bench http``: what the house adds to a request, beside a bare FastAPI route.
+"""``symphony bench http``: what a deployment adds to a request, beside a bare FastAPI route.
 
-The house runs with an emulated worker whose forward pass takes no time; every request is a
+The deployment has an emulated worker whose forward pass takes no time; every request is a
 streamed chat turn of one token. A closed loop keeps `--concurrency` requests in flight: the most
-the house can do. An open loop sends at fixed rates: the latency below that. The load, NATS and
+it can do. An open loop sends at fixed rates: the latency below that. The load, NATS and
 every service share this machine.
 
-Then `--streams` chats are streamed by a house whose worker makes 25 tokens a second for each: what
-a token costs each process.
+Then `--streams` chats are streamed by a deployment whose worker makes 25 tokens a second for each:
+what a token costs each process.
 """
 
 import argparse
@@ -66,41 +66,41 @@ def _measure_streams(args: argparse.Namespace) -> dict[str, Any]:
             )
 
 
-def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, bare_port: int, our_port: int) -> dict[str, Any]:
     message = {"role": "user", "content": "How are you today?"}
     body = orjson.dumps({"model": "zero", "messages": [message], "max_tokens": 1, "stream": True})
-    rounds: dict[str, list[Answers]] = {"bare": [], "house": []}
+    rounds: dict[str, list[Answers]] = {"bare": [], "ours": []}
     for number in range(ROUNDS + 1):
-        for side, port in (("bare", bare_port), ("house", house_port)):
+        for side, port in (("bare", bare_port), ("ours", our_port)):
             load = closed_loop(port, PATH, body, concurrency=args.concurrency, seconds=args.seconds)
             result = uvloop.run(load)
             print(f"{side}: {result.requests_per_s:.0f} req/s", file=sys.stderr, flush=True)
             if number:  # the first round warms up
                 rounds[side].append(result)
-    bare, house = (_best(rounds[side]) for side in ("bare", "house"))
+    bare, ours = (_best(rounds[side]) for side in ("bare", "ours"))
     return {
-        "requests_per_s": round(house.requests_per_s),
-        "first_byte_p50_ms": round(house.percentile_ms(50), 2),
-        "first_byte_p99_ms": round(house.percentile_ms(99), 2),
-        "num_errors": sum(result.num_errors for result in rounds["house"]),
+        "requests_per_s": round(ours.requests_per_s),
+        "first_byte_p50_ms": round(ours.percentile_ms(50), 2),
+        "first_byte_p99_ms": round(ours.percentile_ms(99), 2),
+        "num_errors": sum(result.num_errors for result in rounds["ours"]),
         "bare_requests_per_s": round(bare.requests_per_s),
         "bare_first_byte_p50_ms": round(bare.percentile_ms(50), 2),
         "bare_first_byte_p99_ms": round(bare.percentile_ms(99), 2),
-        "added_p50_ms": round(house.percentile_ms(50) - bare.percentile_ms(50), 2),
-        "added_p99_ms": round(house.percentile_ms(99) - bare.percentile_ms(99), 2),
-        "unloaded": _unloaded(bare_port, house_port, body),
-        "open_loop": _open_loop(args, bare_port, house_port, body),
+        "added_p50_ms": round(ours.percentile_ms(50) - bare.percentile_ms(50), 2),
+        "added_p99_ms": round(ours.percentile_ms(99) - bare.percentile_ms(99), 2),
+        "unloaded": _unloaded(bare_port, our_port, body),
+        "open_loop": _open_loop(args, bare_port, our_port, body),
     }
 
 
 def _open_loop(
-    args: argparse.Namespace, bare_port: int, house_port: int, body: bytes
+    args: argparse.Namespace, bare_port: int, our_port: int, body: bytes
 ) -> dict[str, dict[str, float]]:
     """Latency at given rates, below saturation: what a user sees, without a loop's own queue."""
     found = {}
     for rate in (float(text) for text in args.rates.split(",")):
         row: dict[str, float] = {}
-        for side, port in (("bare", bare_port), ("house", house_port)):
+        for side, port in (("bare", bare_port), ("ours", our_port)):
             load = open_loop(
                 port, PATH, body, rate=rate, connections_max=args.concurrency, seconds=args.seconds
             )
@@ -112,10 +112,10 @@ def _open_loop(
     return found
 
 
-def _unloaded(bare_port: int, house_port: int, body: bytes) -> dict[str, float]:
+def _unloaded(bare_port: int, our_port: int, body: bytes) -> dict[str, float]:
     """The same with one request in flight: latency without queueing."""
     found = {}
-    for side, port in (("bare", bare_port), ("house", house_port)):
+    for side, port in (("bare", bare_port), ("ours", our_port)):
         result = uvloop.run(closed_loop(port, PATH, body, concurrency=1, seconds=2.0))
         found[f"{side}_p50_ms"] = round(result.percentile_ms(50), 2)
         found[f"{side}_p99_ms"] = round(result.percentile_ms(99), 2)

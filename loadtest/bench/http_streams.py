@@ -1,10 +1,11 @@
-"""What a streamed token costs each process of a house, sockets and all, for `symphony bench http`.
+"""What a streamed token costs each process, sockets and all, for `symphony bench http`.
 
 Processor time, as the kernel counts it, while so many chats are streamed that `NUM_WORKERS` workers
 write; those are emulated, with steps of `STEP_MS`, and a message has a token of all their turns.
 """
 
 import asyncio
+import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +16,6 @@ import orjson
 from cli.runfile import running_deployment
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import END_OF_CHUNKS
-from loadtest.jobs.processes import cpu_s
 from shared.errors import PeerUnavailable
 
 NUM_WORKERS = 4
@@ -30,17 +30,18 @@ PATH = "/v1/chat/completions"
 END_OF_EVENT = b"\n\n"
 SETTLE_S = 3.0
 PATIENCE_S = 30.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def write_profile(folder: Path) -> Path:
-    """What `up --emulate` is to be told."""
+    """What `up --emulate` is given."""
     file = folder / "steady.json"
     file.write_bytes(orjson.dumps(PROFILE))
     return file
 
 
 async def measure(port: int, data_dir: Path, num_streams: int, seconds: float) -> dict[str, Any]:
-    """Of the house on this port and data folder: tokens a second, microseconds of a token by
+    """Of the deployment on this port and data folder: tokens a second, microseconds of a token by
     process, and how many streams of `TOKENS_PER_S` that is on one core of a frontend's.
 
     Raises:
@@ -55,10 +56,10 @@ async def measure(port: int, data_dir: Path, num_streams: int, seconds: float) -
                 await asyncio.sleep(0.05)
         await asyncio.sleep(SETTLE_S)
         pids = {service.name: service.pid for service in running_deployment(data_dir).services}
-        began_s = {name: cpu_s(pid) for name, pid in pids.items()}
+        began_s = {name: _cpu_s(pid) for name, pid in pids.items()}
         began_at_s, num_before = time.perf_counter(), _num_events(streams)
         await asyncio.sleep(seconds)
-        took_s = {name: cpu_s(pid) - began_s[name] for name, pid in pids.items()}
+        took_s = {name: _cpu_s(pid) - began_s[name] for name, pid in pids.items()}
         num_tokens, lasted_s = _num_events(streams) - num_before, time.perf_counter() - began_at_s
         if any(stream.is_over for stream in streams):
             raise PeerUnavailable("a stream ended while it was measured: use fewer seconds")
@@ -121,3 +122,14 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self.is_over = True
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor seconds that a process and its threads have used so far.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    # The name, in brackets, may hold anything: fields are counted from its end.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S

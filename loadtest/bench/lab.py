@@ -59,7 +59,6 @@ from shared.subjects import (
 
 M = TypeVar("M")
 
-EAGER_WORKER = "loadtest.bench.eager_worker"  # in place of one that may rather compute
 START_TIMEOUT_S = 120.0
 HOST_ID = HostId("lab")
 STATS_S = 2.0  # for the answer of a kvstore
@@ -121,12 +120,12 @@ class Lab:
         await self._bus.subscribe(subject, handler, self.host_id)
         await self._bus.flush()
 
-    async def start(self, service: str, *, module: str = "", **settings: str) -> None:
-        """Start a service (again), or what stands in `module` for it, and wait until it works."""
+    async def start(self, service: str, **settings: str) -> None:
+        """Start a service (again) and wait until it works."""
         self.stop(service)
         env = {**self._env, **as_variables(settings, self._env)}
         log_path = self.directory / f"{service}.log"
-        command = [sys.executable, "-m", module or f"services.{service}"]
+        command = [sys.executable, "-m", f"services.{service}"]
         if service == "worker":
             self._report = None
             env["SYMPHONY_METRICS_PORT"] = str(self.metrics_port)
@@ -215,16 +214,6 @@ class Lab:
 
         return trace, asyncio.create_task(run())
 
-    async def advise(self, adapter: AdapterRef) -> None:
-        """Announce a turn on an adapter, and wait until that is in the worker's pool."""
-        prefetch = Prefetch(
-            session_id=SessionId("announced"),
-            model_id=ModelId(self.card.model_id),
-            adapter=adapter,
-        )
-        await self.prefetch(prefetch)
-        await self.wait_resident(adapter)
-
     async def prefetch(self, prefetch: Prefetch) -> None:
         """Announce a turn to the worker."""
         assert self._report is not None, "no worker"
@@ -289,7 +278,7 @@ class Lab:
     async def starts(self) -> dict[str, int]:
         """How many first tokens on adapters there were so far, by how those were come to."""
         async with asyncio.timeout(START_TIMEOUT_S):
-            for _ in range(2):  # figures are told with reports, and one may be on its way
+            for _ in range(2):  # figures come with reports, and one may be in flight
                 await self._next_report()
         name = "symphony_adapter_first_token_seconds_count{"
         return {
@@ -383,7 +372,7 @@ async def open_lab(**settings: str) -> AsyncIterator[Lab]:
 
 
 class Servers(NamedTuple):
-    """NATS and Redis of a bench, and what tells services where they are."""
+    """NATS and Redis of a bench, and the settings that say where they are."""
 
     nats: "subprocess.Popen[bytes]"
     redis: "subprocess.Popen[bytes]"

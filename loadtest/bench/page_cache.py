@@ -9,7 +9,7 @@ HELD_MAX = 0.01  # of a file that counts as dropped
 
 
 def drop_cached(path: Path) -> bool:
-    """Have the kernel forget a file's pages, which nobody may have mapped; whether it did."""
+    """Have the kernel forget a file's pages, which no process may have mapped; whether it did."""
     file_number = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -22,7 +22,7 @@ def cached_share(path: Path) -> float:
     """How much of a file is in memory, by mincore(2).
 
     Raises:
-        OSError: it cannot be told.
+        OSError: the kernel does not say.
     """
     num_bytes = path.stat().st_size
     if not num_bytes:

@@ -2,7 +2,7 @@
 what came before.
 
 What a step costs does not depend on what histories and weights say. So the pool is filled with
-random numbers, and rows are told that their history and their adapters lie in it. A step that a
+random numbers, and page tables say that rows have their history and adapters in it. A step that a
 core would have planned after minutes of prompts takes as long as that step.
 """
 

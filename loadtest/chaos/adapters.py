@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.adapters.offline import base_card
-from loadtest.bench.adapters.sizes import sizes_of
 from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
+from loadtest.chaos.sizes import sizes_of
 from services.worker.core.limits import LoraStart
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.settings import as_variables

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.supervisor.children import free_port
-from loadtest.bench.adapters.worker_metrics import parse_metrics
 
 LOOK_EVERY_S = 0.25
 TRIES_MAX = 100
@@ -139,13 +138,16 @@ def _read(port: int) -> str:
 
 def _parse(text: str) -> _Seen:
     begun_at, awaited = 0.0, ""
+    starts, loads = Counter[str](), Counter[str]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "process_start_time_seconds":
-                begun_at = sample.value
-            elif sample.name == "symphony_lora_requests_info":
-                awaited = sample.labels["waiting_lora_adapters"]
-    metrics = parse_metrics(text)
-    starts = Counter({start: each.num for start, each in metrics.starts.items()})
-    loads = Counter({source: each.num for source, each in metrics.loads.items()})
+            match sample.name:
+                case "process_start_time_seconds":
+                    begun_at = sample.value
+                case "symphony_lora_requests_info":
+                    awaited = sample.labels["waiting_lora_adapters"]
+                case "symphony_adapter_first_token_seconds_count":
+                    starts[sample.labels["start"]] += int(sample.value)
+                case "symphony_adapter_load_seconds_count":
+                    loads[sample.labels["source"]] += int(sample.value)
     return _Seen(begun_at, Counts(starts, loads), tuple(filter(None, awaited.split(","))))

@@ -1,18 +1,20 @@
 """A cluster, put together: the world's processes on a plant that has only costs."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import ClassVar
 
 from loadtest.cluster.door import SimulatedDoor
 from loadtest.cluster.kvstore import ClusterKvstore
+from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
-from loadtest.cluster.plant import build_plant
-from loadtest.cluster.policies import Home
+from loadtest.cluster.plant import Plant, build_plant
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
+from loadtest.policies.placement import SYSTEMS, Home
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
 from loadtest.world.candidate import Election
@@ -27,24 +29,26 @@ from loadtest.world.scheduler import Scheduler
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from services.kvstore.core.integrity import check_integrity
+from services.scheduler.core import DEFAULT_POLICY, PlacementPolicy, StartTurns
+from services.scheduler.core import Effect as SchedulerEffect
 from services.scheduler.core import Limits as SchedulerLimits
-from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from services.tracker.core import Count, Effect, Limits
 from services.tracker.core.agents import AgentLimits
 from shared.hint_accounts import HintLimits
 from shared.ids import HostId, WorkerId
-from shared.messages import TurnStart
+from shared.messages import TurnStart, WorkerReport
 from shared.shards import Share
+from shared.subjects import TURN_SUBMIT, TURNS_ENDED, WORKER_REPORT
 
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
-SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
-DRAIN_NS = 120 * SECOND  # for turns that run when nobody asks any more
+SETTLE_NS = 5 * SECOND  # until all are connected, and a scheduler leads
+DRAIN_NS = 120 * SECOND  # for turns that run after the last request
 SAMPLE_NS = SECOND
 VOCAB = 128
 
 
 class _Ledger(Ledger):
-    """Nobody is held to account here."""
+    """Nothing is checked here."""
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
         """A turn is given to a worker."""
@@ -57,13 +61,35 @@ class _Frontend(Frontend):
 class _Scheduler(Scheduler):
     limits: ClassVar = SchedulerLimits()
 
+    def __init__(self, house: House, ledger: Ledger, share: Share, options: ClusterOptions) -> None:
+        super().__init__(house, Election(house.timeline), ledger, 0, share)
+        system = SYSTEMS[options.policy]
+        self._make_policy = Home if "balance" in options.without else system.make
+        self._migration = Migration(house.model.block_tokens) if system.migrates else None
+
     def check(self) -> None:
-        """Too dear after every event."""
+        """Too slow after every event."""
 
-
-class _Unbalanced(_Scheduler):
     def new_policy(self, limits: SchedulerLimits) -> PlacementPolicy:
-        return Home(limits)
+        return self._make_policy(limits)
+
+    def _take_lead(self) -> None:
+        super()._take_lead()
+        if (migration := self._migration) is not None:
+            wires, shard = self.house.wires, str(self._share.index)
+            wires.subscribe(self, TURN_SUBMIT, lambda sent, _: migration.on_submit(sent), shard)
+            wires.subscribe(self, TURNS_ENDED, lambda ended, _: migration.on_ended(ended))
+            wires.subscribe(self, WORKER_REPORT, lambda report, _: self._migrate(report))
+
+    def _migrate(self, report: WorkerReport) -> None:
+        assert self.core is not None and self._migration is not None
+        if (moved := self._migration.on_report(report)) is not None:
+            self._desk.put(partial(self.core.on_turns_submit, moved))
+
+    def _perform(self, effect: SchedulerEffect) -> None:
+        if self._migration is not None and isinstance(effect, StartTurns):
+            effect = replace(effect, starts=self._migration.located(effect.starts))
+        super()._perform(effect)
 
 
 class _Tracker(Tracker):
@@ -82,7 +108,7 @@ class _Tracker(Tracker):
 
 
 class Cluster:
-    """Everybody, started; nobody has asked anything yet.
+    """All processes, started; no request was made yet.
 
     Attributes:
         stats: what happens.
@@ -91,36 +117,8 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
         self.plant = plant = build_plant(options)
-        seed = options.seed
-        timeline = Timeline()
-        wires = Wires(timeline, Random(f"network {seed}"))
-        wires.weather.delay_max_ns = WIRE_MAX_NS
-        profile, without = plant.profile, options.without
-        model = Model(
-            num_layers=plant.num_layers,
-            block_tokens=plant.block_tokens,
-            page_bytes=plant.page_bytes,
-            max_model_len=profile.max_model_len,
-            vocab_size=VOCAB,
-        )
-        self.house = house = House(
-            timeline=timeline,
-            random=Random(f"cluster {seed}"),
-            fault_random=Random(0),
-            agent_random=Random(0),
-            fault_kinds=frozenset(),
-            wires=wires,
-            model=model,
-            is_crowded=False,
-            eviction="lru" if "priority" in without else "layer",
-            is_cooperative="cooperative" not in without,
-            is_scattered=False,
-            disk_bytes_max=plant.disk_bytes,
-            has_peers=True,
-            placement=options.policy,
-            expiries=None,
-            num_shards=options.schedulers,
-        )
+        self.house = house = _new_house(options, plant)
+        timeline, without = house.timeline, options.without
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
         redis, ledger = Redis(), _Ledger(timeline)
@@ -140,15 +138,15 @@ class Cluster:
                 plant,
                 stats,
                 layerwise="layerwise" not in without,
+                history_from=SYSTEMS[options.policy].history_from,
             )
             for number in range(options.gpus)
         ]
         self._frontend = _Frontend(house, redis, ledger, 0)
-        scheduler = _Unbalanced if "balance" in without else _Scheduler
         shares = [Share(shard, options.schedulers) for shard in range(options.schedulers)]
         processes: list[Process] = [
             *hosts, *self.workers,
-            *(scheduler(house, Election(timeline), ledger, 0, share) for share in shares),
+            *(_Scheduler(house, ledger, share, options) for share in shares),
             _Tracker(house, stats), self._frontend,
         ]  # fmt: skip
         for process in processes:
@@ -208,3 +206,35 @@ class Cluster:
         self.stats.loads.append([len(worker.core.turns) for worker in self.workers])
         if timeline.now_ns < until_ns:
             timeline.after(SAMPLE_NS, partial(self._sample, until_ns))
+
+
+def _new_house(options: ClusterOptions, plant: Plant) -> House:
+    """What all processes share: time, network and model, without faults."""
+    timeline = Timeline()
+    wires = Wires(timeline, Random(f"network {options.seed}"))
+    wires.weather.delay_max_ns = WIRE_MAX_NS
+    model = Model(
+        num_layers=plant.num_layers,
+        block_tokens=plant.block_tokens,
+        page_bytes=plant.page_bytes,
+        max_model_len=plant.profile.max_model_len,
+        vocab_size=VOCAB,
+    )
+    return House(
+        timeline=timeline,
+        random=Random(f"cluster {options.seed}"),
+        fault_random=Random(0),
+        agent_random=Random(0),
+        fault_kinds=frozenset(),
+        wires=wires,
+        model=model,
+        is_crowded=False,
+        eviction="lru" if "priority" in options.without else "layer",
+        is_cooperative="cooperative" not in options.without,
+        is_scattered=False,
+        disk_bytes_max=plant.disk_bytes,
+        has_peers=True,
+        placement=DEFAULT_POLICY,
+        expiries=None,
+        num_shards=options.schedulers,
+    )

@@ -164,7 +164,7 @@ class CostDevice:
 
     def _on_overdue(self, run: _Run) -> None:
         if run.num_filling > 0:
-            run.num_filling = -1  # whoever comes now comes too late
+            run.num_filling = -1  # a page that comes now comes too late
             self._on_ready(run)
 
     def _on_ready(self, run: _Run) -> None:

@@ -58,7 +58,7 @@ class Door(Protocol):
         on_tokens: Callable[[list[int]], None],
         on_end: Callable[[bool], None],
     ) -> None:
-        """Begin a turn; told are its tokens as they come, and whether it ended well."""
+        """Begin a turn; its tokens are reported as they come, and whether it ended well."""
 
     def announce(self, announce: Announce) -> None:
         """Send an advisory, whatever becomes of it."""

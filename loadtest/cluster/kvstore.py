@@ -73,10 +73,10 @@ class LinkPeering(Peering):
     def _take(self, host_id: HostId, reads: PageReads) -> FetchedPages:
         other = self._others[host_id]
         assert isinstance(other, ClusterKvstore)
-        told = [other.told(key) for key in reads.keys]
-        outcomes = [LoadOutcome.READY if each else LoadOutcome.MISSING for each in told]
+        record = [other.record_of(key) for key in reads.keys]
+        outcomes = [LoadOutcome.READY if each else LoadOutcome.MISSING for each in record]
         self._mine.publish(reads, outcomes)
-        return FetchedPages(reads, outcomes, told)
+        return FetchedPages(reads, outcomes, record)
 
 
 class ClusterKvstore(Kvstore):
@@ -113,12 +113,12 @@ class ClusterKvstore(Kvstore):
     def new_peering(self) -> Peering:
         return LinkPeering(self, self.others, self._plant.page_bytes)
 
-    def told(self, key: BlockKey) -> PageFacts | None:
+    def record_of(self, key: BlockKey) -> PageFacts | None:
         """What goes with a page of this block; None: it is not here."""
-        if (told := self.stored.get(key)) is not None:
-            return told
+        if (record := self.stored.get(key)) is not None:
+            return record
         if (write := self.core.find_written(key)) is not None:
-            return _told(write)
+            return _record_of(write)
         return None
 
     def num_below(self, reads: PageReads) -> int:
@@ -134,8 +134,12 @@ class ClusterKvstore(Kvstore):
         return self._reader.take(num_bytes, self.house.timeline.now_ns)
 
     def page_of(self, key: BlockKey, layer: int) -> Page | None:
-        told = self.told(key)
-        return None if told is None else Page(GARBAGE, told.num_layers, told.parent, told.owner)
+        record = self.record_of(key)
+        return (
+            None
+            if record is None
+            else Page(GARBAGE, record.num_layers, record.parent, record.owner)
+        )
 
     def publish(self, reads: PageReads, outcomes: list[LoadOutcome]) -> None:
         """The words of pages that came, or did not."""
@@ -184,7 +188,7 @@ class ClusterKvstore(Kvstore):
             order = self._orders.popleft()
             match order:
                 case DiskWrite():
-                    self.stored[order.key] = _told(order)
+                    self.stored[order.key] = _record_of(order)
                     num_bytes = self._plant.page_bytes * self._plant.num_layers
                     results.append((order.block_id, WriteOutcome.STORED, num_bytes))
                 case DeleteBlocks(blocks):
@@ -198,5 +202,5 @@ class ClusterKvstore(Kvstore):
             self._perform(self.core.on_written(results, self.now_ns))
 
 
-def _told(write: DiskWrite) -> PageFacts:
+def _record_of(write: DiskWrite) -> PageFacts:
     return PageFacts(write.parent, list(write.tokens), len(write.pages), 1, write.owner)

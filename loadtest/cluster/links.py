@@ -1,4 +1,4 @@
-"""Bandwidth in virtual time: whoever comes second waits for the first."""
+"""Bandwidth in virtual time: a second transfer waits for the first."""
 
 from dataclasses import dataclass
 

@@ -15,7 +15,7 @@ class ClusterOptions:
     gpus_per_host, dram_gb, disk_gb, link_gbit: of each host; the paper's testbed (section 4).
     host_share: of a host's memory, disk and link that is there: a host in part, with as many GPUs.
     users: who ask at the same time; of a trace with arrivals of its own, how much of it is played.
-    policy: of placement, by its name (`services.scheduler.core.POLICIES`).
+    policy: of placement, by its name (`loadtest.policies.placement.SYSTEMS`).
     missed: share of hints that are never sent.
     spurious: hints for turns that never come, per turn that does.
     priority_share: of sessions that are urgent.

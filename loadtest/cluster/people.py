@@ -1,6 +1,6 @@
 """Everybody who asks something of a simulated cluster, by scripts.
 
-A turn's prompt is all that its session has said and heard. Hints go the way that clients' hints go:
+A turn's prompt is all that its session has sent and received. Hints go the way of clients' hints:
 through a frontend to the tracker.
 """
 
@@ -65,7 +65,7 @@ class _Play:
 class People:
     """Args:
     grain: tokens of scripts that are one here.
-    tokens_max: of a session; somebody whose next turn would have more leaves.
+    tokens_max: of a session; a person whose next turn would have more leaves.
 
     Attributes:
         num_open: turns that have not ended; `num_left`: with those that have not begun.
@@ -176,7 +176,7 @@ class People:
         def on_end(is_good: bool) -> None:
             record.is_failed = not is_good
             if is_good:
-                session.num_known = len(session.tokens) - 1  # nobody ran on the last one
+                session.num_known = len(session.tokens) - 1  # no pass ran on the last one
             self._over(play, number, session, record)
 
         self._door.ask(ask, on_tokens, on_end)
@@ -229,7 +229,7 @@ class People:
         self._hint(play, turns[announced], expected_ns)
 
     def _mislead(self) -> None:
-        """Somebody types in a session that has no turn any more, and does not send it."""
+        """A person types in a session that has no turn any more, and does not send it."""
         if not self._over_for_good:
             return
         session = self._random.choice(self._over_for_good)

@@ -2,7 +2,7 @@
 
 Published figures, with what becomes of them in use:
 
-- A100 80 GB: `shared.profiles` tells what its figures are made of.
+- A100 80 GB: `shared.profiles` says where its figures come from.
 - PCIe 4.0 x16: 31.5 GB/s; 25 of them are seen in copies from pinned memory.
 - an NVMe disk of 4 TB (PCIe 4.0): 6.8 GB/s read and 4.0 written in long requests.
 - Ethernet of 100 Gb/s: 12.5 GB/s less 6% for headers; each host has one link.

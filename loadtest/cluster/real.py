@@ -1,4 +1,4 @@
-"""The same people at real processes: a house with emulated workers, over HTTP, in real time.
+"""The same people at real processes: a deployment with emulated workers, over HTTP, in real time.
 
 Only what the workers' GPUs do is emulated, by the profile that the simulation uses. Everything
 shares this machine, this client with it.
@@ -124,7 +124,7 @@ class RealDoor:
 
 
 async def play_real(options: ClusterOptions, scripts: list[Script], port: int) -> Stats:
-    """Let them ask a house on this port, and wait for what was begun."""
+    """Let them use the deployment on this port, and wait for what was begun."""
     door, stats = RealDoor(options.profile, port), Stats(warm_ns=options.warm_ns)
     tokens_max = load_profile(options.profile).max_model_len
     People(door, scripts, options, stats, tokens_max=tokens_max)

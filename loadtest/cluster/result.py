@@ -16,7 +16,7 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class PrefetchCounts:
     """Of advisories, as the tracker counts them: their turns came, or did not, or came before a
-    place was kept, as all do where nobody keeps places; and turns that had none."""
+    place was kept, as all do where no places are kept; and turns that had none."""
 
     used: int
     wasted: int
@@ -29,7 +29,7 @@ class ClusterResult:
     """Attributes:
     ttft_ms, tpot_ms: over all turns that ended.
     normalized_ms: whole time of a turn by its output tokens (Figure 19's measure).
-    by_priority: the same by what somebody's priority was: `{"urgent": {"ttft_ms", "tpot_ms"}}`.
+    by_priority: the same by priority: `{"urgent": {"ttft_ms", "tpot_ms"}}`.
     requests_per_s: turns that ended, a second of the workload.
     load_max_over_median: turns on the fullest GPU over those on the median one, in the mean over
         the time.

@@ -69,8 +69,8 @@ class Stats:
 
     def on_cached(self, turn_id: TurnId, cached_in: Mapping[KvPlace, int]) -> None:
         """Where a worker found the KV of a turn that begins there."""
-        told = {place: num_tokens * self.grain for place, num_tokens in cached_in.items()}
-        self.turns[turn_id].cached_in = told
+        cached = {place: num_tokens * self.grain for place, num_tokens in cached_in.items()}
+        self.turns[turn_id].cached_in = cached
 
     def on_warm(self) -> None:
         """What was until now does not count."""
@@ -92,10 +92,6 @@ class Stats:
         ]
         urgent = [each for each in done if is_urgent(each.priority)]
         other = [each for each in done if not is_urgent(each.priority)]
-        recomputed = sum(
-            min(max(each.num_computed - (each.num_prompt - each.num_history), 0), each.num_history)
-            for each in done
-        )
         return ClusterResult(
             turns=len(done),
             failed=len(records) - len(done),
@@ -115,7 +111,7 @@ class Stats:
             load_max_over_median=_imbalance(self.loads),
             load_max_minus_min=_distance(self.loads),
             cached_tokens=_cached(done),
-            recomputed_tokens=recomputed,
+            recomputed_tokens=sum(map(_recomputed, done)),
             prompt_tokens=sum(each.num_prompt for each in done),
             prefetch=PrefetchCounts(
                 used=self.outcomes["used"],
@@ -141,6 +137,12 @@ class Stats:
             for name, own in by_script.items()
             if len(own) == self.num_turns_of[name]
         ]
+
+
+def _recomputed(turn: TurnRecord) -> int:
+    """Tokens of its history that were computed again."""
+    num_new = turn.num_prompt - turn.num_history
+    return min(max(turn.num_computed - num_new, 0), turn.num_history)
 
 
 def spread(values: Iterable[float]) -> Spread:

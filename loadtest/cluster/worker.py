@@ -6,14 +6,16 @@ from typing import Any
 from loadtest.cluster.device import CostDevice
 from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
+from loadtest.policies.placement import HistoryFrom
 from loadtest.sim.timeline import MS
 from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.worker import Worker
 from services.worker.core.costs import StepCosts
-from services.worker.core.effects import Ended
+from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.intake import ModelShape
 from services.worker.core.limits import EngineLimits
+from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
 from shared.ids import TurnId
 from shared.messages import TurnDelta
@@ -31,12 +33,13 @@ class ClusterWorker(Worker):
 
     def __init__(
         self, house: House, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
-        *, layerwise: bool,
+        *, layerwise: bool, history_from: HistoryFrom,
     ) -> None:  # fmt: skip
         super().__init__(house, kvstore, number)
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
+        self._history_from = history_from
         self._kept: dict[TurnId, list[TurnDelta]] = {}
         self._num_kept = 0  # steps of which that is
         model = house.model
@@ -79,8 +82,9 @@ class ClusterWorker(Worker):
         self.feed(self.core.on_step(result, self.now_ns))
 
     def _flush(self) -> None:
-        """Tokens that are neither first nor last are told some steps together: nobody looks at when
-        they come."""
+        """Tokens that are neither first nor last are sent some steps together: no figure depends on
+        when they come.
+        """
         is_due = False
         for deltas in self._deltas.values():
             for delta in deltas:
@@ -103,6 +107,25 @@ class ClusterWorker(Worker):
     def _wake(self, at_ns: int) -> None:
         if self._wake_at_ns == at_ns:  # and no earlier one has taken its place
             super()._wake(at_ns)
+
+    def _stage_turn(self, effect: StageTurn) -> None:
+        """A turn that was moved while it ran finds its KV wherever that is."""
+        turn = self.core.turns.get(effect.turn_id)
+        if self._history_from == "any" or (turn is not None and turn.num_generated_before):
+            super()._stage_turn(effect)
+            return
+
+        def then(staged: Staged | None) -> None:
+            if staged is not None and staged.num_here < staged.num_blocks:
+                self._release(ticket=staged.ticket, num_kept=staged.num_here)
+                staged = replace(staged.head(staged.num_here), ready_in_ns=[], coming_from=None)
+                staged = staged if staged.num_blocks else None
+            self.feed(self.core.on_staged(effect.turn_id, effect.attempt, staged, self.now_ns))
+
+        if self._history_from == "pool":
+            self.later(0, lambda: then(None))
+        else:
+            self._stage(self.link.stage_turn(replace(effect, kv_at={})), effect.keys, then)
 
     def _on_ended(self, ended: Ended) -> None:
         if ended.account is not None:

@@ -16,41 +16,31 @@ from cli.reporting import out
 from services.worker.device.openmp import share_cores
 from shared.errors import InvalidRequest, SymphonyError
 
-BENCHES = {
-    "resume": "loadtest.bench.resume",
-    "engine": "loadtest.bench.engine",
-    "grammar": "loadtest.bench.grammar",
-    "gpu": "loadtest.bench.gpu",
-    "core": "loadtest.bench.core",
-    "http": "loadtest.bench.http",
-    "writeback": "loadtest.bench.writeback",
-    "admission": "loadtest.bench.admission",
-    "goodput": "loadtest.bench.goodput",
-    "scheduler": "loadtest.bench.scheduler",
-    "figures": "loadtest.bench.figures",
-    "emulated": "loadtest.bench.emulated",
-    "oneshot": "loadtest.bench.oneshot",
-    "takeover": "loadtest.bench.takeover",
-    "fuzz": "loadtest.fuzz.command",
-    "sgmv": "loadtest.bench.sgmv",
-    "lora": "loadtest.bench.lora",
-    "coldstart": "loadtest.bench.coldstart",
-    "assist": "loadtest.bench.assist",
-    "adapters": "loadtest.bench.adapters",
-    "chaos": "loadtest.bench.chaos",
-    "hosts": "loadtest.bench.hosts",
-    "disk": "loadtest.bench.disk",
-    "hints": "loadtest.bench.hints",
-    "tiers": "loadtest.bench.tiers",
-    "agents": "loadtest.bench.agents",
-    "flood": "loadtest.bench.flood",
-    "cluster": "loadtest.bench.cluster",
-    "capacity": "loadtest.bench.capacity",
-    "scale": "loadtest.bench.scale",
-    "compress": "loadtest.bench.compress",
-    "quantize": "loadtest.bench.quantize",
-    "families": "loadtest.bench.families",
+GROUPS = {
+    "users": {  # what a model, a machine or a cluster gives
+        "http": "loadtest.bench.http",
+        "resume": "loadtest.bench.resume",
+        "hints": "loadtest.bench.hints",
+        "engine": "loadtest.bench.engine",
+        "gpu": "loadtest.bench.gpu",
+        "lora": "loadtest.bench.lora",
+        "capacity": "loadtest.bench.capacity",
+        "families": "loadtest.bench.families",
+    },
+    "papers": {  # claims of papers, measured again
+        "figures": "loadtest.bench.figures",
+        "cluster": "loadtest.bench.cluster",
+        "goodput": "loadtest.bench.goodput",
+        "sgmv": "loadtest.bench.sgmv",
+    },
+    "developers": {  # what a change costs, or breaks
+        "core": "loadtest.bench.core",
+        "scale": "loadtest.bench.scale",
+        "chaos": "loadtest.bench.chaos",
+        "fuzz": "loadtest.fuzz.command",
+    },
 }
+BENCHES = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 Run = Callable[[list[str]], dict[str, Any]]
 
@@ -59,12 +49,12 @@ def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
     """Run benchmark `name`. With `as_json` its result is the only line on stdout.
 
     Raises:
-        InvalidRequest: there is none of this name; lists the names.
+        InvalidRequest: no benchmark has this name; the error lists the names.
         SymphonyError: it ran, and a guarantee did not hold.
     """
     if name == "list":
-        for known in BENCHES:
-            print(known)
+        for group, names in GROUPS.items():
+            print(f"{group}: {', '.join(names)}")
         return
     if name not in BENCHES:
         raise InvalidRequest(f"no benchmark {name!r}: use one of {', '.join(BENCHES)}")

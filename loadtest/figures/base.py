@@ -42,7 +42,7 @@ class Row(NamedTuple):
     ours: str
     how: str = ""
 
-    def told(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str]:
         """Its fields; without `how` if that is empty."""
         return {name: text for name, text in self._asdict().items() if text or name != "how"}
 
@@ -95,43 +95,43 @@ class Work(Protocol):
 
 
 class Alone:
-    """One after the other, here; tells of its progress.
+    """One after the other, here; reports its progress.
 
     Args:
-        told: as of `Shared`.
+        on_progress: as of `Shared`.
     """
 
-    def __init__(self, told: Callable[[int, int], None] = lambda *_: None) -> None:
-        self._told = told
+    def __init__(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> None:
+        self._on_progress = on_progress
 
     def map(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
         parts = list(items)
-        self._told(len(parts), 0)
+        self._on_progress(len(parts), 0)
         values = []
         for part in parts:
             values.append(function(part))
-            self._told(0, 1)
+            self._on_progress(0, 1)
         return values
 
 
 class Shared:
-    """In a pool of processes; tells of its progress.
+    """In a pool of processes; reports its progress.
 
     Args:
-        told: called with the number of parts that were added, and that were done.
+        on_progress: called with the number of parts that were added, and that were done.
     """
 
-    def __init__(self, pool: ProcessPoolExecutor, told: Callable[[int, int], None]) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, on_progress: Callable[[int, int], None]) -> None:
         self._pool = pool
-        self._told = told
+        self._on_progress = on_progress
 
     def map(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
         parts = list(items)
-        self._told(len(parts), 0)
+        self._on_progress(len(parts), 0)
         values = []
         for value in self._pool.map(function, parts):
             values.append(value)
-            self._told(0, 1)
+            self._on_progress(0, 1)
         return values
 
 

@@ -131,7 +131,7 @@ def busy_by_interval(record: Record, edges: NDArray[np.float64]) -> NDArray[np.f
 def advise(
     num_good: Ints, num_bad: Ints, busy: NDArray[np.float64], length_s: float, num_gpus: int
 ) -> list[int]:
-    """GPUs to add, or below 0 to take away, after each interval. Nobody follows the advice."""
+    """GPUs to add, or below 0 to take away, after each interval. The advice is not followed."""
     interval_ns = round(length_s * 1e9)
     limits = ScalingLimits(
         gpus_max=4 * num_gpus, window_ns=2 * interval_ns, warmup_ns=2 * interval_ns
@@ -142,8 +142,8 @@ def advise(
         now_ns = (index + 1) * interval_ns
         share = float(busy[index]) / num_gpus
         advisor.on_interval(int(num_good[index]), int(num_bad[index]), share, num_gpus, now_ns)
-        told = advisor.advice(now_ns)
-        advice.append(told.add - told.remove)
+        given = advisor.advice(now_ns)
+        advice.append(given.add - given.remove)
     return advice
 
 
@@ -211,5 +211,5 @@ FIGURE_15 = Figure(
     rows,
     "The paper's rates come from 150 hours of video, which are not public. Here they are a seeded "
     "sum of daily waves and bursts, three days shortened to a minute, with a peak 15% over the "
-    "staggered bound. Nobody follows the advice, so it is given anew at every interval.",
+    "staggered bound. The advice is not followed, so it is repeated at every interval.",
 )

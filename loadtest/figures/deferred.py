@@ -10,9 +10,8 @@ from loadtest.figures.single import FIGURE_1, FIGURE_12, TABLE_2
 from loadtest.figures.subclusters import FIGURE_16
 
 INTRO = (
-    "[simulator.md](simulator.md) tells of the simulator behind it. *deferred* is the paper's "
-    "algorithm as printed, *steady* is ours and the default. The paper's column is empty where its "
-    "text gives no number. Quick figures come from short runs: their last digits are noise."
+    "Simulated ([simulator.md](simulator.md)). *deferred* is the paper's algorithm as printed, "
+    "*steady* is ours and the default."
 )
 DEFERRED = (
     TABLE_2,

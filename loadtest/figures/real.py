@@ -56,8 +56,8 @@ def real(results: Results, besides: str = "") -> str:
     >>> real({"machine": "2 cores of X (AVX2)", "dtype": "float32"}, "link of 100 MB/s simulated")
     'real: 2 cores of X (AVX2), float32; link of 100 MB/s simulated'
     """
-    told = f"real: {results['machine']}, {results['dtype']}"
-    return f"{told}; {besides}" if besides else told
+    text = f"real: {results['machine']}, {results['dtype']}"
+    return f"{text}; {besides}" if besides else text
 
 
 def _processor() -> str:

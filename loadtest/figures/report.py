@@ -8,6 +8,8 @@ import orjson
 
 from loadtest.figures.base import Figure, FigureSet, Results
 
+ROWS_ALONE_MAX = 6  # of a figure that the paper gives no number for
+
 
 class Report:
     """What was measured, now and in earlier runs, in one folder.
@@ -30,31 +32,43 @@ class Report:
         """Draw a figure and keep its numbers."""
         self._pictures.mkdir(parents=True, exist_ok=True)
         figure.draw(results).savefig(self._picture(figure))
-        rows = [row.told() for row in figure.rows(results)]
+        rows = [row.as_dict() for row in figure.rows(results)]
         self._known[figure.key] = {
             "level": level, "seconds": round(seconds, 1), "rows": rows, "results": results
         }  # fmt: skip
 
+    def redraw(self) -> list[str]:
+        """Pictures, tables and page again from the numbers that are kept; the figures' keys."""
+        for figure in self._figures():
+            known = self._known[figure.key]
+            self.add(figure, known["results"], known["level"], known["seconds"])
+        self.write()
+        return [figure.key for figure in self._figures()]
+
     def write(self) -> None:
         """Write the JSON file and the page, with the figures of earlier runs."""
-        order = [figure.key for figure in self._set.figures if figure.key in self._known]
-        known = {key: self._known[key] for key in order}
+        known = {figure.key: self._known[figure.key] for figure in self._figures()}
         self._json.write_bytes(orjson.dumps(known) + b"\n")
-        self._page.write_text("\n".join(self._lines(order)) + "\n")
+        self._page.write_text("\n".join(self._lines()) + "\n")
+
+    def _figures(self) -> list[Figure]:
+        """Those with numbers, in the set's order."""
+        return [figure for figure in self._set.figures if figure.key in self._known]
 
     def _picture(self, figure: Figure) -> Path:
         return self._pictures / f"{self._set.name}-{figure.key}.png"
 
-    def _lines(self, order: list[str]) -> list[str]:
+    def _lines(self) -> list[str]:
+        name = self._set.name
         lines = [
             f"# {self._set.title}",
             "",
-            f"Written by `./symphony bench figures {self._set.name}`; do not edit. "
-            f"{self._set.intro}",
+            f"Written by `./symphony bench figures {name}`; do not edit. {self._set.intro} "
+            "Tables show what the paper gives a number for; every other number is in "
+            f"`figures/{name}.json`.",
         ]
-        by_key = {figure.key: figure for figure in self._set.figures}
-        for key in order:
-            figure, known = by_key[key], self._known[key]
+        for figure in self._figures():
+            known = self._known[figure.key]
             place = self._picture(figure).relative_to(self._page.parent)
             lines += [
                 "",
@@ -63,18 +77,27 @@ class Report:
                 figure.about,
                 "",
                 f"![{figure.title}]({place.as_posix()})",
-                "",
-                *_table(f"{known['level']} run, {known['seconds']:.0f} s", known["rows"]),
             ]
+            rows = [row for row in known["rows"] if row["paper"]] or known["rows"][:ROWS_ALONE_MAX]
+            if rows:
+                lines += ["", *_table(f"{known['level']} run, {known['seconds']:.0f} s", rows)]
         return lines
 
 
 def _table(run: str, rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a figure's table; a column says how rows were come to if any of them does."""
-    columns = {"what": run, "paper": "paper", "ours": "here"}
-    if any("how" in row for row in rows):
+    """Lines of a figure's table; how its numbers were obtained stands above it, or, where that
+    differs between rows, in a column.
+    """
+    columns, above = {"what": run, "paper": "paper", "ours": "here"}, []
+    hows = {row.get("how", "") for row in rows}
+    if len(hows) > 1:
         columns["how"] = "how"
+    elif how := hows.pop():
+        above = [how[0].upper() + how[1:] + ".", ""]
+    if not any(row["paper"] for row in rows):
+        del columns["paper"]
     return [
+        *above,
         _line(columns.values()),
         "|" + "---|" * len(columns),
         *(_line(row.get(name, "") for name in columns) for row in rows),

@@ -4,7 +4,6 @@ import os
 
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.bench.scheduler import Share, measure_shares
 from loadtest.figures.base import (
     OURS,
     Effort,
@@ -19,6 +18,7 @@ from loadtest.figures.base import (
     searches,
 )
 from loadtest.figures.overload import RESNET_100
+from loadtest.figures.scheduler_alone import Share, measure_shares
 from loadtest.simulator.models import MS_NS, copies, linear_model
 from loadtest.simulator.network import Delay, Network
 from loadtest.simulator.scenario import Scenario

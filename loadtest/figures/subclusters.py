@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing
-from services.scheduler.core.batching.partition import (
+from loadtest.partition import (
     PartitionModel,
     partition,
     random_partition,

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from loadtest.deployment import MODEL, Deployment, deployed
+from loadtest.fuzz.encoder import make_classifier, make_encoder
 from loadtest.fuzz.grammar import Schema, value_of
 from loadtest.fuzz.mutation import (
     Draft,
@@ -25,7 +26,6 @@ from loadtest.fuzz.mutation import (
 )
 from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
-from loadtest.jobs.encoder import make_classifier, make_encoder
 from services.frontend.api.fields import FIELDS
 from shared.settings import as_variables
 

@@ -129,7 +129,7 @@ class ClockworkBatcher(CentralBatcher):
             if state is None or state.entry != number:
                 continue
             if state.ends and state.ends[0] < now_ns:
-                continue  # Overdue: nobody knows when it is free before its batch is done.
+                continue  # Overdue: it is unknown when it is free before its batch is done.
             candidate = self._first(state, now_ns)
             if candidate is None:
                 no_use.append(entry)

@@ -72,7 +72,7 @@ class NexusBatcher:
         self._is_stale = False  # the plan
         self._timers = DropTimers()
         self._number = 0
-        self._now_ns = 0  # the latest instant told
+        self._now_ns = 0  # the latest instant given
         self._out: list[Effect] = []
         self.wake_at_ns = NEVER_NS
 
@@ -157,7 +157,7 @@ class NexusBatcher:
         return self._finish()
 
     def _outdate(self) -> None:
-        """Models or GPUs have changed; once all of them are told, there will be a new plan."""
+        """Models or GPUs have changed; once all of them are known, there will be a new plan."""
         self._is_stale = True
         self.wake_at_ns = self._now_ns
 
@@ -179,7 +179,7 @@ class NexusBatcher:
         self._is_stale = True
 
     def _replan(self, homeless: list[Job]) -> None:
-        """Make a plan, and route anew the jobs that wait where their models are no longer run."""
+        """Make a plan, and reroute the jobs that wait where their models are no longer run."""
         self._is_stale = False
         usual = sum(self._rates.values()) / len(self._rates) if self._rates else 1.0
         rates = {key: self._rates.get(key, usual) for key in self._specs}

@@ -13,12 +13,23 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from loadtest.policies.fifo import CentralBatcher, DeadlineQueue
-from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
+from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import Delays, Job
 
 PREEMPT_FACTOR = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """An effect that `loadtest.simulator` alone performs, beside those of production: stop this
+    batch; what it did is lost. Its jobs are queued again here.
+    """
+
+    number: int
+    gpu: int
 
 
 @dataclass(slots=True)
@@ -30,7 +41,7 @@ class _Gpu:
 class ShepherdBatcher(CentralBatcher):
     """Central, eager batching that prefers large batches, even to running small ones.
 
-    A batch that was preempted is not told of in `on_batch_done`.
+    A batch that was preempted is not reported to `on_batch_done`.
 
     Args:
         delays: from a dispatch to the GPU's start. A GPU waits for it.
@@ -152,7 +163,7 @@ class ShepherdBatcher(CentralBatcher):
         state = self._gpus[gpu]
         stopped = state.running
         assert stopped is not None, f"GPU {gpu} runs nothing"
-        self._out.append(Preempt(stopped.number, gpu))
+        self._out.append(cast(Effect, Preempt(stopped.number, gpu)))
         self._sizes[len(stopped.jobs)] -= 1
         state.running = None
         insort(self._idle, gpu)

@@ -6,8 +6,8 @@ from loadtest.simulator.log import LOST, PREEMPTED, Batch
 
 
 class EmulatedGpu:
-    """One GPU. What it will do is known as soon as it has been told, so no event is needed for the
-    start of a batch.
+    """One GPU. What it will do is known as soon as it was sent a batch, so no event is needed for a
+    batch's start.
 
     Attributes:
         is_here: it has not vanished.

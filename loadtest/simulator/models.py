@@ -29,7 +29,7 @@ class SimModel:
         return round(self.slo_ms * MS_NS)
 
     def spec(self) -> ModelSpec:
-        """What the scheduler is told."""
+        """What the scheduler is given."""
         return ModelSpec(self.name, self.batch_ns(), self.slo_ns)
 
     def batch_ns(self) -> list[int]:
@@ -72,7 +72,7 @@ def zoo_models(device: Device, which: Subset = "mixed") -> list[SimModel]:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """How long batches really take, against what the scheduler was told at first.
+    """How long batches really take, against what the scheduler was given at first.
 
     Attributes:
         scale: 1.3 is a profile that promises 30% too much.

@@ -74,7 +74,7 @@ class Network:
         dispatch: until a GPU knows of a batch.
         data_ns: to fetch the inputs of each of its jobs then.
         done: until the scheduler knows that a batch is over.
-        doubled: probability that the scheduler is told twice.
+        doubled: probability that the scheduler receives a message twice.
     """
 
     dispatch: Delay = field(default_factory=Delay)

@@ -21,7 +21,7 @@ from loadtest.simulator.log import Record
 from loadtest.simulator.models import SimModel, Truth
 from loadtest.simulator.network import Network
 from loadtest.simulator.results import Result, summarise
-from loadtest.simulator.simulation import Simulation
+from loadtest.simulator.simulation import Conditions, Simulation
 from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.policies import DEFAULT_POLICY
@@ -105,12 +105,7 @@ class Scenario:
             self.models,
             arrivals,
             self.num_gpus,
-            seed=self.seed,
-            delays=self.delays,
-            truth=self.truth,
-            network=self.network,
-            faults=self.faults,
-            learns=self.learns,
+            Conditions(self.seed, self.delays, self.truth, self.network, self.faults, self.learns),
             lost_max=lost_max,
             counted_from_ns=cold_ns,
         )

@@ -1,17 +1,19 @@
 """The loop: virtual time, one heap of events, a production core, and emulated GPUs.
 
 What a shell does around a core is done here as the scheduler service does it: every batch's end is
-told once, however often it is heard; jobs of a GPU that vanished are submitted again if they can
-still be in time; measured run times correct the profiles.
+reported once, however often its message comes; jobs of a GPU that vanished are submitted again if
+they can still be in time; measured run times correct the profiles.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from loadtest.policies.shepherd import Preempt
 from loadtest.simulator.arrivals import Arrivals
 from loadtest.simulator.faults import GpuFault, check_faults
 from loadtest.simulator.gpus import EmulatedGpu
@@ -19,7 +21,7 @@ from loadtest.simulator.log import DONE, LOST, PREEMPTED, Batch, Log, Reason
 from loadtest.simulator.models import MS_NS, SimModel, Truth
 from loadtest.simulator.network import Network
 from services.scheduler.core.batching.batcher import Batcher
-from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
+from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 from services.scheduler.core.batching.latency import BatchLatency
 
@@ -28,15 +30,30 @@ Act = Callable[[Any], None]
 WAKES_MAX = 10_000  # of a core at one instant
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a run meets.
+
+    Attributes:
+        delays: what the core plans with.
+        learns: correct the core's profiles by what batches took.
+    """
+
+    seed: int
+    delays: Delays
+    truth: Truth
+    network: Network
+    faults: Sequence[GpuFault]
+    learns: bool
+
+
 class Simulation:
     """One run.
 
     Args:
         batcher: the core; it knows no model and no GPU yet.
-        delays: what the core reckons with.
         lost_max: of each model, jobs that may be dropped before the run is given up; None to go on
             to the end. Counted are jobs that arrive from `counted_from_ns` on.
-        learns: correct the core's profiles by what batches took.
     """
 
     def __init__(
@@ -45,13 +62,7 @@ class Simulation:
         models: Sequence[SimModel],
         arrivals: Arrivals,
         num_gpus: int,
-        *,
-        seed: int = 1,
-        delays: Delays | None = None,
-        truth: Truth | None = None,
-        network: Network | None = None,
-        faults: Sequence[GpuFault] = (),
-        learns: bool = False,
+        conditions: Conditions,
         lost_max: Sequence[float] | None = None,
         counted_from_ns: int = 0,
     ) -> None:
@@ -62,18 +73,18 @@ class Simulation:
         self.gpus = [EmulatedGpu(number) for number in range(num_gpus)]
         self.log = Log(models, arrivals, num_gpus)
         self.was_given_up = False
-        self._random = Random(seed)
-        self._delays = delays or Delays()
-        self._truth = truth or Truth()
-        self._network = network or Network()
+        self._random = Random(conditions.seed)
+        self._delays = conditions.delays
+        self._truth = conditions.truth
+        self._network = conditions.network
         self._index: dict[Hashable, int] = {model.name: index for index, model in enumerate(models)}
         self._is_exact = self._truth.is_exact and self._network.is_exact
-        self._told_ns = [model.batch_ns() for model in models]  # what `Truth` is relative to
-        self._latencies = [_latency(model) for model in models] if learns else []
+        self._profile_ns = [model.batch_ns() for model in models]  # what `Truth` is relative to
+        self._latencies = [_latency(model) for model in models] if conditions.learns else []
         self._versions = [0] * len(models)
         self._counted_from_ns = counted_from_ns
         self._lost_left = list(lost_max) if lost_max is not None else None
-        self._unheard: list[dict[int, Batch]] = [{} for _ in self.gpus]  # by number, by GPU
+        self._unreported: list[dict[int, Batch]] = [{} for _ in self.gpus]  # by number, by GPU
         self._heap: list[tuple[int, int, Act | None, Any]] = [(NEVER_NS, 0, None, None)]
         self._num_events = 0
         self._num_wakes = 0
@@ -81,8 +92,8 @@ class Simulation:
             batcher.add_model(model.spec())
         for gpu in self.gpus:
             self._perform(batcher.add_gpu(gpu.number, list(self._index), 0))
-        check_faults(faults)
-        for fault in faults:
+        check_faults(conditions.faults)
+        for fault in conditions.faults:
             self.at(fault.at_ns, self._vanish, fault)
 
     def at(self, at_ns: int, act: Act, argument: Any) -> None:
@@ -168,7 +179,7 @@ class Simulation:
         size = len(effect.jobs)
         index = self._index[effect.model]
         delay_ns = network.dispatch.sample(self._random) + network.data_ns * size
-        run_ns = self._told_ns[index][size]
+        run_ns = self._profile_ns[index][size]
         if not self._truth.is_exact:
             run_ns = self._truth.actual_ns(run_ns, self._random)
         batch = Batch(
@@ -182,12 +193,12 @@ class Simulation:
             now_ns + delay_ns,
             run_ns,
         )
-        self._unheard[effect.gpu][effect.number] = batch
+        self._unreported[effect.gpu][effect.number] = batch
         gpu = self.gpus[effect.gpu]
         if gpu.is_here:
             gpu.take(batch)
             self.at(batch.end_ns, self._end, batch)
-        else:  # nobody knows yet
+        else:  # not noticed yet
             batch.start_ns = batch.end_ns = batch.here_at_ns
             batch.end, batch.is_over = LOST, True
 
@@ -206,8 +217,8 @@ class Simulation:
             self._hear(batch)
 
     def _hear(self, batch: Batch) -> None:
-        if self._unheard[batch.gpu].pop(batch.number, None) is not batch:
-            return  # told before, preempted meanwhile, or of a GPU that was given up
+        if self._unreported[batch.gpu].pop(batch.number, None) is not batch:
+            return  # reported before, preempted meanwhile, or of a GPU that was given up
         self._settle(batch)
         if self._latencies:
             self._learn(batch)
@@ -243,10 +254,10 @@ class Simulation:
                     self.was_given_up = True
 
     def _preempt(self, effect: Preempt) -> None:
-        batch = self._unheard[effect.gpu].pop(effect.number, None)
+        batch = self._unreported[effect.gpu].pop(effect.number, None)
         assert batch is not None, f"batch {effect.number} was preempted, and had ended"
         gpu = self.gpus[effect.gpu]
-        if batch.is_over:  # its end is not known yet; nobody waits for its result any more
+        if batch.is_over:  # its end is not known yet; its result is not awaited any more
             batch.end = PREEMPTED
         else:
             at_ns = self.now_ns + self._network.dispatch.sample(self._random)
@@ -261,15 +272,15 @@ class Simulation:
             self.at(self.now_ns + fault.back_after_ns, self._come_back, fault.gpu)
 
     def _notice(self, gpu: int) -> None:
-        unheard, self._unheard[gpu] = self._unheard[gpu], {}
+        unreported, self._unreported[gpu] = self._unreported[gpu], {}
         self._perform(self.batcher.remove_gpu(gpu, self.now_ns))
-        for batch in unheard.values():
+        for batch in unreported.values():
             self._settle(batch)
             if batch.end == LOST:
                 self._submit_again(batch)
 
     def _submit_again(self, batch: Batch) -> None:
-        soonest_ns = self.now_ns + self._delays.of(1) + self._told_ns[batch.model][1]
+        soonest_ns = self.now_ns + self._delays.of(1) + self._profile_ns[batch.model][1]
         late = [job for job in batch.jobs if job.deadline_ns < soonest_ns]
         if late:
             self._drop(late, "gpu_lost")

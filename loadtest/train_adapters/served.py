@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtest.local_engine import LocalEngine, Moves
+from loadtest.in_process_engine import InProcessEngine, Moves
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import check_adapter
@@ -49,17 +49,14 @@ def replies(
             TorchExecutor, model, "m", num_blocks * model.num_layers, moves
         ).result()
         try:
-            engine = LocalEngine(
+            engine = InProcessEngine(
                 executor, thread, PREFILL_TOKENS_MAX, moves=moves, adapters_path=str(scratch)
             )
             turns = [[engine.submit(each, max_tokens, ref) for each in prompts] for ref in refs]
             engine.run()
         finally:
             executor.close()
-    return [
-        [turn.tokens[len(prompt) :] for turn, prompt in zip(row, prompts, strict=True)]
-        for row in turns
-    ]
+    return [[turn.generated for turn in row] for row in turns]
 
 
 def _take_in(folder: Path, card: LoraCard, scratch: Path) -> AdapterRef:

@@ -202,8 +202,6 @@ class SchedulerJobs:
             case sj.SendBatch(worker_id, start):
                 self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
                 wires.send(scheduler, BATCH_START, start, worker_id)
-            case sj.CancelBatch(worker_id, cancel):
-                wires.send(scheduler, BATCH_CANCEL, cancel, worker_id)
             case sj.AnswerDropped(frontend_id, dropped):
                 self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
                 wires.send(scheduler, JOBS_DROPPED, dropped, frontend_id)

@@ -583,8 +583,9 @@ MUTANTS = (
     ),
     # Placement.
     Mutant(
-        "a turn may use tiers that its policy has not", HISTORY,
-        'turn.kv_from == "pool" or ', "",
+        "a turn does not count what was loaded for it", HISTORY,
+        "        effects = self.residency.load(turn.prefix)\n        turn.on_prefix()\n",
+        "        effects = self.residency.load(turn.prefix)\n",
     ),
     Mutant(
         "a place that is told of again is expected twice", RESERVATIONS,

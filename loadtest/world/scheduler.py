@@ -68,7 +68,7 @@ class Scheduler(Candidate):
         shard's.
     """
 
-    limits: ClassVar = Limits(relief_gap=2)
+    limits: ClassVar = Limits()
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
-    CancelBatch,
     CountJobs,
     Deposed,
     JobLimits,
@@ -35,7 +34,6 @@ from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import (
     AUTOSCALE_ADVICE,
-    BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
     JOBS_CANCEL,
@@ -107,8 +105,6 @@ class JobShell:
                 await bus.publish(BATCH_START, start, worker_id)
             case AnswerDropped(frontend_id, dropped):
                 await bus.publish(JOBS_DROPPED, dropped, frontend_id)
-            case CancelBatch(worker_id, cancel):
-                await bus.publish(BATCH_CANCEL, cancel, worker_id)
             case SendOffer(offer):
                 await bus.publish(RANK_OFFER, offer)
             case SendBooked(booked):

@@ -113,7 +113,6 @@ from shared.messages.sessions import SessionForget, SessionForgotten
 from shared.messages.shards import PlacedTurn, TurnsPlaced
 from shared.messages.turns import (
     FinishReason,
-    KvFrom,
     Prompt,
     PromptPull,
     PromptReply,
@@ -199,7 +198,6 @@ __all__ = [
     "KvCommitted",
     "KvDelete",
     "KvDeleted",
-    "KvFrom",
     "KvLease",
     "KvLeased",
     "KvLocate",

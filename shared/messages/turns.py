@@ -24,7 +24,6 @@ from shared.messages.agents import AgentRef
 from shared.messages.kv import KvPlace
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-KvFrom = Literal["any", "arena", "pool"]  # tiers that a turn's history may come from, and above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,6 @@ class TurnStart:
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
     adapter: AdapterRef | None = None  # as in `TurnSubmit`
     kv_at: dict[HostId, int] = field(default_factory=dict)  # as in `TurnSubmit`
-    kv_from: KvFrom = "any"  # what lies below is computed again, as in systems without those tiers
     expected_as: SessionId | None = None  # its prefetch went by this name; None: by its session's
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
     trace: str = ""  # as in `TurnSubmit`
@@ -147,7 +145,6 @@ def start_of(
     prompt: str = "",
     *,
     was_lost: bool = False,
-    kv_from: KvFrom = "any",
     expected_as: SessionId | None = None,
 ) -> TurnStart:
     """An attempt at what was submitted."""
@@ -166,7 +163,6 @@ def start_of(
         was_lost=was_lost,
         adapter=submit.adapter,
         kv_at=submit.kv_at,
-        kv_from=kv_from,
         expected_as=expected_as,
         prompt=prompt,
         trace=submit.trace,

@@ -11,7 +11,6 @@ from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
-    CancelBatch,
     CountJobs,
     Deposed,
     JobsCore,
@@ -64,8 +63,6 @@ class SimProcess:
                 case SendBatch(worker_id, start):
                     house.on_sent(self, worker_id, start)
                     send(partial(house.workers[worker_id].on_batch_start, start))
-                case CancelBatch(worker_id, cancel):
-                    send(partial(house.workers[worker_id].tell, 0, "on_batch_cancel", cancel))
                 case AnswerDropped(frontend_id):
                     send(partial(house.frontends[frontend_id].on_dropped, effect))
                 case ProbeWorker(worker_id):

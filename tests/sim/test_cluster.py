@@ -203,3 +203,25 @@ def test_how_far_apart_gpus_are_is_told(small: ClusterOptions) -> None:
     script = replace(script, turns=(replace(script.turns[0], num_output=300),))
     result = run(replace(small, duration_ns=3 * SECOND), [script])
     assert result.load_max_minus_min == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tiers"), [("recompute", {"pool"}), ("sticky", {"pool", "host"})]
+)
+def test_another_system_finds_history_in_its_own_tiers_alone(
+    policy: str, tiers: set[str], small: ClusterOptions
+) -> None:
+    result = run(replace(small, policy=policy), chats(24, num_turns=3))
+    assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
+    found = {tier for tier, tokens in result.cached_tokens.items() if tokens}
+    assert found <= tiers and result.recomputed_tokens > 0
+
+
+def test_running_turns_move_off_a_worker_that_has_more(small: ClusterOptions) -> None:
+    scripts = [
+        replace(each, turns=(replace(each.turns[0], num_output=500 if number % 4 else 5),))
+        for number, each in enumerate(chats(24, num_turns=1))
+    ]
+    moved = run(replace(small, policy="migrate"), scripts)
+    assert (moved.turns, moved.failed, moved.unfinished) == (24, 0, 0)
+    assert moved.cached_tokens.get("peer", 0) + moved.cached_tokens.get("host", 0) > 0

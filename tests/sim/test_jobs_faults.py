@@ -118,7 +118,7 @@ def run_seeds(seeds: range, setup: Setup, *more: Callable[[House], None]) -> lis
     return houses
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [each for each in POLICIES if each != "shepherd"])
 def test_every_request_ends_once_whatever_fails(policy: str) -> None:
     run_seeds(range(NUM_SEEDS), replace(FAULTY, policy=policy))
 

@@ -5,6 +5,7 @@ its invariants.
 import statistics
 
 from loadtest.bench.admission import Arrivals, simulate
+
 from loadtest.sim.timeline import MS
 from services.worker.core.limits import EngineLimits
 from shared.profiles import PROFILES

@@ -1,7 +1,7 @@
 """Memories that keep blocks of prompts, each with its own idea of what goes when it is full.
 
 Each is asked with one prompt after the other, as the ids of its blocks from the beginning on, and
-tells how many blocks' worth of KV of it was there. All of the prompt is there afterwards.
+returns how many of its blocks were there. All of the prompt is there afterwards.
 """
 
 from collections import OrderedDict, defaultdict

@@ -1,4 +1,4 @@
-"""A core as its shell drives it: told of messages and the time, and woken by its own alarms."""
+"""A core as its shell drives it: given messages and the time, and woken by its own alarms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ class CoreBench(ABC, Generic[E]):
             return self._took.each(name, handle, messages)
         return [handle(message) for message in messages]
 
-    def _told(
+    def _handled(
         self, handler: Callable[[M, int], list[E]], apart_ns: int | None = None
     ) -> Callable[[M], list[E]]:
         """What the shell does with a message: the core, and its alarms in time."""

@@ -1,7 +1,7 @@
 """What a streamed token costs a frontend but for the sockets, for `symphony bench core`.
 
 Its application answers so many chats at once, each with `stream`, as it does under uvicorn; only
-nobody reads. A step's tokens come as the bytes of a message and leave as server-sent events. All
+no reader. A step's tokens come as the bytes of a message and leave as server-sent events. All
 that lies between is the frontend's own code, on its own kind of event loop. What NATS' client and
 uvicorn do for each message and each event, and the kernel, comes on top.
 """
@@ -85,11 +85,11 @@ def _hear_reports(num_rounds: int, took: Took) -> None:
 async def _stream(num_streams: int, num_rounds: int, took: Took) -> float:
     """Returns bytes of events a token."""
     async with AsyncExitStack() as stack:
-        house = await _House.open(stack)
+        edge = await _Edge.open(stack)
         chats = [_Chat() for _ in range(num_streams)]
-        tasks = [asyncio.create_task(house.api(*chat.asgi())) for chat in chats]
-        turns = await house.bus.submitted(num_streams)
-        words = house.words()
+        tasks = [asyncio.create_task(edge.api(*chat.asgi())) for chat in chats]
+        turns = await edge.bus.submitted(num_streams)
+        words = edge.words()
         index = num_bytes = 0
         for number in range(1 + num_rounds):
             for name, num_together in (("token", TURNS_A_STEP), ("token_alone", 1)):
@@ -102,9 +102,9 @@ async def _stream(num_streams: int, num_rounds: int, took: Took) -> float:
                 began_ns = time.process_time_ns()
                 for step in steps:
                     for data in step:
-                        house.bus.hear(data)
+                        edge.bus.hear(data)
                         await asyncio.sleep(0)  # as the reader of NATS' socket lets others go on
-                    await house.bus.settle()
+                    await edge.bus.settle()
                 took_ns = time.process_time_ns() - began_ns
                 num_bytes = sum(chat.num_bytes for chat in chats) - num_before
                 if number:  # the first one brings roles and heads
@@ -125,7 +125,7 @@ def _outputs(
 
 
 class _Bus:
-    """Takes what is published, and hands over what is to be heard."""
+    """Takes what is published, and hands over what subscribers receive."""
 
     payload_bytes_max = 1 << 20
 
@@ -138,7 +138,7 @@ class _Bus:
             self._on_step = handler
 
     async def serve(self, *_: object) -> None:
-        """Nobody asks."""
+        """There are no requests."""
 
     def on_reconnect(self, _: object) -> None:
         """It is never away."""
@@ -207,7 +207,7 @@ class _Chat:
 
 
 @dataclass(slots=True)
-class _House:
+class _Edge:
     """A frontend's application, and what it hears."""
 
     api: FastAPI
@@ -215,7 +215,7 @@ class _House:
     tokenizer: ModelTokenizer
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack) -> "_House":
+    async def open(cls, stack: AsyncExitStack) -> "_Edge":
         bus, clock, config = _Bus(), SystemClock(), FrontendConfig()
         runtime = Runtime("frontend", "bench", cast(Bus, bus), stack)
         stack.push_async_callback(runtime.cancel_tasks)

@@ -67,7 +67,7 @@ def _measure(num_workers: int, num_turns: int, num_rounds: int) -> dict[str, flo
 
 
 class SchedulerBench(CoreBench[Effect]):
-    """A core that has heard all workers.
+    """A core that has reports of all workers.
 
     Args:
         share: of turns, that it has.
@@ -124,15 +124,15 @@ class SchedulerBench(CoreBench[Effect]):
             TurnsEnded(turns=[TurnEnd(turn_id=turn_id, attempt=attempt, reason="stop")])
             for turn_id, attempt, _ in placed
         ]
-        self._took.each("end", self._told(self._core.on_turns_ended), ends)
+        self._took.each("end", self._handled(self._core.on_turns_ended), ends)
         for turn_id, _, worker_id in placed:
             del self._running[worker_id][turn_id]
 
     def reasons(self, sessions: Iterable[SessionId]) -> set[str]:
         """Why turns of these sessions go where they go."""
         submits = [self._next_submit(session_id, 0) for session_id in sessions]
-        told = self._told(self._core.on_turns_submit)
-        answers = [told(TurnsSubmit(turns=[submit])) for submit in submits]
+        feed = self._handled(self._core.on_turns_submit)
+        answers = [feed(TurnsSubmit(turns=[submit])) for submit in submits]
         return {start.reason for start in _starts(answers)}
 
     def others_turns(self, number: int) -> None:
@@ -141,16 +141,16 @@ class SchedulerBench(CoreBench[Effect]):
         ids = [samples.turn_id(name, name) for name in names]
         ids = [turn_id for turn_id in ids if not Share(0, SHARDS).has_turn(turn_id)]
         workers = [samples.worker_id(at % self._num_workers) for at in range(len(ids))]
-        told = [
+        feed = [
             TurnsPlaced(shard=1, turns=[PlacedTurn(turn_id=turn_id, worker_id=worker_id)])
             for turn_id, worker_id in zip(ids, workers, strict=True)
         ]
-        self._took.each("other_placed", self._told(self._core.on_turns_placed), told)
+        self._took.each("other_placed", self._handled(self._core.on_turns_placed), feed)
         ends = [
             TurnsEnded(turns=[TurnEnd(turn_id=turn_id, attempt=1, reason="stop")])
             for turn_id in ids
         ]
-        self._took.each("other_end", self._told(self._core.on_turns_ended), ends)
+        self._took.each("other_end", self._handled(self._core.on_turns_ended), ends)
 
     def sweep(self, name: str, *, with_speeds: bool = False) -> None:
         """All workers report, as often as to make a round; their silence is looked at meanwhile."""
@@ -169,7 +169,7 @@ class SchedulerBench(CoreBench[Effect]):
                 )
                 for number in range(self._num_workers)
             ]
-        on_report = self._told(self._core.on_report, INTERVAL_NS // self._num_workers)
+        on_report = self._handled(self._core.on_report, INTERVAL_NS // self._num_workers)
         self._each(name, on_report, reports)
 
     def _submit(
@@ -177,8 +177,8 @@ class SchedulerBench(CoreBench[Effect]):
     ) -> list[tuple[TurnId, int, WorkerId]]:
         """Turns that were placed: which attempt of each is where."""
         submits = [self._next_submit(session_id, num_hosts) for session_id in sessions]
-        told = self._told(self._core.on_turns_submit)
-        answers = self._each(name, told, (TurnsSubmit(turns=[each]) for each in submits))
+        feed = self._handled(self._core.on_turns_submit)
+        answers = self._each(name, feed, (TurnsSubmit(turns=[each]) for each in submits))
         placed = [
             (each.start.turn_id, each.start.attempt, each.worker_id) for each in _starts(answers)
         ]
@@ -203,7 +203,7 @@ class SchedulerBench(CoreBench[Effect]):
             )
             for at, session_id in enumerate(sessions)
         )
-        self._each(name, self._told(self._expected), expected)
+        self._each(name, self._handled(self._expected), expected)
 
     def _wake(self, at_ns: int) -> list[Effect]:
         return self._core.on_wake(at_ns)

@@ -73,8 +73,8 @@ class TrackerBench(CoreBench[Effect]):
             )
             for at, session_id in enumerate(sessions)
         )
-        asked = _expected(self._each(name, self._told(self._submitted), advisories))
-        self._each(name and "placed", self._told(self._placed), asked)
+        asked = _expected(self._each(name, self._handled(self._submitted), advisories))
+        self._each(name and "placed", self._handled(self._placed), asked)
 
     def arrive(self, name: str, sessions: Iterable[SessionId], *, reserved: bool = False) -> None:
         """A turn of each is there."""
@@ -82,7 +82,7 @@ class TrackerBench(CoreBench[Effect]):
             self._arrived(session_id, _tenant(at), reserved=reserved)
             for at, session_id in enumerate(sessions)
         ]
-        self._each(name, self._told(self._core.on_turn_arrived), arrived)
+        self._each(name, self._handled(self._core.on_turn_arrived), arrived)
 
     def agents_turns(self, name: str, number: int) -> int:
         """Workflows whose agents take turns, one after the other; how many of those were
@@ -99,7 +99,7 @@ class TrackerBench(CoreBench[Effect]):
             ]
             turns = list(zip(sessions, refs, strict=True))
             began = [self._arrived(session_id, agent=ref) for session_id, ref in turns]
-            arrive = self._told(self._core.on_turn_arrived)
+            arrive = self._handled(self._core.on_turn_arrived)
             foreseen = _expected(self._each(name and f"{name}_arrival", arrive, began))
             self._now_ns += STEP_NS
             keys = f"{AGENTS.index(agent):02x}" * KEY_BYTES * SHARED_BLOCKS
@@ -107,9 +107,9 @@ class TrackerBench(CoreBench[Effect]):
                 AgentTurnLeft(agent=ref, session_id=session_id, model_id=samples.MODEL, keys=keys)
                 for session_id, ref in turns
             ]
-            leave = self._told(self._core.on_agent_turn_left)
+            leave = self._handled(self._core.on_agent_turn_left)
             foreseen += _expected(self._each(name and f"{name}_left", leave, left))
-            self._each(name and "placed", self._told(self._placed), foreseen)
+            self._each(name and "placed", self._handled(self._placed), foreseen)
             num_foreseen += len(foreseen)
         return num_foreseen
 

@@ -62,6 +62,6 @@ def _hardware(device: torch.device) -> str:
 
 
 def _told(name: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """Progress, for who watches; a run that is cut short has told so much at least."""
+    """Progress, for who watches; a run that is cut short has shown so much at least."""
     print(name, figures, file=sys.stderr, flush=True)
     return figures

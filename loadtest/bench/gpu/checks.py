@@ -10,7 +10,7 @@ from kernels.paged_attention import AttentionShape, paged_attention, store_kv
 from kernels.paged_attention.reference import paged_attention_reference
 from loadtest.bench.gpu.kernels import make_batch
 from loadtest.bench.gpu.models import TINY, GpuShape, make_executor, make_model
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SMALL = replace(
@@ -74,10 +74,10 @@ def _check_tokens(device: torch.device) -> int:
         pages = 64 * SMALL.num_layers
         executor = make_executor(model, pages, 6, moves, is_recorded=is_recorded)
         with ThreadPoolExecutor(1) as thread:
-            engine = LocalEngine(executor, thread, 128, turns_running_max=6)
+            engine = InProcessEngine(executor, thread, 128, turns_running_max=6)
             turns = [engine.submit(prompt, 12) for prompt in prompts]
             engine.run()
-        tokens = [turn.tokens[turn.num_known :] for turn in turns]
+        tokens = [turn.generated for turn in turns]
         executor.close()
         assert tokens == wanted, f"recorded={is_recorded}: {tokens} instead of {wanted}"
     return sum(len(each) for each in wanted)

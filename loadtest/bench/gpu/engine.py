@@ -1,4 +1,4 @@
-"""The production core, step loop and executor on a model of the whole shape."""
+"""The production runner and executor on a model of the whole shape."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ import torch
 from loadtest.bench.gpu.ceilings import rounded
 from loadtest.bench.gpu.models import GpuShape, make_executor, make_model, wait_registered
 from loadtest.bench.gpu.timing import median_s, rest
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.step import StepPlan
 from services.worker.device.gpu_executor import GpuExecutor
@@ -109,14 +109,14 @@ class _Engine:
             engine.run()
         finally:
             self._executor.launch = launch  # type: ignore[method-assign]
-        at_ns = [at_ns for at_ns, num_tokens in engine.said[1:] if num_tokens == rows]
+        at_ns = engine.times_ns(rows)
         step_s = statistics.median(b - a for a, b in pairwise(at_ns)) / 1e9
         device_time = engine.core.device_time
         idle = device_time.idle_ns / (device_time.busy_ns + device_time.idle_ns)
         return step_s, statistics.median(launching_s[2:]) / step_s, idle
 
     def first_token(self, length: int, store: LocalStore | None = None) -> float:
-        """Seconds to the first token of a prompt that nobody knows."""
+        """Seconds to the first token of a new prompt."""
         return self._first_token(self._prompt(length), store)
 
     def returning(self, folder: Path, rounds: int) -> dict[str, float]:
@@ -159,18 +159,17 @@ class _Engine:
         started_ns = time.monotonic_ns()
         engine.submit(prompt, 1)
         engine.run()
-        return (engine.said[0][0] - started_ns) / 1e9
+        return engine.first_s(started_ns)
 
     def _resident_s(self, prompts: list[list[int]]) -> float:
         """First token where the history is in the pool."""
         engine = self._new_engine(self._executor.prefill_tokens_max, None)
         took_s = []
         for prompt in prompts:
-            engine.said.clear()
             started_ns = time.monotonic_ns()
             engine.submit(prompt, 1)
             engine.run()
-            took_s.append((engine.said[0][0] - started_ns) / 1e9)
+            took_s.append(engine.first_s(started_ns))
         return statistics.median(took_s[1:])
 
     def _load_s(self, store: LocalStore, num_blocks: int, rounds: int) -> float:
@@ -194,9 +193,9 @@ class _Engine:
 
         return median_s(self._device, load_all, rounds)
 
-    def _new_engine(self, budget: int, store: LocalStore | None) -> LocalEngine:
+    def _new_engine(self, budget: int, store: LocalStore | None) -> InProcessEngine:
         self._moves.engine = None
-        return LocalEngine(
+        return InProcessEngine(
             self._executor,
             self._thread,
             budget,

@@ -24,7 +24,7 @@ def per_call_s(
     *,
     is_recorded: bool = False,
 ) -> float:
-    """Of one of many calls that are launched one after the other; each is told its number, so that
+    """Of one of many calls that are launched one after the other; each is given its number, so that
     it may take other inputs than the last one, which the caches hold.
 
     Args:

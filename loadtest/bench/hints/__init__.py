@@ -6,7 +6,7 @@ one, until all of it is on its disk; then the turn comes to the near one:
 
 - `hinted`: a hint came before it, and all that the hint brought is in the worker's pool;
 - `late`: a hint came before it, by half of the time that bringing it takes;
-- `unhinted`: the turn itself tells where its history is;
+- `unhinted`: the turn itself says where its history is;
 - `recompute`: its history is nowhere;
 - `resident`: its history was made on the near host right before, and is in the worker's pool.
 
@@ -16,8 +16,7 @@ worker's pool holds few of them. `cached_tokens` are the fewest of a turn that w
 how much of what is on its way is computed instead is for the worker to decide. `num_void` turns
 were run again, because the far host had not answered in time that it has their history.
 
-`costs` tells what hints cost that are spurious or missing, and what keeping KV costs a prompt that
-is new. `--watch` shows the first of all that, live, and nothing else.
+`--watch` shows the first of all that, live, and nothing else.
 """
 
 import argparse
@@ -29,8 +28,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from loadtest.bench.hints.cases import Seen, Trials
-from loadtest.bench.hints.costs import Costs, never_seen
-from loadtest.bench.hints.house import SPARE_BLOCKS, open_house
+from loadtest.bench.hints.hosts import SPARE_BLOCKS, open_hosts
 from loadtest.bench.hints.watch import Watch, watching
 from loadtest.models import add_model_options, model_source, shape_of
 from shared.blocks import BLOCK_TOKENS
@@ -58,10 +56,6 @@ def run(argv: list[str]) -> dict[str, Any]:
         raise InvalidRequest("--sessions, --new-tokens, --lead-sessions: use numbers from 1 on")
     if args.link_gbit is not None and args.link_gbit <= 0:
         raise InvalidRequest("--link-gbit: use a number above 0")
-    if min(args.cost_turns, args.cost_rounds, args.reply_tokens, args.never_seen) < 1:
-        raise InvalidRequest(
-            "--cost-turns, --cost-rounds, --reply-tokens, --never-seen: use numbers from 1 on"
-        )
     if args.emulate:
         profile = load_profile(args.emulate)
         token_bytes = profile.num_layers * profile.page_bytes(BLOCK_TOKENS) // BLOCK_TOKENS
@@ -76,7 +70,7 @@ def run(argv: list[str]) -> dict[str, Any]:
 async def _measure(
     args: argparse.Namespace, settings: dict[str, str], token_bytes: int, vocab_size: int
 ) -> dict[str, Any]:
-    num_tokens = args.history_tokens + args.new_tokens + args.reply_tokens
+    num_tokens = args.history_tokens + args.new_tokens
     num_blocks = num_tokens // BLOCK_TOKENS + SPARE_BLOCKS
     session_bytes = num_blocks * BLOCK_TOKENS * token_bytes
     figures: dict[str, Any] = {
@@ -85,14 +79,14 @@ async def _measure(
         "kv_bytes": args.history_tokens // BLOCK_TOKENS * BLOCK_TOKENS * token_bytes,
         "link_gbit": args.link_gbit,
     }
-    async with open_house(
+    async with open_hosts(
         settings,
         session_bytes=session_bytes,
         vocab_size=vocab_size,
         link_bytes_per_s=(args.link_gbit or 0.0) * GBIT_BYTES,
-    ) as house:
+    ) as hosts:
         is_slow = bool(args.emulate) or args.link_gbit is not None
-        trials = Trials(house, args.history_tokens, args.new_tokens, can_be_computed=is_slow)
+        trials = Trials(hosts, args.history_tokens, args.new_tokens, can_be_computed=is_slow)
         _say("warming up")
         for each in (trials.recompute, trials.resident, trials.unhinted, trials.hinted):
             await each()
@@ -110,18 +104,7 @@ async def _measure(
             leads = await _leads(trials, transfer_s, args.lead_sessions)
             figures["lead_s_to_ttft"] = lead_curve(leads)
         figures["num_void"] = trials.num_void
-        if args.watch or args.no_costs:
-            return figures
-        costs = Costs(house, session_bytes, args.cost_turns, args.reply_tokens, transfer_s, _say)
-        figures |= await costs.measure(args.history_tokens, args.cost_rounds)
-    return figures | await never_seen(
-        settings,
-        session_bytes=session_bytes,
-        vocab_size=vocab_size,
-        num_tokens=args.history_tokens,
-        num_pairs=args.never_seen,
-        say=_say,
-    )
+    return figures
 
 
 async def _compare(
@@ -213,11 +196,6 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", default="", help="a latency profile in place of a model, with its true pages"
     )
     parser.add_argument("--watch", action="store_true", help="show it live, and only the beginning")
-    parser.add_argument("--no-costs", action="store_true", help="leave out what hints cost")
-    parser.add_argument("--cost-turns", type=int, default=10, help="of a round of `costs`")
-    parser.add_argument("--cost-rounds", type=int, default=4, help="of each kind")
-    parser.add_argument("--reply-tokens", type=int, default=32, help="of the turns in `costs`")
-    parser.add_argument("--never-seen", type=int, default=8, help="pairs of prompts that are new")
     add_model_options(parser)
     return parser
 

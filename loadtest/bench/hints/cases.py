@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtest.bench.hints.house import FAR, House, NotAsked, Session
+from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
 from shared.ids import HostId
@@ -36,15 +36,15 @@ class Trials:
         can_be_computed: a turn may well compute all of a history that is on its way.
 
     Attributes:
-        on_step: told what happens now, for people.
+        on_step: called with what happens now, for people.
         num_void: turns that were run again, because the far host's kvstore had not answered in
             time where its history is.
     """
 
     def __init__(
-        self, house: House, history_tokens: int, new_tokens: int, *, can_be_computed: bool
+        self, hosts: TwoHosts, history_tokens: int, new_tokens: int, *, can_be_computed: bool
     ) -> None:
-        self._house = house
+        self._hosts = hosts
         self._history_tokens = history_tokens
         self._new_tokens = new_tokens
         self._can_be_computed = can_be_computed
@@ -53,9 +53,9 @@ class Trials:
 
     async def resident(self) -> Seen:
         """The history was made here right before."""
-        session = self._house.session(self._history_tokens)
+        session = self._hosts.session(self._history_tokens)
         self.on_step("the near host computes a history")
-        await self._house.store(self._house.near, session)
+        await self._hosts.store(self._hosts.near, session)
         return await self._all_here(session, {})
 
     async def hinted(self) -> Seen:
@@ -69,7 +69,7 @@ class Trials:
             session = await self._far_session()
             begun_at = time.monotonic()
             self.on_step("a hint: the near host begins to fetch the history")
-            await self._house.hint(session, lead_s)
+            await self._hosts.hint(session, lead_s)
             await asyncio.sleep(max(begun_at + lead_s - time.monotonic(), 0.0))
             seen, _ = await self._come(session)
             return seen
@@ -77,7 +77,7 @@ class Trials:
         return await self._again(once)
 
     async def unhinted(self) -> Seen:
-        """The turn tells where its history is."""
+        """The turn says where its history is."""
 
         async def once() -> Seen:
             seen, asked = await self._come(await self._far_session())
@@ -89,39 +89,39 @@ class Trials:
 
     async def recompute(self) -> Seen:
         """The history is nowhere."""
-        session = self._house.session(self._history_tokens)
+        session = self._hosts.session(self._history_tokens)
         self.on_step("the turn comes, and its history is nowhere")
-        trace, _ = await self._house.come(session, self._new_tokens, {})
+        trace, _ = await self._hosts.come(session, self._new_tokens, {})
         if trace.cached_tokens:
             raise PeerUnavailable(f"{trace.cached_tokens} tokens of a new history were cached")
-        await self._house.wait_settled()
+        await self._hosts.wait_settled()
         return Seen(trace.ttft_ms, 0)
 
     async def _hinted(self) -> Seen:
-        house, session = self._house, await self._far_session()
-        num_before = (await house.near.kv_stats()).disk_blocks
+        hosts, session = self._hosts, await self._far_session()
+        num_before = (await hosts.near.kv_stats()).disk_blocks
         begun_at = time.monotonic()
         self.on_step("a hint: the near host fetches the history")
-        await house.hint(session, EARLY_S)
-        await house.wait_arrived()
+        await hosts.hint(session, EARLY_S)
+        await hosts.wait_arrived()
         transfer_s = time.monotonic() - begun_at
-        house.check_answered()
-        await house.near.wait_durable(num_before + session.num_blocks)
-        await house.wait_settled()
+        hosts.check_answered()
+        await hosts.near.wait_durable(num_before + session.num_blocks)
+        await hosts.wait_settled()
         return await self._all_here(session, {FAR: session.num_blocks}, transfer_s)
 
     async def _far_session(self) -> Session:
-        """One whose history the far host has on its disk, and nobody else."""
-        session = self._house.session(self._history_tokens)
+        """One whose history the far host has on its disk, and no other host."""
+        session = self._hosts.session(self._history_tokens)
         self.on_step("the far host computes a history, and writes it to its disk")
-        await self._house.store(self._house.far, session)
+        await self._hosts.store(self._hosts.far, session)
         return session
 
     async def _come(self, session: Session) -> tuple[Seen, list[KvStage]]:
         self.on_step("the turn comes to the near host")
-        trace, asked = await self._house.come(session, self._new_tokens, {FAR: session.num_blocks})
-        await self._house.wait_settled()
-        self._house.check_answered()
+        trace, asked = await self._hosts.come(session, self._new_tokens, {FAR: session.num_blocks})
+        await self._hosts.wait_settled()
+        self._hosts.check_answered()
         if not (trace.cached_tokens or self._can_be_computed):
             raise PeerUnavailable("a turn computed all of its history, which another host has")
         return Seen(trace.ttft_ms, trace.cached_tokens), asked
@@ -129,20 +129,20 @@ class Trials:
     async def _all_here(
         self, session: Session, kv_at: dict[HostId, int], transfer_s: float = 0.0
     ) -> Seen:
-        """A turn whose history is in the pool: it asks nobody, and computes none of it."""
+        """A turn whose history is in the pool: it asks no kvstore, and computes none of it."""
         self.on_step("the turn comes to the near host, and its history is there")
-        trace, asked = await self._house.come(session, self._new_tokens, kv_at)
+        trace, asked = await self._hosts.come(session, self._new_tokens, kv_at)
         missing = session.num_blocks * BLOCK_TOKENS - trace.cached_tokens
         if asked or missing > 0:
             raise PeerUnavailable(
                 f"a history was not in the pool: {max(missing, 0)} tokens of it were computed, the"
                 f" kvstore was asked {len(asked)} times"
             )
-        await self._house.wait_settled()
+        await self._hosts.wait_settled()
         return Seen(trace.ttft_ms, trace.cached_tokens, transfer_s)
 
     async def _again(self, once: Callable[[], Awaitable[Seen]]) -> Seen:
-        """Run a turn, with another session if the far host was not heard."""
+        """Run a turn, with another session if the far host did not answer."""
         for number in range(TRIES_MAX):
             try:
                 return await once()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from loadtest.bench.hints.cases import Seen
 
-TOLD = {
+LABELS = {
     "resident": "history is here",
     "hinted": "hinted: fetched before",
     "late": "hinted a little late",
@@ -46,7 +46,7 @@ def chart(seen: SeenBy, title: str) -> Table:
     for name in ("ms", "not computed", "turns"):
         table.add_column(name, justify="right", no_wrap=True)
     longest_ms = max((each[-1].ttft_ms for each in seen.values()), default=1.0)
-    for case, words in TOLD.items():
+    for case, words in LABELS.items():
         if turns := seen.get(case, ()):
             last = turns[-1]
             bar = Bar(longest_ms, 0, last.ttft_ms)

@@ -187,8 +187,8 @@ def _medians(samples: Samples) -> dict[str, float]:
 
 
 def _say(text: str, ms: dict[str, float] | None = None) -> None:
-    told = "".join(f"  {name} {each:.2f}" for name, each in (ms or {}).items())
-    print(f"{text}{': ms' if ms else ''}{told}", file=sys.stderr, flush=True)
+    shown = "".join(f"  {name} {each:.2f}" for name, each in (ms or {}).items())
+    print(f"{text}{': ms' if ms else ''}{shown}", file=sys.stderr, flush=True)
 
 
 def _plan(args: argparse.Namespace) -> _Plan:

@@ -2,7 +2,7 @@
 
 Our tokens are shown to PEFT, one turn at a time. Each must be its own choice as well, or one that
 its logits put as near to that as rounding does: in bf16, two tokens may well be as likely. How far
-off a token may be is told in standard deviations of PEFT's logits there; a token that another
+off a token may be is given in standard deviations of PEFT's logits there; a token that another
 adapter chose is some four of them off.
 """
 
@@ -11,7 +11,7 @@ import torch
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.bench.lora.ours import Rows, Serving
 from loadtest.bench.lora.peft_side import PeftSide
-from loadtest.local_engine import some_prompt
+from loadtest.in_process_engine import some_prompt
 from shared.errors import SymphonyError
 
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.25, torch.float16: 0.05}

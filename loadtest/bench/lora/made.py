@@ -74,7 +74,7 @@ def written_in_turn(
 
     Args:
         modules: that a model has in its layers.
-        dtype: of the files, in torch's words; the model's, so that nobody rounds.
+        dtype: of the files, in torch's words; the model's, so that nothing is rounded.
         targets: of `TARGETS`, in every layer.
         ranks: that adapters have in turn.
         numbers: of the adapters, which are their seeds.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from loadtest.bench.lora.made import MadeAdapter
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
@@ -60,7 +60,7 @@ class Ours:
         """
         assert self._executor is not None, "no pool"
         self._moves.engine = None
-        engine = LocalEngine(
+        engine = InProcessEngine(
             self._executor,
             self._thread,
             budget,
@@ -86,7 +86,7 @@ class Serving:
     """An engine that goes on from one measurement to the next, so that adapters stay where they
     are, and prompts that were computed need not be again."""
 
-    def __init__(self, engine: LocalEngine, vocab_size: int) -> None:
+    def __init__(self, engine: InProcessEngine, vocab_size: int) -> None:
         self._engine = engine
         self._vocab_size = vocab_size
         self._num_prompts = 0
@@ -107,26 +107,24 @@ class Serving:
     def decode_ms(self, rows: Rows, context: int, steps: int) -> float:
         """The median step of a batch, each turn of which has `context` tokens and an own prompt."""
         engine = self._engine
-        engine.said.clear()
         for number, adapter in enumerate(rows):
             prompt = some_prompt(number, context, self._vocab_size)
             engine.submit(prompt, steps + 2, None if adapter is None else adapter.ref)
         engine.run()
         # All prompts fit in one step; the first decode is warm-up.
-        at_ns = [at_ns for at_ns, num_tokens in engine.said[1:] if num_tokens == len(rows)]
+        at_ns = engine.times_ns(len(rows))
         assert len(at_ns) == steps + 1, "turns did not stay together"
         return statistics.median(after - before for before, after in pairwise(at_ns)) / 1e6
 
     def first_token_ms(self, adapter: MadeAdapter | None, length: int) -> float:
-        """Of a prompt that nobody knows."""
+        """Of a new prompt."""
         self._num_prompts += 1
         prompt = some_prompt(-self._num_prompts, length, self._vocab_size)
         engine = self._engine
-        engine.said.clear()
         started_ns = time.monotonic_ns()
         engine.submit(prompt, 1, None if adapter is None else adapter.ref)
         engine.run()
-        return (engine.said[0][0] - started_ns) / 1e6
+        return engine.first_s(started_ns) * 1e3
 
     def generate_s(self, rows: Rows, prompts: list[list[int]], counts: Sequence[int]) -> float:
         """Seconds in which turns that come at once say so many tokens each; one that ends makes
@@ -144,4 +142,4 @@ class Serving:
             for adapter, prompt in zip(rows, prompts, strict=True)
         ]
         self._engine.run()
-        return [turn.tokens[turn.num_known :] for turn in turns]
+        return [turn.generated for turn in turns]

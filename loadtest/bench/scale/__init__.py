@@ -2,8 +2,8 @@
 
 A disk is filled with the blocks of `--sessions` sessions (the index as a kvstore writes it; their
 pages are a hole in the slab, which reads as zeros), and Redis with their records. Then the kvstore
-starts on it, beside a NATS, a Redis and a scheduler of their own: it tells Redis where all that
-is, is asked for its status, brings `--staged` sessions up, one after the other, and at last is
+starts on it, beside a NATS, a Redis and a scheduler of their own: it reports its blocks to
+Redis, is asked for its status, brings `--staged` sessions up, one after the other, and at last is
 started once more, on a disk of which `--expiring` sessions come to their end in the same second.
 All the while a task in its event loop looks how long that stands still (`watched`).
 
@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.disk.filling import PAGE_BYTES
 from loadtest.bench.scale.cores import ARENA_SESSIONS, kvstore_pages_per_s, worker_figures
-from loadtest.bench.scale.house import House, open_house
+from loadtest.bench.scale.filling import PAGE_BYTES
+from loadtest.bench.scale.host import ScaleHost, open_host
 from loadtest.bench.scale.sessions import EXPIRES_S, Sessions
 from loadtest.bench.scale.staging import stage
 from loadtest.bench.scale.watched import Beat
@@ -36,7 +36,7 @@ POLL_S = 0.1
 EXPIRY_LEAD = 2.0  # starts may take so much longer than the one before
 EXPIRY_SPARE_S = 5.0
 MB = 1e6
-SERVED = ("tell", "status", "stage", "expire")  # phases in which somebody may wait
+SERVED = ("tell", "status", "stage", "expire")  # phases in which requests may wait
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def run(argv: list[str]) -> dict[str, Any]:
 async def _serve(folder: Path, sessions: Sessions, args: argparse.Namespace) -> dict[str, Any]:
     _say(f"writing {sessions.num_blocks_total:,} blocks")
     await asyncio.to_thread(sessions.fill, folder / "full" / "kv")
-    async with open_house(folder) as house:
-        redis_bytes = [await house.redis_bytes()]
-        await house.write_records(sessions.records())
-        redis_bytes.append(await house.redis_bytes())
+    async with open_host(folder) as host:
+        redis_bytes = [await host.redis_bytes()]
+        await host.write_records(sessions.records())
+        redis_bytes.append(await host.redis_bytes())
         settings = {
             "disk_bytes_max": str(sessions.disk_bytes_max),
             "arena_bytes": str(max(ARENA_SESSIONS * sessions.num_pages * PAGE_BYTES,
@@ -92,25 +92,25 @@ async def _serve(folder: Path, sessions: Sessions, args: argparse.Namespace) -> 
             "expiry_s": str(EXPIRES_S),
         }  # fmt: skip
         _say("an empty disk, to compare with")
-        await house.start(folder / "empty", settings | {"host_id": "empty"})
-        empty = house.memory()
-        house.stop()
+        await host.start(folder / "empty", settings | {"host_id": "empty"})
+        empty = host.memory()
+        host.stop()
         _say("starting on the full one")
-        with house.phase("start"):
-            start_s = await house.start(folder / "full", settings)
-        started = house.memory()
-        with house.phase("tell"):
-            tell_s = await house.wait_told(sessions.num)
-        redis_bytes.append(await house.redis_bytes())
-        await house.wait_counted(sessions.num)
-        with house.phase("status"):
-            status_ms = await house.status_ms(STATUSES)
-        with house.phase("stage"):
-            staged_s = await stage(house, sessions, args.staged)
-        full = house.memory()
-        house.stop()
-        await _expire(house, sessions, folder / "full", settings, start_s, args.expiring)
-        beats = house.beats()
+        with host.phase("start"):
+            start_s = await host.start(folder / "full", settings)
+        started = host.memory()
+        with host.phase("tell"):
+            tell_s = await host.wait_told(sessions.num)
+        redis_bytes.append(await host.redis_bytes())
+        await host.wait_counted(sessions.num)
+        with host.phase("status"):
+            status_ms = await host.status_ms(STATUSES)
+        with host.phase("stage"):
+            staged_s = await stage(host, sessions, args.staged)
+        full = host.memory()
+        host.stop()
+        await _expire(host, sessions, folder / "full", settings, start_s, args.expiring)
+        beats = host.beats()
     return {
         "kv_rss_mb": round(full["rss"] / MB, 1),
         "kv_anon_mb": round(full["anon"] / MB, 1),
@@ -127,7 +127,7 @@ async def _serve(folder: Path, sessions: Sessions, args: argparse.Namespace) -> 
 
 
 async def _expire(
-    house: House,
+    host: ScaleHost,
     sessions: Sessions,
     data_dir: Path,
     settings: Mapping[str, str],
@@ -140,17 +140,17 @@ async def _expire(
     _say(f"{num:,} sessions expire in {in_s:.0f} s")
     ends_s = int(time.time() + in_s)
     sessions.stamp(data_dir / "kv", range(num), ends_s - int(EXPIRES_S))
-    await house.start(data_dir, settings)
-    if (await house.stats()).disk_blocks != sessions.num_blocks_total:
+    await host.start(data_dir, settings)
+    if (await host.stats()).disk_blocks != sessions.num_blocks_total:
         raise PeerUnavailable("the kvstore took longer to start than before: run this again")
     await asyncio.sleep(max(ends_s - time.time() - 1.0, 0.0))
     left = sessions.num_blocks_total - num * sessions.num_blocks
-    with house.phase("expire"):
-        while (await house.stats()).disk_blocks > left:
+    with host.phase("expire"):
+        while (await host.stats()).disk_blocks > left:
             await asyncio.sleep(POLL_S)
             if time.time() > ends_s + in_s:
                 raise PeerUnavailable("sessions did not expire")
-    if (await house.stats()).disk_blocks != left:
+    if (await host.stats()).disk_blocks != left:
         raise PeerUnavailable("others than those sessions expired")
 
 

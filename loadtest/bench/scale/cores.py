@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from loadtest.bench.core.worker import WorkerBench
-from loadtest.bench.disk.filling import PAGE_BYTES
+from loadtest.bench.scale.filling import PAGE_BYTES
 from loadtest.bench.scale.sessions import FINGERPRINT, Sessions
 from services.kvstore.core import (
     Effect,

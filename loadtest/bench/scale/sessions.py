@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench.disk.filling import PAGE_BYTES, fill_disk, session_records, stamp_blocks
+from loadtest.bench.scale.filling import PAGE_BYTES, fill_disk, session_records, stamp_blocks
 from services.kvstore.core import StoredBlock
 from services.kvstore.tiers.disk import stored_bytes
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key

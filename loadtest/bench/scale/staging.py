@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.bench.disk.filling import PAGE_BYTES
-from loadtest.bench.scale.house import HOST_ID, House
+from loadtest.bench.scale.filling import PAGE_BYTES
+from loadtest.bench.scale.host import HOST_ID, ScaleHost
 from loadtest.bench.scale.sessions import FINGERPRINT, Sessions
 from shared.arena import Arena, PageState
 from shared.blocks import pack_keys
@@ -24,9 +24,9 @@ PAGES_LIMIT_S = 30.0
 SEED = 1
 
 
-async def stage(house: House, sessions: Sessions, num: int) -> list[float]:
+async def stage(host: ScaleHost, sessions: Sessions, num: int) -> list[float]:
     """So many sessions, at random; seconds that each took until all its pages were there."""
-    opened = await house.bus.request(
+    opened = await host.bus.request(
         KV_OPEN,
         KvOpen(
             worker_id=WORKER, incarnation=INCARNATION, fingerprint=FINGERPRINT,
@@ -40,20 +40,20 @@ async def stage(house: House, sessions: Sessions, num: int) -> list[float]:
     try:
         fcntl.flock(lease, fcntl.LOCK_EX)
         numbers = random.Random(SEED).sample(range(sessions.num), min(num, sessions.num))
-        return [await _stage_one(house, sessions, arena, number) for number in numbers]
+        return [await _stage_one(host, sessions, arena, number) for number in numbers]
     finally:
         os.close(lease)
         arena.close()
 
 
-async def _stage_one(house: House, sessions: Sessions, arena: Arena, number: int) -> float:
+async def _stage_one(host: ScaleHost, sessions: Sessions, arena: Arena, number: int) -> float:
     began_s = time.monotonic()
     question = KvStage(
         worker_id=WORKER, incarnation=INCARNATION, fingerprint=FINGERPRINT,
         num_layers=sessions.num_layers, page_bytes=PAGE_BYTES,
         keys=pack_keys(sessions.keys(number)),
     )  # fmt: skip
-    staged = await house.bus.request(KV_STAGE, question, HOST_ID, timeout_s=PAGES_LIMIT_S)
+    staged = await host.bus.request(KV_STAGE, question, HOST_ID, timeout_s=PAGES_LIMIT_S)
     if staged.num_blocks != sessions.num_blocks:
         raise PeerUnavailable(f"{staged.num_blocks} of {sessions.num_blocks} blocks were staged")
     pages, generations = unpack_ints(staged.pages), unpack_ints(staged.generations)
@@ -65,5 +65,5 @@ async def _stage_one(house: House, sessions: Sessions, arena: Arena, number: int
         raise PeerUnavailable("pages were not what was stored")
     took_s = time.monotonic() - began_s
     release = KvRelease(worker_id=WORKER, incarnation=INCARNATION, ticket=staged.ticket)
-    await house.bus.publish(KV_RELEASE, release, HOST_ID)
+    await host.bus.publish(KV_RELEASE, release, HOST_ID)
     return took_s

@@ -22,7 +22,7 @@ class View(NamedTuple):
     kernel: str
     is_distinct: bool
     paper: str
-    told: str
+    name: str
     axis: str
 
 
@@ -37,7 +37,7 @@ VIEWS = (
         "batch x rank",
     ),
     View("unpadded", "sgmv", True, "0.96", "our kernel by the sum of ranks", "sum of ranks"),
-    View("distinct", "sgmv", False, "", "our kernel by our model", "ms told"),
+    View("distinct", "sgmv", False, "", "our kernel by our model", "ms predicted"),
 )
 
 
@@ -79,14 +79,14 @@ def draw(results: Results) -> Drawing:
         cells = cells_of(results, view)
         model = fit_models(cells, view.kernel)[view.model]
         numbers = numbers_of(cells)[view.model]
-        told = [
+        predicted = [
             sum(factor * number for factor, number in zip(model["ms"], (1, *each), strict=True))
             for each in zip(*numbers, strict=True)
         ]
-        places = told if len(numbers) > 1 else numbers[0]
+        places = predicted if len(numbers) > 1 else numbers[0]
         axes.plot(places, [row[view.kernel] for row in cells], ".", label="measured")
-        axes.plot(*zip(*sorted(zip(places, told, strict=True)), strict=True), "k-", lw=0.8)
-        label(axes, f"{view.told}\nR^2 {model['r2']:.2f}", view.axis, "ms a call")
+        axes.plot(*zip(*sorted(zip(places, predicted, strict=True)), strict=True), "k-", lw=0.8)
+        label(axes, f"{view.name}\nR^2 {model['r2']:.2f}", view.axis, "ms a call")
     return drawing
 
 
@@ -95,7 +95,7 @@ def rows(results: Results) -> list[Row]:
     for view in VIEWS:
         r2 = fit_models(cells_of(results, view), view.kernel)[view.model]["r2"]
         which = "distinct adapters" if view.is_distinct else "distinct and shared adapters"
-        lines.append(Row(f"R^2 of {view.told}, {which}", view.paper, f"{r2:.3f}", how))
+        lines.append(Row(f"R^2 of {view.name}, {which}", view.paper, f"{r2:.3f}", how))
     everywhere = fit_models(results["rows"])
     for name in ("padded", "unpadded"):
         what = f"R^2 of our kernel by the paper's {name} model, distinct and shared adapters"

@@ -14,7 +14,7 @@ from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new
 from loadtest.figures.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.figures.plots import doubling_x, log_y
 from loadtest.figures.real import here, model_folder, real
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.adapters.stats import Source
 from services.worker.core.effects import BlockWrite
@@ -121,7 +121,7 @@ class _Loader:
     def _load(
         self, executor: TorchExecutor, moves: Moves, store: LocalStore | None
     ) -> tuple[Source, int]:
-        engine = LocalEngine(
+        engine = InProcessEngine(
             executor,
             self.thread,
             PREFILL_TOKENS,
@@ -140,8 +140,8 @@ def draw(results: Results) -> Drawing:
     drawing = new_drawing()
     ranks = [row["rank"] for row in results["rows"]]
     axes = drawing.add_subplot(1, 2, 1)
-    for kind, told in SOURCES.items():
-        axes.plot(ranks, [row["ms"][kind] for row in results["rows"]], marker=".", label=told)
+    for kind, name in SOURCES.items():
+        axes.plot(ranks, [row["ms"][kind] for row in results["rows"]], marker=".", label=name)
     doubling_x(axes)
     log_y(axes)
     axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
@@ -158,9 +158,9 @@ def draw(results: Results) -> Drawing:
 def rows(results: Results) -> list[Row]:
     lines, measured = [], results["rows"]
     first, last = measured[0], measured[-1]
-    for kind, told in SOURCES.items():
+    for kind, name in SOURCES.items():
         how = real(results, SIMULATED_LINK if kind == LINK else "")
-        what = f"rank {first['rank']} to {last['rank']}, {told}, ms"
+        what = f"rank {first['rank']} to {last['rank']}, {name}, ms"
         paper = PAPER if kind == LINK else ""
         lines.append(Row(what, paper, f"{first['ms'][kind]:.1f} to {last['ms'][kind]:.1f}", how))
     for row in measured:

@@ -13,7 +13,7 @@ from loadtest.functions_trace import TRACE, calls_in
 from loadtest.simulator.arrivals import popularity
 
 MAF, ZIPF = "maf", "zipf"
-TOLD = {MAF: "Azure Functions 2019", ZIPF: "1 / place"}
+LABELS = {MAF: "Azure Functions 2019", ZIPF: "1 / place"}
 HOW = {
     MAF: "real: calls of one day, a public sample of the paper's trace",
     ZIPF: "simulated: shares like 1 / place",
@@ -81,14 +81,14 @@ def draw(results: Results) -> Drawing:
     axes = drawing.add_subplot(1, 2, 1)
     for name, found in results.items():
         shares = [share for share in found["shares"] if share > 0]
-        axes.plot(range(1, len(shares) + 1), shares, label=TOLD[name])
+        axes.plot(range(1, len(shares) + 1), shares, label=LABELS[name])
     log_x(axes)
     axes.set_yscale("log")
     label(axes, "popularity", "function, the most called first", "share of calls")
     axes.legend(fontsize=7)
     axes = drawing.add_subplot(1, 2, 2)
     for name, found in results.items():
-        axes.plot(ROOMS, [100 * hit for hit in found["hits"]], marker=".", label=TOLD[name])
+        axes.plot(ROOMS, [100 * hit for hit in found["hits"]], marker=".", label=LABELS[name])
     doubling_x(axes)
     axes.set_ylim(0, 100)
     label(axes, "found in a pool", "adapters that it has room for", "% of requests")
@@ -102,11 +102,11 @@ def rows(results: Results) -> list[Row]:
         for count in (1, 10, 32, 125):
             share = 100 * sum(found["shares"][:count])
             most = "function" if count == 1 else f"{count} functions"
-            what = f"{TOLD[name]}, calls of the {most} called most of {len(found['shares'])}"
+            what = f"{LABELS[name]}, calls of the {most} called most of {len(found['shares'])}"
             lines.append(Row(what, "", f"{share:.0f}%", HOW[name]))
         for room, hit in zip(ROOMS, found["hits"], strict=True):
             if room in {32, 128, 512}:
-                what = f"{TOLD[name]}, requests that find theirs among the last {room}"
+                what = f"{LABELS[name]}, requests that find theirs among the last {room}"
                 how = "simulated: requests drawn by these shares"
                 lines.append(Row(what, "", f"{100 * hit:.0f}%", how))
     return lines

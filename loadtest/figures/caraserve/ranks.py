@@ -65,9 +65,9 @@ def _padded(mixture: Mixture) -> str:
     return _key((max(mixture),))
 
 
-def _told(mixture: Mixture) -> str:
+def _named(mixture: Mixture) -> str:
     """
-    >>> _told((8, 8, 64)), _told((8, 16)), _told((8,))
+    >>> _named((8, 8, 64)), _named((8, 16)), _named((8,))
     ('one of 64 among 2 of 8', 'ranks 8 and 16 in turn', 'rank 8')
     """
     if len(mixture) == 1:
@@ -93,7 +93,7 @@ def _draw_alike(axes: Axes, results: Results) -> None:
     )
     for mixture in ALIKE:
         ms = [each["ms"][_key(mixture)] for each in results["batches"]]
-        axes.plot(batches, ms, marker=".", label=_told(mixture))
+        axes.plot(batches, ms, marker=".", label=_named(mixture))
     axes.set_ylim(bottom=0)
     label(axes, "distinct adapters of one rank", "batch", "ms a step")
     axes.legend(fontsize=7)
@@ -106,7 +106,7 @@ def _draw_mixed(axes: Axes, results: Results) -> None:
         heights = [last["ms"][key_of(mixture)] for mixture in MIXED]
         axes.bar(places + 0.4 * number, heights, 0.4, label=name)
     axes.axhline(last["ms"][BASE], color="k", lw=0.8, ls="--", label="no adapters")
-    names = [_told(mixture).replace(" among ", "\namong ") for mixture in MIXED]
+    names = [_named(mixture).replace(" among ", "\namong ") for mixture in MIXED]
     names = [name.replace("ranks ", "").replace(" in turn", "\nin turn") for name in names]
     axes.set_xticks(places + 0.2, names)
     axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the legend
@@ -120,16 +120,16 @@ def rows(results: Results) -> list[Row]:
         batch, ms = each["batch"], each["ms"]
         for mixture in ALIKE:
             paper = PAPER_MS.get((batch, mixture))
-            told = f"{paper[0]} padded, {paper[1]} unpadded" if paper else ""
-            what = f"{batch} turns of {_told(mixture)}, ms"
-            lines.append(Row(what, told, f"{ms[_key(mixture)]:.1f}", how))
+            given = f"{paper[0]} padded, {paper[1]} unpadded" if paper else ""
+            what = f"{batch} turns of {_named(mixture)}, ms"
+            lines.append(Row(what, given, f"{ms[_key(mixture)]:.1f}", how))
     last = results["batches"][-1]
     lines.append(
         Row(f"{last['batch']} turns without adapters, ms", "", f"{last['ms'][BASE]:.1f}", how)
     )
     for mixture in MIXED:
         padded, unpadded = last["ms"][_padded(mixture)], last["ms"][_key(mixture)]
-        what = f"{last['batch']} turns, {_told(mixture)}: padded / unpadded, ms"
+        what = f"{last['batch']} turns, {_named(mixture)}: padded / unpadded, ms"
         ours = f"{padded:.1f} / {unpadded:.1f} ({ratio(padded, unpadded):.2f})"
         lines.append(Row(what, "", ours, how))
     return lines

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.bench.coldstart import MODES, Asked, measure_coldstarts
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
+from loadtest.figures.caraserve.coldstart import MODES, Asked, measure_coldstarts
 from loadtest.figures.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.figures.plots import doubling_x
 from loadtest.figures.real import here, model_folder, real
@@ -38,7 +38,6 @@ def measure(work: Work, effort: Effort) -> Results:
         targets="all",
         rounds=effort.pick(1, 1, 2),
         modes=modes,
-        is_brief=True,
         others_tokens=effort.pick(8, 32, 64),
     )
     with TemporaryDirectory() as name:
@@ -104,7 +103,7 @@ def rows_of_distribution(results: Results) -> list[Row]:
 
 def draw_iterations(results: Results) -> Drawing:
     """Bars by mode: a cold turn's first token, and others' time per token meanwhile."""
-    rank, cells = _told_cells(results)
+    rank, cells = _shown_cells(results)
     drawing = new_drawing()
     axes = drawing.add_subplot(1, 2, 1)
     for place, (mode, row) in enumerate(cells.items()):
@@ -133,18 +132,18 @@ def draw_iterations(results: Results) -> Drawing:
 
 def rows_of_iterations(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
-    rank, cells = _told_cells(results)
+    rank, cells = _shown_cells(results)
     for mode, row in cells.items():
         what = f"rank {rank}, {mode}"
         prefill = f"{row['ttft_ms']:.0f} / {row['cached_ms']:.0f}"
         lines.append(Row(f"{what}, first token cold / cached, ms", "", prefill, how))
         others = f"{row['others_tpot_ms']['loading']:.1f} ({row['others_tpot_ratio']:.2f})"
-        told = f"{what}, others' time per token, ms (over that while none is loaded)"
-        lines.append(Row(told, "about 1", others, how))
+        title = f"{what}, others' time per token, ms (over that while none is loaded)"
+        lines.append(Row(title, "about 1", others, how))
     return lines
 
 
-def _told_cells(results: Results) -> tuple[int, dict[str, dict[str, Any]]]:
+def _shown_cells(results: Results) -> tuple[int, dict[str, dict[str, Any]]]:
     """The largest rank, and its rows by mode that tell of others: those of the longest prompt."""
     rank = max(_numbers(results, "rank"))
     return rank, _cells(results, rank, max(_numbers(results, "prompt_tokens")))
@@ -184,7 +183,7 @@ def rows_of_ranks(results: Results) -> list[Row]:
 
 _WHILE = {"loading": "adapters are loaded", "resident": "none is loaded"}
 _ABOUT = (
-    "`bench coldstart`: a real worker and kvstore, the 125 M model, adapters on all its linear "
+    "A real worker and kvstore, the 125 M model, adapters on all its linear "
     f"layers, over a simulated link of {LINK_MB_S} MB/s. `wait` is the paper's OnDmd, `assist` its "
     "CaraServe; `stream` and `auto` are ours."
 )

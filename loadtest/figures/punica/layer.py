@@ -81,13 +81,13 @@ def draw(results: Results) -> Drawing:
 
 
 def rows(results: Results) -> list[Row]:
-    how, told = real(results), []
+    how, lines = real(results), []
     for (model, context), cells in _lines(results).items():
         first, last = cells[0], cells[-1]
         what = f"{model}, context of {context}"
         for name in POPULARITIES:
             before, after = first["ms"][name], last["ms"][name]
-            told.append(
+            lines.append(
                 Row(
                     f"{what}, {name}, batch {first['batch']} to {last['batch']}, ms",
                     PAPER_LONGER.get(context, "") if name == "distinct" else "",
@@ -98,11 +98,11 @@ def rows(results: Results) -> list[Row]:
         slowest = max(last["ms"][name] for name in POPULARITIES)
         fastest = min(last["ms"][name] for name in POPULARITIES)
         same = f"{what}, batch {last['batch']}: slowest over fastest popularity"
-        told.append(Row(same, "about 1", f"{ratio(slowest, fastest):.2f}", how))
+        lines.append(Row(same, "about 1", f"{ratio(slowest, fastest):.2f}", how))
         over = f"{what}, batch {last['batch']}: distinct over no adapters"
         distinct = ratio(last["ms"]["distinct"], last["ms"][BASE])
-        told.append(Row(over, "", f"{distinct:.2f}", how))
-    return told
+        lines.append(Row(over, "", f"{distinct:.2f}", how))
+    return lines
 
 
 def _lines(results: Results) -> dict[tuple[str, int], list[dict[str, Any]]]:

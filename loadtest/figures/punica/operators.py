@@ -61,7 +61,7 @@ def measure_ranks(work: Work, effort: Effort) -> Results:
 def _by_width(
     work: Work, effort: Effort, dtype: torch.dtype, cells: list[Cell], names: tuple[str, ...]
 ) -> Results:
-    """``widths``: by inputs and outputs of the projection, what `bench sgmv` tells of the cells."""
+    """``widths``: by inputs and outputs of the projection, the cells of `bench sgmv`."""
     refuse_if_wrong(dtype)
     widths = effort.pick((64,), (768, PAPER_HIDDEN), (768, PAPER_HIDDEN))
     memory_bytes = effort.pick(16, 1024, 1024) << 20
@@ -115,8 +115,8 @@ def _draw(results: Results, lines_of: Callable[[str, str], _Lines]) -> Drawing:
     plots = drawing.subplots(len(widths), len(POPULARITIES), sharey="row", squeeze=False)
     for width, of_width in zip(widths, plots, strict=True):
         for name, axes in zip(POPULARITIES, of_width, strict=True):
-            for told, points in lines_of(width, name).items():
-                axes.plot(*zip(*points, strict=True), marker=".", label=told)
+            for name_of_line, points in lines_of(width, name).items():
+                axes.plot(*zip(*points, strict=True), marker=".", label=name_of_line)
             doubling_x(axes)
             log_y(axes)
             label(axes, f"{width} wide, {name}", "batch", "us a call" if name == FIRST else "")

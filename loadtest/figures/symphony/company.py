@@ -59,7 +59,7 @@ def draw(results: Results) -> Drawing:
 
 @unless_skipped
 def rows(results: Results) -> list[Row]:
-    told = (
+    source = (
         f"simulated: {results['gpus']} GPUs, {results['profile']}, {results['workflows']} workflows"
     )
     times = {
@@ -73,7 +73,7 @@ def rows(results: Results) -> list[Row]:
                 f"{ratio(each, ours):.2f}"
                 for each, ours in zip(times[system], times["symphony"], strict=True)
             ),
-            told,
+            source,
         )
         for system, paper in (("recompute", "2.8"), ("sticky", "1.7"))
     ]
@@ -81,7 +81,7 @@ def rows(results: Results) -> list[Row]:
         seconds = " / ".join(f"{each:.1f}" for each in values)
         unfinished = sum(each["unfinished"] for each in results["runs"][system])
         what = f"{system}, s a workflow ({unfinished} turns not over)"
-        lines.append(Row(what, "", seconds, told))
+        lines.append(Row(what, "", seconds, source))
     return lines
 
 

@@ -70,13 +70,13 @@ def draw_concurrency(results: Results) -> Drawing:
 
 def rows_of_concurrency(results: Results) -> list[Row]:
     few, many = CONCURRENT.index(8), CONCURRENT.index(32)
-    told = f"simulated: by the profile {results['profile']['name']}"
+    source = f"simulated: by the profile {results['profile']['name']}"
     return [
         Row(
             f"TPOT of 32 turns over that of 8, {name}",
             paper,
             f"{results[key][many] / results[key][few]:.2f}",
-            told,
+            source,
         )
         for name, key, paper in (
             ("decoding alone", "decode_ms", "almost 2"),
@@ -100,7 +100,7 @@ def draw_ways(results: Results) -> Drawing:
 
 
 def rows_of_ways(results: Results) -> list[Row]:
-    told = f"simulated: by the profile {results['profile']['name']}"
+    source = f"simulated: by the profile {results['profile']['name']}"
     at = HISTORY.index(2048)
     recompute = results["recompute_ms"][at]
     new_ms = results["profile"]["base_ms"] + results["profile"]["prefill_ms_per_token"] * 32
@@ -112,19 +112,19 @@ def rows_of_ways(results: Results) -> list[Row]:
             "2,048 tokens: computing over loading and computing 32 new ones",
             "4.9 (prefill, LLaMA-7B)",
             f"{ratio(recompute, results['swap_ms'][at] + new_ms):.1f}",
-            told,
+            source,
         ),
         Row(
             "TPOT of 32 turns: with prompts computed over without",
             "1.68 (decode, LLaMA-7B)",
             f"{with_ms / without_ms:.2f}",
-            told,
+            source,
         ),
         Row(
             "2,048 tokens: compute / from host memory / from another host, ms",
             "",
             f"{recompute:.0f} / {results['swap_ms'][at]:.0f} / {results['migrate_ms'][at]:.0f}",
-            told,
+            source,
         ),
     ]
 
@@ -143,13 +143,13 @@ def draw_distributed(results: Results) -> Drawing:
 @unless_skipped
 def rows_of_distributed(results: Results) -> list[Row]:
     last = {system: series(results, system, "normalized_ms")[-1] for system in results["runs"]}
-    told = how(results)
+    source = how(results)
     rows = [
         Row(
             f"{NAMES[system]} over {NAMES['recompute']}, time of a turn at most users",
             "above 1",
             f"{ratio(last[system], last['recompute']):.2f}",
-            told,
+            source,
         )
         for system in ("sticky", "migrate-sticky")
     ]
@@ -175,7 +175,7 @@ FIGURE_4 = Figure(
     measure_profile,
     draw_ways,
     rows_of_ways,
-    "By the latency profile, the PCIe of an A100 and the testbed's link, nobody else using them. "
+    "By the latency profile, the PCIe of an A100 and the testbed's link, unused by others. "
     "The paper's numbers are of LLaMA-7B, whose KV is four times as large.",
 )
 FIGURE_6 = Figure(

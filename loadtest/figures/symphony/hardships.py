@@ -241,7 +241,7 @@ FIGURE_20 = Figure(
     measure_spurious,
     draw_spurious,
     rows_spurious,
-    "Somebody begins to type and does not send: a hint for a session that was here before, and no "
+    "A user begins to type and does not send: a hint for a session that was here before, and no "
     "turn. LLaMA-2 13B, as in the paper's text.",
 )
 FIGURE_21 = Figure(

@@ -31,8 +31,8 @@ def draw(results: Results) -> Drawing:
 
 
 def rows_of_most(results: Results) -> list[Row]:
-    told = "300 requests between the fullest and the emptiest GPU"
-    return _rows(results, -1, "load_max_minus_min", {"sticky": told})
+    compared = "300 requests between the fullest and the emptiest GPU"
+    return _rows(results, -1, "load_max_minus_min", {"sticky": compared})
 
 
 def rows_of_few(results: Results) -> list[Row]:
@@ -45,8 +45,8 @@ def rows_of_few(results: Results) -> list[Row]:
 
 
 @unless_skipped
-def _rows(results: Results, place: int, told: str, paper: dict[str, str]) -> list[Row]:
-    """Of both measures; the paper has numbers of the one that is `told`."""
+def _rows(results: Results, place: int, compared: str, paper: dict[str, str]) -> list[Row]:
+    """Of both measures; the paper has numbers of the one that is `compared`."""
     rows = []
     for who in ("type", "read and type"):
         runs = results if who == "type" else results.get("reading", {})
@@ -56,7 +56,7 @@ def _rows(results: Results, place: int, told: str, paper: dict[str, str]) -> lis
         rows += [
             Row(
                 f"{users} users who {who}, {MEASURES[measure]}, {NAMES[system]}",
-                paper.get(system, "") if measure == told and who == "type" else "",
+                paper.get(system, "") if measure == compared and who == "type" else "",
                 f"{series(runs, system, measure)[place]:.2f}",
                 how(runs),
             )

@@ -1,4 +1,4 @@
-"""Beyond the paper: loads of agents with tools, and of requests that nobody announces."""
+"""Beyond the paper: loads of agents with tools, and of requests that are not announced."""
 
 from matplotlib.figure import Figure as Drawing
 
@@ -65,7 +65,7 @@ def rows(results: Results) -> list[Row]:
     lines = [
         Row(f"{trace}: {why}", "", "", "not measured") for trace, why in results["absent"].items()
     ]
-    told = f"simulated: {results['gpus']} GPUs, {results['profile']}"
+    source = f"simulated: {results['gpus']} GPUs, {results['profile']}"
     for trace, runs in results["runs"].items():
         users, announced = LOADS[trace]
         for metric, name in METRICS.items():
@@ -75,9 +75,9 @@ def rows(results: Results) -> list[Row]:
                 for system in SHOWN[1:]
             )
             what = f"{trace}, {users} users, {announced}: {name}, ms"
-            lines.append(Row(what, "", f"{ours:.4g} beside {beside}", told))
+            lines.append(Row(what, "", f"{ours:.4g} beside {beside}", source))
         again = ", ".join(f"{runs[system]['recomputed_percent']:.1f}" for system in SHOWN)
-        lines.append(Row(f"{trace}: computed again, % of prompts' tokens", "", again, told))
+        lines.append(Row(f"{trace}: computed again, % of prompts' tokens", "", again, source))
     return lines
 
 

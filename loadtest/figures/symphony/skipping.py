@@ -14,9 +14,9 @@ def unless_skipped(rows: Rows[P]) -> Rows[P]:
     """The figure's rows; one that says why in place of them, where it could not be measured."""
 
     @wraps(rows)
-    def told(results: Results, /, *args: P.args, **kwargs: P.kwargs) -> list[Row]:
+    def wrapped(results: Results, /, *args: P.args, **kwargs: P.kwargs) -> list[Row]:
         if "skipped" in results:
             return [Row(results["skipped"], "", "", "not measured")]
         return rows(results, *args, **kwargs)
 
-    return told
+    return wrapped

@@ -16,9 +16,7 @@ from shared.messages import (
     TurnStart,
 )
 
-PlacementReason = Literal[
-    "reserved", "moved", "affinity", "kv", "adapter", "balance", "replaced", "relief"
-]
+PlacementReason = Literal["reserved", "moved", "affinity", "kv", "adapter", "balance", "replaced"]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 

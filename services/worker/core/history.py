@@ -58,7 +58,7 @@ class History:
         self.acquire_resident(turn)
         turn.found = {"pool": len(prefix.blocks)}
         self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
-        if turn.is_private or turn.kv_from == "pool" or not self.writeback.is_connected:
+        if turn.is_private or not self.writeback.is_connected:
             return []
         patience_ns = self._patience_ns(len(prefix.missing))
         return self._ask(turn, now_ns + patience_ns, patience_ns)
@@ -111,8 +111,6 @@ class History:
             num_wanted = blocks_to_fetch(supply, compute_ns)
         elif max(staged.ready_in_ns, default=0) > PROMISE_UNKNOWN_NS:
             num_wanted = staged.num_here
-        if turn.kv_from == "arena":
-            num_wanted = min(num_wanted, staged.num_here)
         if num_wanted < staged.num_blocks and (all_ns := supply.ready_ns(staged.num_blocks)):
             share = supply.ready_ns(num_wanted) / all_ns  # what is not wanted is not read either
             sooner_ns = [int(share * promised_ns) for promised_ns in staged.ready_in_ns]

@@ -12,7 +12,7 @@ from services.worker.core.residency import Chain
 from services.worker.core.step import StepResult
 from shared.blocks import BlockKey, child_key, sequence_root
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, KvFrom, KvPlace, SamplingParams, TokenLogprobs
+from shared.messages import AdapterRef, KvPlace, SamplingParams, TokenLogprobs
 from shared.owners import NOBODY, OwnerKey, owner_key
 
 NO_SLOT = -1
@@ -68,7 +68,6 @@ class Turn:
         num_image_blocks: of the adapter's image.
         image: the adapter's, here or on its way; shared with other turns.
         kv_at: how many leading blocks of its session are on which hosts, as far as known.
-        kv_from: the lowest tier that its history may come from.
         expiry_s: how long its KV outlives its last use; 0: as every tier has it.
         expected_as: it was announced under this name, too; `NOBODY`: under its session's only.
         can_be_assisted: helpers can compute all that its adapter adds.
@@ -102,7 +101,6 @@ class Turn:
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
-    kv_from: KvFrom = "any"
     expiry_s: int = 0
     expected_as: OwnerKey = NOBODY
     trace: str = ""

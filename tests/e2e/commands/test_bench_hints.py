@@ -19,7 +19,7 @@ PROFILE = {
 def test_a_hinted_history_is_there_and_all_figures_are(tmp_path: Path) -> None:
     profile = tmp_path / "slow.json"
     profile.write_text(json.dumps(PROFILE))
-    sizes = ["--history-tokens", "256", "--sessions", "1", "--lead-sessions", "1", "--no-costs"]
+    sizes = ["--history-tokens", "256", "--sessions", "1", "--lead-sessions", "1"]
     done = symphony("bench", "hints", "--json", "--emulate", str(profile), *sizes, timeout_s=280)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout)

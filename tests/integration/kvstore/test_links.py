@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loadtest.links import Link, Namespace, join, namespaces
 
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
-from loadtest.links import Link, Namespace, join, namespaces
 from services.kvstore.tiers.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
@@ -37,6 +37,7 @@ from tests.integration.kvstore.cluster import (
     page_of,
     until,
 )
+from tests.integration.kvstore.namespaces import Link, Namespace, join, namespaces
 
 NEAR, FAR, SLOW = HostId("near"), HostId("far"), HostId("slow")
 FAST_GBIT = 1.0

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-
 from loadtest.s3_server import NoServer, S3Server, s3_server
+
 from services.kvstore.core import Run, run_of
 from services.kvstore.core.base import backoff
 from services.kvstore.peers import peering
@@ -49,6 +49,7 @@ from tests.integration.kvstore.cluster import (
     until,
 )
 from tests.integration.kvstore.relay import Relay, relay
+from tests.integration.kvstore.s3_server import NoServer, S3Server, s3_server
 
 H1, H2 = HostId("h1"), HostId("h2")
 S_OF_0 = SessionId("of-0")

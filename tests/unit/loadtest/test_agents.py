@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from loadtest.agents.calls import AgentTrace, Call, halves, make_trace
+from loadtest.agents.calls import AgentTrace, Call, make_trace
 from loadtest.agents.files import TRACES, read_trace
 from loadtest.agents.own import read_calls
-from loadtest.agents.policies import Learned, Oracle, Silent
-from loadtest.agents.replay import learn, replay
+from loadtest.agents.replay import learn
 from loadtest.agents.showing import dot_of, mermaid_of
-from loadtest.bench.agents import run
 from loadtest.commands.profile_agents import profile
-from services.tracker.core.agents import AgentFollower, AgentLimits, load_graph
+from services.tracker.core.agents import AgentLimits, load_graph
 from shared.errors import InvalidRequest
 
 LIMITS = AgentLimits()
@@ -46,60 +44,6 @@ def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
     else:
         lines = [json.dumps(row) for row in rows]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-
-
-def test_who_learned_announces_and_who_did_not_does_not() -> None:
-    learned_from, rest = halves(line(8))
-    policy = Learned(AgentFollower(LIMITS, {"": learn(learned_from, LIMITS)}))
-    found = replay(rest, policy).summary(policy, is_timed=True)
-    assert found["recall"] == 1.0
-    assert found["lead_s"] == pytest.approx(10)
-    assert found["arrival_error_s"] < 1
-    silent = Silent()
-    assert replay(rest, silent).summary(silent, is_timed=True)["recall"] == 0.0
-    oracle = Oracle()
-    known = replay(rest, oracle).summary(oracle, is_timed=True)
-    assert (known["recall"], known["precision"], known["hints_per_call"]) == (1.0, 1.0, 0.75)
-
-
-def test_a_call_waits_for_those_it_waited_for_when_it_was_recorded() -> None:
-    calls = [
-        call("w", "a", 0, 10),
-        call("w", "b", 10, 30, session="1"),
-        call("w", "b", 10, 20, session="2"),
-        call("w", "c", 31, 40),
-    ]
-    trace = make_trace("fork", calls, is_timed=True)
-    began: dict[str, float] = {}
-
-    class Watch(Silent):
-        def begin(self, call: Call, now_s: float, led_from_s: float | None) -> Any:
-            began[call.session] = now_s
-            return super().begin(call, now_s, led_from_s)
-
-    slow = replay(trace, Watch(), waits=lambda call, *_: 100.0 if call.session == "2" else 0.0)
-    assert began == {"w/a": 0, "1": 10, "2": 10, "w/c": 121}
-    assert slow.times_s == [130]
-
-
-def test_history_waits_less_the_earlier_it_was_announced() -> None:
-    leads: list[float | None] = []
-
-    def waits(call: Call, num_history: int, lead_s: float | None) -> float:
-        if num_history:
-            leads.append(lead_s)
-        return 0.0
-
-    replay(line(1), Oracle(), waits=waits)
-    assert leads == [10.0], "only the second turn on a prompt that was not empty has a history"
-
-
-def test_halves_are_of_workflows_or_of_a_single_one() -> None:
-    learned_from, rest = halves(line(5))
-    assert {each.workflow for each in learned_from.calls} == {"w0", "w1", "w2"}
-    assert {each.workflow for each in rest.calls} == {"w3", "w4"}
-    learned_from, rest = halves(line(1))
-    assert [len(each.calls) for each in (learned_from, rest)] == [2, 2]
 
 
 def test_timestamps_that_run_backwards_are_put_in_order(tmp_path: Path) -> None:
@@ -167,23 +111,6 @@ def test_a_trace_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
         read_trace("miniswe", tmp_path)
 
 
-def test_without_traces_the_benchmark_says_so(tmp_path: Path) -> None:
-    assert "no traces" in run(["--folder", str(tmp_path / "none")])["skipped"]
-
-
-def test_the_benchmark_tells_every_policy(tmp_path: Path) -> None:
-    rows = [
-        {"kind": "Hand-Crafted", "log": log, "step": step, "name": "", "role": role}
-        for log in "12345678"
-        for step, role in enumerate("abab")
-    ]
-    write(tmp_path, "whoandwhen-hand", rows)
-    found = run(["--trace", "whoandwhen-hand", "--folder", str(tmp_path)])
-    assert set(found["policies"]) == {"none", "order1", "order2", "live", "backoff", "oracle"}
-    assert found["policies"]["backoff"]["recall"] == 1.0
-    assert found["policies"]["backoff"]["lead_s"] is None, "the trace has no times"
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -231,17 +158,3 @@ def test_names_of_others_end_no_label() -> None:
     graph = learn(line(2, ['a"];x', "b\n"]), LIMITS)  # type: ignore[arg-type]
     assert 'label="a\'];x"' in dot_of(graph)
     assert "b\n" not in dot_of(graph).replace("];\n", "")
-
-
-def test_calls_in_new_sessions_are_told_from_those_that_go_on() -> None:
-    calls = [
-        call(f"w{n}", agent, start_s, start_s + 5, session=f"{n}{agent}")
-        for n in range(4)
-        for agent, start_s in (("a", 0), ("b", 10), ("b", 20))
-    ]
-    learned, rest = halves(make_trace("new", calls, is_timed=True))
-    policy = Learned(AgentFollower(LIMITS, {"": learn(learned, LIMITS)}), learned.calls)
-    found = replay(rest, policy).summary(policy, is_timed=True)
-    assert (found["new_session_share"], found["prefix_share"]) == (0.5, 1.0)
-    unseen = Learned(AgentFollower(LIMITS, {"": learn(learned, LIMITS)}))
-    assert replay(rest, unseen).summary(unseen, is_timed=True)["prefix_share"] == 0.0

@@ -24,9 +24,18 @@ def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.Monk
         load_config(SchedulerConfig)
 
 
+@pytest.mark.parametrize("gone", ["recompute", "sticky", "migrate", "remote", "random"])
+def test_a_policy_of_load_tests_alone_ends_the_start(
+    gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", gone)
+    with pytest.raises(ConfigError, match=f"SYMPHONY_SCHEDULER_POLICY='{gone}'.*symphony, balance"):
+        load_config(SchedulerConfig)
+
+
 def test_a_placement_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     own = "services.scheduler.core.turns.placement.balance:Balance"
-    for policy in ("symphony", "sticky", own):
+    for policy in ("symphony", "balance", own):
         monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", policy)
         assert load_config(SchedulerConfig).scheduler_policy == policy
     for policy, reason in (("no.where:Policy", "no"), ("builtins:str", "makes a str")):

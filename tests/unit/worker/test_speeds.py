@@ -5,15 +5,11 @@ from dataclasses import replace
 import pytest
 
 from services.worker.core.costs import StepCosts
-from services.worker.core.effects import ReleaseTicket, StageTurn, TrimTicket
-from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.limits import Estimates
 from services.worker.core.speeds import MS_MIN, TELL_EVERY, Telling, speeds_of
-from shared.ids import FrontendId, HostId, ModelId, TurnId
-from shared.messages import KvFrom, ModelSpeeds, Prompt, TurnStart, pack_ints
-from tests.unit.worker.driver import Engine, new_turn, of_kind
+from shared.ids import HostId, ModelId
+from shared.messages import ModelSpeeds
 from tests.unit.worker.test_costs import BASE_NS, ROW_NS, TOKEN_NS, taught
-from tests.unit.worker.test_fetching import PROMPT, answer
 
 MODEL = ModelId("m")
 TOLD = ModelSpeeds(model_id=MODEL, token_ms=1, step_ms=10, peer_bytes_per_s={HostId("a"): 1e9})
@@ -73,55 +69,3 @@ def test_much_is_a_tenth(changed: ModelSpeeds) -> None:
     telling.next([TOLD])
     assert telling.next([changed]) == [changed]
     assert telling.next([]) == [], "of no model there is nothing to tell"
-
-
-def looked_up(kv_from: KvFrom) -> Engine:
-    engine = Engine()
-    engine.core.writeback.connect(1)
-    turn = new_turn("t", PROMPT)
-    turn.kv_from = kv_from
-    engine.submit(turn)
-    return engine
-
-
-def test_a_turn_that_may_use_the_pool_alone_asks_nobody() -> None:
-    engine = looked_up("pool")
-    assert not of_kind(engine.effects, StageTurn)
-    plan = engine.plan()
-    assert plan is not None and plan.rows()[0].start == 0
-
-
-def test_what_is_in_the_pool_it_takes() -> None:
-    engine = looked_up("pool")
-    engine.step()
-    turn = new_turn("u", PROMPT)
-    turn.kv_from = "pool"
-    engine.submit(turn)
-    assert turn.num_computed == 40
-
-
-def test_one_that_may_use_the_host_s_memory_leaves_what_is_on_its_disk() -> None:
-    engine = looked_up("arena")
-    assert len(of_kind(engine.effects, StageTurn)) == 1
-    answer(engine, [1, 1], num_from_disk=6, num_here=7)
-    assert of_kind(engine.effects, TrimTicket) == [TrimTicket(7, 7)]
-    plan = engine.plan()
-    assert plan is not None and plan.rows()[0].start == 28
-
-
-def test_if_all_is_on_disk_it_computes_all() -> None:
-    engine = looked_up("arena")
-    answer(engine, [1, 1])
-    assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(7)]
-
-
-@pytest.mark.parametrize(("kv_from", "asks_others"), [("any", True), ("arena", False)])
-def test_other_hosts_are_below_the_host_s_memory(kv_from: KvFrom, *, asks_others: bool) -> None:
-    start = TurnStart(
-        turn_id=TurnId("t"), frontend_id=FrontendId("f"), model_id=MODEL, num_prompt_tokens=2,
-        kv_at={HostId("a"): 3}, kv_from=kv_from,
-    )  # fmt: skip
-    shape = ModelShape(fingerprint="f", num_layers=2, block_tokens=4, vocab_size=10)
-    prompt = Prompt(turn_id=TurnId("t"), attempt=1, tokens=pack_ints([1, 2]))
-    turn = take_in(start, prompt, shape, 0)
-    assert turn.kv_from == kv_from and bool(turn.kv_at) is asks_others

@@ -13,7 +13,7 @@ import torch
 
 from kernels.kv_int8 import torch_ops
 from loadtest.bench.lora.made import make_adapters
-from loadtest.local_engine import LocalEngine, Moves, some_prompt
+from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.demo_model import make_demo_model
@@ -132,14 +132,14 @@ def test_adapters_are_built_each_time_and_nothing_of_them_is_rounded(tmp_path: P
         store = LocalStore(tmp_path, 20 * model.num_layers, executor.info.stored_page_bytes)
         for _ in range(2):
             with ThreadPoolExecutor(1) as thread:
-                engine = LocalEngine(
+                engine = InProcessEngine(
                     executor, thread, 512, store=store, moves=moves,
                     adapters_path=str(tmp_path / stored_dtype),
                 )  # fmt: skip
                 turn = engine.submit(prompt, 6, one.ref)
                 engine.run()
             brought_up += [source for source, _ in engine.core.adapters.stats.loads]
-            said.append(turn.tokens[40:])
+            said.append(turn.generated)
         executor.close()
         store.close()
     assert brought_up == ["files", "kvstore", "files", "files"]
@@ -160,7 +160,7 @@ def test_history_comes_back_rounded_and_what_is_new_is_exact(tmp_path: Path) -> 
     for _ in range(2):
         executor._pool.fill_(torch.nan)  # evicted, all of it
         with ThreadPoolExecutor(1) as thread:
-            engine = LocalEngine(
+            engine = InProcessEngine(
                 executor, thread, 512, turns_running_max=4, store=store, moves=moves
             )
             engine.submit(prompt, 1)

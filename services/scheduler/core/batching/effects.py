@@ -37,12 +37,4 @@ class Drop:
     reason: DropReason
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """Stop this batch and lose its work. Its jobs are queued again."""
-
-    number: int
-    gpu: int
-
-
-Effect = Dispatch | Drop | Preempt
+Effect = Dispatch | Drop

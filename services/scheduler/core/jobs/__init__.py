@@ -6,7 +6,6 @@
 from services.scheduler.core.jobs.core import JobsCore
 from services.scheduler.core.jobs.effects import (
     AnswerDropped,
-    CancelBatch,
     CountJobs,
     Deposed,
     JobsEffect,
@@ -22,7 +21,6 @@ from services.scheduler.core.jobs.shard_core import ShardJobsCore
 
 __all__ = [
     "AnswerDropped",
-    "CancelBatch",
     "CountJobs",
     "Deposed",
     "JobLimits",

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import cast
 
 from services.scheduler.core.batching.effects import Dispatch
-from services.scheduler.core.jobs.effects import CancelBatch, SendBatch
+from services.scheduler.core.jobs.effects import SendBatch
 from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.records import (
     MAX_SILENT_REPORTS,
@@ -14,11 +14,11 @@ from services.scheduler.core.jobs.records import (
     records_of,
 )
 from shared.ids import BatchId
-from shared.messages import BatchCancel, BatchStart, JobRef
+from shared.messages import BatchStart, JobRef
 
 
 class Batches:
-    """Batches by id, and the messages that start and stop them.
+    """Batches by id, and the messages that start them.
 
     Args:
         fence: the leader's fencing token; may be raised.
@@ -70,19 +70,6 @@ class Batches:
             expected_ns=dispatch.end_at_ns - dispatch.start_at_ns,
         )
         return batch, SendBatch(device.worker_id, start)
-
-    def stop(self, device: Device, number: int) -> list[CancelBatch]:
-        """Close a preempted batch, whose jobs the batcher has queued again already. Returns the
-        message to send; none if the batch has ended.
-        """
-        batch = device.batches.get(self._id_of(number))
-        if batch is None:
-            return []
-        self.close(batch)
-        for job in batch.jobs:
-            job.batch = None
-        cancel = BatchCancel(batch_id=batch.batch_id, fence=self.fence, leadership=self._leadership)
-        return [CancelBatch(device.worker_id, cancel)]
 
     def missing(self, device: Device, held: Collection[BatchId]) -> list[Batch]:
         """Batches that too many reports of the device lacked: they never arrived, or the message of

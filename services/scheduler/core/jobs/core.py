@@ -232,8 +232,6 @@ class JobsCore:
                     self._send(effect, now_ns)
                 case batching.Drop(jobs, reason):
                     self._drop(records_of(jobs), reason, now_ns)
-                case batching.Preempt(number, gpu):
-                    self._out += self._batches.stop(self.devices.numbered(gpu), number)
 
     def _send(self, dispatch: batching.Dispatch, now_ns: int) -> None:
         device = self.devices.numbered(dispatch.gpu)

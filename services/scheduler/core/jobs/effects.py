@@ -8,7 +8,6 @@ from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.messages import (
     AutoscaleAdvice,
-    BatchCancel,
     BatchStart,
     JobsDropped,
     RankBooked,
@@ -25,14 +24,6 @@ class SendBatch:
 
     worker_id: WorkerId
     start: BatchStart
-
-
-@dataclass(frozen=True, slots=True)
-class CancelBatch:
-    """Stop a batch on a worker."""
-
-    worker_id: WorkerId
-    cancel: BatchCancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +81,6 @@ class SendGrant:
 
 JobsEffect = (
     SendBatch
-    | CancelBatch
     | AnswerDropped
     | CountJobs
     | Deposed

@@ -102,7 +102,6 @@ class SchedulerCore:
             if change.restarted:
                 self._reservations.prefetch_again(worker, now_ns)
             self._turns.reconcile(worker, report, now_ns)
-            self._turns.relieve(worker, now_ns)
             self._turns.admit(change.opened, now_ns)
             if change.is_new:
                 self._watch(worker, now_ns)

@@ -23,8 +23,6 @@ class Limits:
         affinity_ns: how long after a session's last turn its worker is preferred.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
-        relief_gap: turns more than the least loaded worker, from which on live migration moves one,
-            where the policy migrates; at least 2, or turns would oscillate.
         losses_max: consecutive losses, without a token between them, after which a turn fails.
         deaths_shared_max: consecutive losses of workers, without a token between them, after which
             a turn is quarantined: it shares no worker, so that it can crash no other turns.
@@ -44,7 +42,6 @@ class Limits:
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1
     near_ns: int = 30 * SECOND_NS
-    relief_gap: int = 4
     losses_max: int = 8
     deaths_shared_max: int = 2
     deaths_proven_max: int = 3

@@ -19,7 +19,6 @@ from shared.messages import (
     AdapterRef,
     AgentPrefix,
     AgentRef,
-    KvFrom,
     TurnSubmit,
     prefix_session,
 )
@@ -55,11 +54,6 @@ class Placer:
         self._num_asked: Counter[_Purpose] = Counter()
 
     @property
-    def kv_from(self) -> KvFrom:
-        """The lowest tier that turns' history is fetched from."""
-        return self._policy.kv_from
-
-    @property
     def hears_hints(self) -> bool:
         """Whether announced turns get reservations."""
         return self._policy.hears_hints
@@ -90,14 +84,6 @@ class Placer:
         demand = _with_history(demand, self._last_turns.get(key), now_ns)
         workers = self._candidates(demand.model_id, kept, demand, "compare")
         return self._policy.better_than(kept, workers, demand, is_sent=is_sent) if workers else None
-
-    def relief_of(self, worker: Worker, model_id: ModelId) -> Worker | None:
-        """The worker that one of this worker's running turns should move to, if it has too many."""
-        is_crowded = worker.num_turns >= self._limits.relief_gap
-        if not (self._policy.relieves and is_crowded and worker.is_open):
-            return None
-        open_workers = [each for each in self._fleet.serving(model_id) if each.is_open]
-        return self._policy.relief_of(worker, open_workers)
 
     def _candidates(
         self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose

@@ -19,7 +19,6 @@ from services.scheduler.core.turns.placer import last_of
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
 from shared.messages import (
-    KvFrom,
     PlacedTurn,
     TurnArrived,
     TurnCancel,
@@ -99,14 +98,12 @@ class TurnTable:
         worker: Worker,
         reason: PlacementReason,
         now_ns: int,
-        kv_from: KvFrom | None = None,
         expected_as: SessionId | None = None,
     ) -> None:
         """Dispatch an unplaced turn to this worker under its next attempt number. If the frontend
         has sent the first attempt there itself, that attempt is used.
 
         Args:
-            kv_from: lowest tier that its history may be fetched from; None: the policy's.
             expected_as: name of its reservation, if that is not its session's.
         """
         is_sent = (
@@ -127,7 +124,6 @@ class TurnTable:
             turn.attempt,
             prompt,
             was_lost=turn.num_placements > 1,
-            kv_from=kv_from or self._placer.kv_from,
             expected_as=expected_as,
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
@@ -249,7 +245,7 @@ class TurnTable:
     def _num_to_compute(self, submit: TurnSubmit) -> int:
         """Prompt tokens to compute, provided that the history's KV is found."""
         num_history = 0
-        if submit.session_id is not None and self._placer.kv_from != "pool":
+        if submit.session_id is not None:
             num_history = self._placer.num_history_tokens_of(
                 (submit.tenant, submit.session_id), submit.model_id, submit.adapter
             )

@@ -17,7 +17,6 @@ from services.scheduler.core.turns.peer_turns import PeerTurns
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.quarantine import Quarantine
 from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worker
-from services.scheduler.core.turns.relief import relieve
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
 from shared.ids import ModelId, WorkerId
@@ -155,11 +154,6 @@ class Turns:
             turn.missed_by = worker
         self._lose(missed, worker, now_ns)
         self._quarantine.on_report(worker)
-
-    def relieve(self, worker: Worker, now_ns: int) -> None:
-        """Migrate a running turn to another worker if this one has too many."""
-        if self._share.has_worker(worker.worker_id):
-            relieve(worker, self._placer, self._table, self._quarantine, now_ns)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be unreachable: place its turns elsewhere."""

@@ -1,11 +1,11 @@
-"""``bench goodput`` and ``bench scheduler``: their keys, and what they say to wrong flags."""
+"""``bench goodput``: its keys, and what it says to wrong flags."""
 
 from pathlib import Path
 
 import orjson
 import pytest
 
-from loadtest.bench import figures, goodput, scheduler
+from loadtest.bench import figures, goodput
 from shared.errors import InvalidRequest, SymphonyError
 
 RESNET = ["--alpha-ms", "1.053", "--beta-ms", "5.072", "--slo-ms", "25", "--gpus", "2"]
@@ -97,17 +97,6 @@ def test_wrong_values_end_with_their_name(
 def test_flags_that_do_not_go_together(flags: list[str], names: str) -> None:
     with pytest.raises(SymphonyError, match=names):
         goodput.run(flags)
-
-
-def test_scheduler_alone() -> None:
-    found = scheduler.run(
-        ["--models", "4", "--gpus", "8", "--jobs", "3000", "--rounds", "1", "--threads", "2"]
-    )
-    assert found["per_core"] == pytest.approx(found["requests_per_s"] / 2, abs=1)
-    assert found["per_core_without_loop"] > found["per_core"]
-    assert found["mean_batch"] > 4
-    with pytest.raises(InvalidRequest, match="--threads 3"):
-        scheduler.run(["--models", "2", "--gpus", "8", "--threads", "3"])
 
 
 def test_figures_that_do_not_exist() -> None:

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench import hints
-from loadtest.bench.hints import cases, costs
+from loadtest.bench.hints import cases
 from loadtest.bench.hints.cases import Seen, Trials
-from loadtest.bench.hints.costs import Round
-from loadtest.bench.hints.house import FAR, House, NotAsked, Session
-from loadtest.bench.hints.watch import TOLD, chart, screen
+from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
+from loadtest.bench.hints.watch import LABELS, chart, screen
 from loadtest.bench.lab import Trace
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import HostId, SessionId
@@ -74,7 +73,7 @@ class FakeHouse:
 
 
 def trials(house: FakeHouse, *, can_be_computed: bool = False) -> Trials:
-    return Trials(cast(House, house), 130, 20, can_be_computed=can_be_computed)
+    return Trials(cast(TwoHosts, house), 130, 20, can_be_computed=can_be_computed)
 
 
 def test_a_hinted_turn_comes_when_everything_is_there() -> None:
@@ -141,23 +140,6 @@ def test_options_that_cannot_be_are_refused_before_anything_starts(options: list
         hints.run(options)
 
 
-def test_what_hints_cost_is_told_over_rounds_without_a_fault() -> None:
-    def turns(seconds: float, *token_ms: float) -> Round:
-        return Round(seconds, [10 * each for each in token_ms], list(token_ms), 1.0)
-
-    found = costs.summary(
-        {
-            "none": [turns(1, 10, 10), turns(2, 10, 10), turns(100, 10, 10)],
-            "spurious": [turns(2, 30, 30), turns(2.5, 30, 30), turns(1, 30, 30)],
-            "missed": [turns(1, 10, 10), turns(1, 10, 20)],
-        }
-    )
-    assert found["spurious_cost_percent"] == 0.0  # 1 turn a second, and 1
-    assert found["missed_cost_percent"] == found["missed_ttft_cost_percent"] == 25.0
-    assert found["turns_per_s_by_fault"] == {"none": 1.0, "spurious": 1.0, "missed": 2.0}
-    assert costs.never_seen_summary([11, 220, 30], [10, 200, 3])["never_seen_cost_percent"] == 10.0
-
-
 def test_what_is_watched_tells_what_happens_and_what_a_hint_was_worth() -> None:
     told = io.StringIO()
     console = Console(width=120, file=told)
@@ -175,6 +157,6 @@ def test_bars_are_on_one_scale_that_begins_at_0() -> None:
     told.print(chart(seen, "title"))
     lines = cast(io.StringIO, told.file).getvalue().splitlines()
     bars = {case: next(line.count("█") for line in lines if words in line) for case, words in
-            TOLD.items()}  # fmt: skip
+            LABELS.items()}  # fmt: skip
     assert bars["recompute"] == pytest.approx(2 * bars["hinted"], abs=1) and bars["hinted"] > 5
     assert bars["late"] == 0 and any("40" in line and "64" in line for line in lines)

@@ -10,8 +10,7 @@ from loadtest.adapters import modules_in
 from loadtest.bench import lora
 from loadtest.bench.lora.agreement import WrongTokens
 from loadtest.bench.lora.made import MadeAdapter, make_adapters, write_adapters
-from loadtest.local_engine import LocalEngine
-from services.worker.core.turn import Turn
+from loadtest.in_process_engine import InProcessEngine, Submitted
 from services.worker.demo_model import make_demo_model
 from services.worker.device.model import load_model
 from shared.adapters.check import check_adapter
@@ -76,14 +75,14 @@ def test_other_weights_than_pefts_are_refused(demo: str, monkeypatch: pytest.Mon
 def test_turns_that_pass_their_adapter_by_are_refused(
     demo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = LocalEngine.submit
+    submit = InProcessEngine.submit
 
     def on_base(
-        self: LocalEngine, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
-    ) -> Turn:
+        self: InProcessEngine, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
+    ) -> Submitted:
         return submit(self, tokens, max_tokens, adapter if len(tokens) == 2 else None)
 
-    monkeypatch.setattr(LocalEngine, "submit", on_base)
+    monkeypatch.setattr(InProcessEngine, "submit", on_base)
     with pytest.raises(WrongTokens, match="on adapter a0 our tokens"):
         lora.run(["--model", demo, "--batch", "1", *TINY])
 

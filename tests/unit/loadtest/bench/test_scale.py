@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.disk.filling import PAGE_BYTES
 from loadtest.bench.scale import run, stalls
 from loadtest.bench.scale.cores import kvstore_pages_per_s, worker_figures
+from loadtest.bench.scale.filling import PAGE_BYTES
 from loadtest.bench.scale.sessions import Sessions
 from loadtest.bench.scale.watched import Beat, read_beats, watch
 from services.kvstore.tiers.disk import Disk

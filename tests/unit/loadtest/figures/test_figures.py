@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from loadtest.bench.figures import SETS, choose, figure_set, run, workplace
-from loadtest.figures.base import TINY, Alone, Figure, Row
+from loadtest.figures.base import TINY, Alone, Figure, FigureSet, Row
 from loadtest.figures.cases import sample_workloads, workload
 from loadtest.figures.deferred import DEFERRED, INTRO, SET
-from loadtest.figures.report import Report
+from loadtest.figures.report import ROWS_ALONE_MAX, Report
 from shared.errors import InvalidRequest
 
 PICTURE_BYTES_MAX = 120_000
@@ -51,7 +51,7 @@ def test_report_keeps_what_earlier_runs_measured(tmp_path: Path) -> None:
             report.add(by_key["16"], IMBALANCES, "full", 3.0)
         report.write()
     assert "| full run, 3 s |" in page.read_text()
-    assert "| median rate imbalance, random |  | 0.1 |" in page.read_text()
+    assert "| median rate imbalance, random | 0.1 |" in page.read_text()
 
 
 def test_workloads_are_the_same_every_time() -> None:
@@ -108,19 +108,45 @@ def test_times_are_measured_alone() -> None:
     assert told == [(2, 0), (0, 1), (0, 1)]
 
 
-def test_the_page_says_what_the_set_says_and_how_rows_were_come_to(tmp_path: Path) -> None:
-    drawn = next(figure for figure in DEFERRED if figure.key == "16")
-    first = replace(drawn, rows=lambda _: [Row("a", "1", "2"), Row("b", "", "3", "real: X")])
-    second = replace(drawn, key="17", rows=lambda _: [Row("c", "", "4")])
-    figures = replace(SET, figures=(first, second))
-    report = Report(figures, tmp_path / "figures", tmp_path / "page.md")
+def page_of(figures: FigureSet, folder: Path) -> list[str]:
+    """Lines of a page whose figures all have `IMBALANCES`."""
+    report = Report(figures, folder / "figures", folder / "page.md")
     for figure in figures.figures:
         report.add(figure, IMBALANCES, "tiny", 1.0)
     report.write()
-    lines = (tmp_path / "page.md").read_text().splitlines()
-    assert lines[2] == f"Written by `./symphony bench figures deferred`; do not edit. {INTRO}"
-    at = lines.index("| tiny run, 1 s | paper | here | how |")
-    assert lines[at + 1] == "|---|---|---|---|"
-    assert lines[at + 2 : at + 4] == ["| a | 1 | 2 |  |", "| b |  | 3 | real: X |"]
+    return (folder / "page.md").read_text().splitlines()
+
+
+def with_rows(key: str, *rows: Row) -> Figure:
+    drawn = next(figure for figure in DEFERRED if figure.key == "16")
+    return replace(drawn, key=key, rows=lambda _: list(rows))
+
+
+def test_the_page_shows_what_the_paper_has_a_number_for(tmp_path: Path) -> None:
+    compared = with_rows("16", Row("a", "1", "2", "real: X"), Row("b", "", "3", "real: X"))
+    alone = with_rows("17", *(Row(f"c{number}", "", "4") for number in range(9)))
+    lines = page_of(replace(SET, figures=(compared, alone)), tmp_path)
+    assert lines[2].startswith(
+        f"Written by `./symphony bench figures deferred`; do not edit. {INTRO} Tables show"
+    )
     at = lines.index("| tiny run, 1 s | paper | here |")
-    assert lines[at + 1 : at + 3] == ["|---|---|---|", "| c |  | 4 |"]
+    assert lines[at - 2 : at + 3] == ["Real: X.", "", lines[at], "|---|---|---|", "| a | 1 | 2 |"]
+    assert not any(line.startswith("| b") for line in lines)
+    at = lines.index("| tiny run, 1 s | here |")
+    assert lines[at + 2] == "| c0 | 4 |" and len(lines) == at + 2 + ROWS_ALONE_MAX
+
+
+def test_how_rows_came_about_is_a_column_where_they_differ(tmp_path: Path) -> None:
+    mixed = with_rows("16", Row("a", "1", "2"), Row("b", "1", "3", "real: X"))
+    lines = page_of(replace(SET, figures=(mixed,)), tmp_path)
+    at = lines.index("| tiny run, 1 s | paper | here | how |")
+    assert lines[at + 1 :] == ["|---|---|---|---|", "| a | 1 | 2 |  |", "| b | 1 | 3 | real: X |"]
+
+
+def test_a_page_is_written_again_from_the_numbers_that_are_kept(tmp_path: Path) -> None:
+    before = page_of(replace(SET, figures=(with_rows("16", Row("a", "1", "2")),)), tmp_path)
+    again = replace(SET, figures=(with_rows("16", Row("z", "1", "9")),))
+    report = Report(again, tmp_path / "figures", tmp_path / "page.md")
+    assert report.redraw() == ["16"]
+    after = (tmp_path / "page.md").read_text().splitlines()
+    assert [line.replace("| z | 1 | 9 |", "| a | 1 | 2 |") for line in after] == before != after

@@ -15,8 +15,8 @@ from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
 from loadtest.figures.base import FULL, QUICK, TINY, Alone, Figure, Results, Row
 from loadtest.figures.symphony import SET, data, runs, sweeps
+from loadtest.policies.placement import SYSTEMS
 from loadtest.workloads.registry import WORKLOADS
-from services.scheduler.core.turns.placement import POLICIES
 from tests.unit.loadtest.figures.figure_views import look, page_with
 
 BY_KEY = {figure.key: figure for figure in SET.figures}
@@ -117,7 +117,7 @@ def test_runs_are_of_what_there_is() -> None:
             if figure.measure is not data.measure:
                 figure.measure(Alone(), effort)
     assert {asked.trace for asked in MADE} <= set(WORKLOADS)
-    assert {asked.policy for asked in MADE} <= set(POLICIES)
+    assert {asked.policy for asked in MADE} <= set(SYSTEMS)
     assert {asked.gpus for asked in MADE} == {4, 8}
     assert {asked.gpus_per_host for asked in MADE} == {2, 4}
 

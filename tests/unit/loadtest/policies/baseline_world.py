@@ -8,8 +8,9 @@ import random
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
+from loadtest.policies.shepherd import Preempt
 from services.scheduler.core.batching.batcher import Batcher
-from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
+from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Job, ModelSpec
 
 MODELS = [

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.policies import make_batcher
-from loadtest.policies.shepherd import ShepherdBatcher
-from services.scheduler.core.batching.effects import Dispatch, Drop, Preempt
+from loadtest.policies.shepherd import Preempt, ShepherdBatcher
+from services.scheduler.core.batching.effects import Dispatch, Drop
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
 from tests.unit.loadtest.policies.baseline_world import World, jobs_at, offer, sizes, table
 
@@ -65,7 +65,7 @@ def test_three_times_as_large_preempts() -> None:
     offer(batcher, running)
     assert not offer(batcher, jobs_at("b", 50, 2), 1)
     preempt, batch = batcher.on_job(Job("b", 52, 2), 2)
-    assert preempt == Preempt(1, 0)
+    assert list[object]([preempt]) == [Preempt(1, 0)]
     assert isinstance(batch, Dispatch)
     assert (batch.number, batch.model, len(batch.jobs), batch.start_at_ns) == (2, "b", 3, 2)
     assert batcher.wake_at_ns == 35, "the preempted job is late then"
@@ -90,7 +90,7 @@ def test_the_smallest_batch_is_preempted_and_of_those_the_last_begun() -> None:
     offer(batcher, jobs_at("a", 90, 2, 3), 3)
     batcher.on_batch_done(0, 20)  # now two of "a" on GPU 0
     effects = offer(batcher, jobs_at("b", 60, 3, 20), 20)
-    assert effects[0] == Preempt(3, 2)
+    assert list[object](effects[:1]) == [Preempt(3, 2)]
 
 
 def test_what_is_about_to_end_or_only_half_as_small_is_left_alone() -> None:

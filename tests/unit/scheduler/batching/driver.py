@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from services.scheduler.core.batching.batcher import Batcher
-from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect, Preempt
+from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
 
 WAKES_MAX = 200  # that a batcher may want at one instant
@@ -111,8 +111,6 @@ class Player:
                     held.append((max(free_at_ns, here_at_ns) + self.run_ns(effect), effect))
                 case Drop(jobs, reason):
                     self.dropped += [Dropped(self.now_ns, job, reason) for job in jobs]
-                case Preempt():
-                    raise AssertionError("no policy here preempts")
 
 
 def linear(key: str, alpha_ns: int, beta_ns: int, slo_ns: int, size_max: int = 64) -> ModelSpec:

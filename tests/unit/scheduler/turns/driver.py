@@ -1,5 +1,6 @@
 """A scheduler core and short words for what happens to it."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from services.scheduler.core import (
@@ -8,6 +9,7 @@ from services.scheduler.core import (
     Effect,
     FailTurn,
     Limits,
+    PlacementPolicy,
     SchedulerCore,
     StartTurn,
 )
@@ -65,12 +67,13 @@ class Driver:
         self,
         limits: Limits | None = None,
         attempt_floor: int = 1,
-        policy: str = "balance",
+        policy: str | Callable[[Limits], PlacementPolicy] = "balance",
         share: Share = EVERYTHING,
     ) -> None:
         self.limits = limits or Limits(learning_ns=0)
         self.now_ns = SECOND
-        made = POLICIES[policy](self.limits)
+        make = POLICIES[policy] if isinstance(policy, str) else policy
+        made = make(self.limits)
         self.core = SchedulerCore(made, self.limits, self.now_ns, attempt_floor, share)
         self.seqs: dict[str, int] = {}
         self.alarm_ns: int | None = None

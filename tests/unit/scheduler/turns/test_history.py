@@ -117,15 +117,3 @@ def test_what_is_no_figure_is_typical_of_nobody() -> None:
     d.report("w2")
     assert [worker.speeds[M] for worker in workers_of(d)] == [DEFAULT_SPEEDS] * 2
     assert [worker.steps[M] for worker in workers_of(d)] == [GUESSED] * 2
-
-
-def test_a_turn_that_moves_tells_blocks_as_its_model_cuts_them() -> None:
-    d = Driver(policy="migrate")
-    d.report("w1", block_tokens=16)
-    for number in range(4):
-        d.submit(f"t{number}", num_tokens=160)
-    turns = [(f"t{number}", 1) for number in range(4)]
-    d.report("w1", *turns, generated=1, block_tokens=16)
-    d.report("w2", block_tokens=16)
-    (moved,) = only(StartTurn, d.report("w1", *turns, generated=1, block_tokens=16))
-    assert moved.start.kv_at == {HostId("h"): 161 // 16 + 1}

@@ -4,14 +4,6 @@ from collections.abc import Callable
 
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement.balance import Balance
-from services.scheduler.core.turns.placement.baselines import (
-    Migrate,
-    MigrateSticky,
-    Recompute,
-    Remote,
-    Scatter,
-    Sticky,
-)
 from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy
 from services.scheduler.core.turns.placement.symphony import Symphony
 
@@ -19,12 +11,6 @@ DEFAULT_POLICY = "symphony"
 POLICIES: dict[str, Callable[[Limits], PlacementPolicy]] = {
     DEFAULT_POLICY: Symphony,
     "balance": Balance,
-    "recompute": Recompute,
-    "sticky": Sticky,
-    "migrate": Migrate,
-    "migrate-sticky": MigrateSticky,
-    "remote": Remote,
-    "random": Scatter,
 }
 
 __all__ = ["DEFAULT_POLICY", "POLICIES", "Balance", "Demand", "PlacementPolicy", "Symphony"]

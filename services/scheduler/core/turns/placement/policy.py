@@ -9,7 +9,7 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import Worker
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
-from shared.messages import AdapterRef, KvFrom, TurnSubmit
+from shared.messages import AdapterRef, TurnSubmit
 from shared.urgency import is_urgent
 
 NO_MODEL = ModelId("")
@@ -64,18 +64,14 @@ class PlacementPolicy:
     """Chooses among workers that can all take the turn.
 
     Attributes:
-        kv_from: the lowest tier that workers fetch a turn's history from.
         hears_hints: announced turns get reservations and prefetches.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
-        relieves: running turns migrate; see `relief_of`.
         num_looked_at: number of workers that are enough to choose among, beside those near the
             session's history; None: all workers.
     """
 
-    kv_from: ClassVar[KvFrom] = "any"
     hears_hints: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
-    relieves: ClassVar[bool] = False
     num_looked_at: ClassVar[int | None] = None
 
     def __init__(self, limits: Limits) -> None:
@@ -103,15 +99,6 @@ class PlacementPolicy:
             kept: the reserved worker.
             workers: as in `choose`; `kept` may be one of them.
             is_sent: the frontend has sent the turn to `kept`, where it would have to be cancelled.
-        """
-        return None
-
-    def relief_of(self, worker: Worker, workers: Collection[Worker]) -> Worker | None:
-        """The worker that a running turn of this worker should move to, with its KV; None: none.
-        Called at each of its reports, if the policy `relieves`.
-
-        Args:
-            workers: candidates that serve one of its models.
         """
         return None
 

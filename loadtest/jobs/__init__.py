@@ -1,1 +1,0 @@
-"""Real processes under a load of one-shot jobs, on the wire or over HTTP."""

@@ -1,0 +1,112 @@
+"""How other systems place turns, to compare with (SYMPHONY, section 4, *Baseline Systems*).
+
+All run on the same simulated cluster (`loadtest.cluster`): what a system does not have is left
+unused, and nothing is made slower than it is in ours. They ignore hints, but for `Scatter`. What a
+system keeps only in the GPU KV pool is still written below; the writes run beside the steps and
+cost them little.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from zlib import crc32
+
+from services.scheduler.core import POLICIES, Limits, PlacementPolicy, PlacementReason
+from services.scheduler.core.turns.placement.policy import Demand, burden
+from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.turns.records import Worker
+
+HistoryFrom = Literal["any", "arena", "pool"]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A policy, and what the simulated cluster does differently for it.
+
+    Attributes:
+        history_from: lowest tier that a turn's history comes from; below it, it is recomputed.
+        migrates: running turns leave a worker that has far more than another; see
+            `loadtest.cluster.migration`.
+    """
+
+    make: Callable[[Limits], PlacementPolicy]
+    history_from: HistoryFrom = "any"
+    migrates: bool = False
+
+
+class Balanced(PlacementPolicy):
+    """The least loaded worker, wherever the session's KV is.
+
+    As vLLM behind the global controller that the paper gives it, Llumnix, and LMCache, which stores
+    KV for all workers alike and loads it when the turn has come. Not modelled: swapping of
+    preempted requests; LMCache's lossy compression.
+    """
+
+    hears_hints: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        return min(workers, key=burden), "balance"
+
+
+class Sticky(PlacementPolicy):
+    """InferCept: a session's KV stays in its host's memory, and the session with it.
+
+    The first request goes to the worker with the fewest, all others to the same one ("subsequent
+    requests in that session are sent to the same node"). Not modelled: which of a request's KV it
+    discards, swaps or keeps while a tool runs.
+    """
+
+    hears_hints: ClassVar[bool] = False
+    leaves_home: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        if home is not None:
+            return home, "affinity"
+        return min(workers, key=burden), "balance"
+
+
+class Scatter(PlacementPolicy):
+    """Any worker, wherever KV and load are, drawn by session and prompt: the same ones are drawn
+    again among the same workers. With hints, so that only the choice differs from ours.
+    """
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        drawn = f"{demand.name} {demand.num_prompt_tokens}"
+        return max(
+            workers, key=lambda w: (crc32(f"{drawn} {w.worker_id}".encode()), w.worker_id)
+        ), "balance"
+
+
+class Home(Symphony):
+    """Ours without its balance: a session stays where its first turn went."""
+
+    leaves_home: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        if home is not None:
+            return home, "affinity"
+        return super().choose(workers, home, demand)
+
+    def better_than(
+        self, kept: Worker, workers: Collection[Worker], demand: Demand, *, is_sent: bool
+    ) -> Worker | None:
+        return None
+
+
+SYSTEMS: dict[str, System] = {
+    **{name: System(make) for name, make in POLICIES.items()},
+    "recompute": System(Balanced, "pool"),  # vLLM
+    "sticky": System(Sticky, "arena"),  # InferCept
+    "migrate": System(Balanced, "pool", migrates=True),  # Llumnix
+    "migrate-sticky": System(Sticky, "arena", migrates=True),  # Llumnix with InferCept
+    "remote": System(Balanced),  # LMCache
+    "random": System(Scatter),
+}
