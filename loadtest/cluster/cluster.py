@@ -77,9 +77,9 @@ class _Scheduler(Scheduler):
         super()._take_lead()
         if (migration := self._migration) is not None:
             wires, shard = self.house.wires, str(self._share.index)
-            wires.subscribe(self, TURN_SUBMIT, lambda sent, _: migration.on_submit(sent), shard)
-            wires.subscribe(self, TURNS_ENDED, lambda ended, _: migration.on_ended(ended))
-            wires.subscribe(self, WORKER_REPORT, lambda report, _: self._migrate(report))
+            wires.listen(self, TURN_SUBMIT, lambda sent, _: migration.on_submit(sent), shard)
+            wires.listen(self, TURNS_ENDED, lambda ended, _: migration.on_ended(ended))
+            wires.listen(self, WORKER_REPORT, lambda report, _: self._migrate(report))
 
     def _migrate(self, report: WorkerReport) -> None:
         assert self.core is not None and self._migration is not None

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from nats import errors
 
+from loadtest.sim.loop import SimLoop
 from loadtest.sim.network import Message, Network, Peer
 from loadtest.sim.network import Subscription as Registration
 from shared.bucket import Entry, RevisionConflict
@@ -56,7 +57,8 @@ class SimSubscription:
             return
         loop = self._client.loop
         if len(self._pending) >= self._pending_max:
-            loop.create_task(self._client.on_error(errors.SlowConsumerError("", "", 0, self)))
+            late: Any = self
+            loop.create_task(self._client.on_error(errors.SlowConsumerError("", "", 0, late)))
             return
         self._pending.append(message)
         if self._task is None:
@@ -75,12 +77,12 @@ class SimSubscription:
 class SimClient:
     """As much of `nats.aio.client.Client` as the bus uses."""
 
-    def __init__(self, network: Network, process: Peer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, network: Network, process: Peer, loop: SimLoop) -> None:
         self.network = network
         self.process = process
         self.loop = loop
         self.is_closed = False
-        self.on_error: Callable[[Exception], Awaitable[None]]
+        self.on_error: Callable[[Exception], Coroutine[Any, Any, None]]
         self.max_payload = MAX_PAYLOAD
         self._server_info: dict[str, Any] = {}
         self._subscriptions: list[SimSubscription] = []

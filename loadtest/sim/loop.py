@@ -13,7 +13,7 @@ from contextlib import suppress
 from contextvars import Context
 from inspect import CORO_CREATED, getcoroutinestate
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from loadtest.sim.timeline import MS, SECOND, Action
 
@@ -39,8 +39,10 @@ class LoopHost(Protocol):
         """Nothing is ready to run any more at this instant."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
-    """Args:
+class SimLoop:
+    """As much of `asyncio.AbstractEventLoop` as shells without sockets need.
+
+    Args:
     host: gives time and runs what is due.
     random: decides how long the executor's threads take.
     """
@@ -55,11 +57,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks_max = TASKS_MIN
         self._thread_free_ns: dict[int, int] = {}  # of executors, when their one thread is free
 
+    @property
+    def as_loop(self) -> asyncio.AbstractEventLoop:
+        """This loop, as asyncio's types have it."""
+        return cast(asyncio.AbstractEventLoop, self)
+
     def run(self) -> None:
         """Run callbacks until none is ready."""
         ready, num_left = self._ready, CALLBACKS_MAX
         outer = events._get_running_loop()
-        events._set_running_loop(self)
+        events._set_running_loop(self.as_loop)
         try:
             while ready:
                 handle = ready.popleft()
@@ -76,7 +83,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Close what still waits, so that the interpreter does not complain of it later."""
         self._is_awake = True  # what is called from now on is not run
         outer = events._get_running_loop()
-        events._set_running_loop(self)
+        events._set_running_loop(self.as_loop)
         for task in self._tasks:
             if not task.done():
                 _close(task.get_coro())
@@ -91,7 +98,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self.as_loop, context)
         self._ready.append(handle)
         if not self._is_awake:
             self._is_awake = True
@@ -116,7 +123,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self.as_loop, context)
         delay_ns = max(round(when * SECOND) - self._host.now_ns, 0)
 
         def ring() -> None:
@@ -133,7 +140,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """It stays in the timeline, and does nothing when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self.as_loop)
 
     def create_task(
         self,
@@ -143,7 +150,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
         **_: Any,
     ) -> asyncio.Task[R]:
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task = asyncio.Task(coro, loop=self.as_loop, name=name, context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.append(task)  # of a process that died nothing else may hold it
         if len(self._tasks) > self._tasks_max:

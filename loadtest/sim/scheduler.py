@@ -1,6 +1,7 @@
 """Schedulers and trackers: the production services, candidates for a lease."""
 
 from functools import partial
+from typing import Literal
 
 from loadtest.sim.client import Store
 from loadtest.sim.service import Service
@@ -19,11 +20,13 @@ from services.tracker.core.agents import AgentLimits
 from services.tracker.service import main as tracker_main
 
 QUEUE_MAX = 65_536
+Role = Literal["all", "shard", "rank"]
 SLACK_NS = 3 * SECOND
 AGENT_LIMITS = AgentLimits(  # so small that they are reached
     workflows_max=4, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
 )
-LEASE = {"scheduler_lease_beat_ms": 500, "scheduler_lease_ttl_ms": 2000}
+TTL_S = 5.0  # of advisories
+BEAT_MS, TTL_MS = 500, 2000  # of leases
 
 
 class Leadership:
@@ -104,7 +107,7 @@ class Scheduler(Candidate):
         store: Store,
         leadership: Leadership,
         number: int,
-        role: str = "all",
+        role: Role = "all",
         shard: int = 0,
     ) -> None:
         which = str(shard) if role == "shard" else role
@@ -116,17 +119,16 @@ class Scheduler(Candidate):
         placement = (
             "loadtest.world.scattering:Scattering" if house.is_scattered else house.placement
         )
-        return SchedulerConfig.model_validate(
-            {
-                "instance": self.name,
-                "scheduler_policy": placement,
-                "scheduler_role": self._role,
-                "scheduler_shard": self.shard,
-                "scheduler_shards": house.num_shards,
-                "scheduler_queue_max": self.queue_max,
-                "tracker_shards": house.num_tracker_shards,
-                **LEASE,
-            }
+        return SchedulerConfig(
+            instance=self.name,
+            scheduler_policy=placement,
+            scheduler_role=self._role,
+            scheduler_shard=self.shard,
+            scheduler_shards=house.num_shards,
+            scheduler_queue_max=self.queue_max,
+            tracker_shards=house.num_tracker_shards,
+            scheduler_lease_beat_ms=BEAT_MS,
+            scheduler_lease_ttl_ms=TTL_MS,
         )
 
     def check(self) -> None:
@@ -159,17 +161,16 @@ class Tracker(Candidate):
 
     def config(self) -> TrackerConfig:
         house = self.house
-        return TrackerConfig.model_validate(
-            {
-                "instance": self.name,
-                "tracker_ttl_s": 5.0,
-                "tracker_slack_s": SLACK_NS / SECOND,
-                "tracker_shard": self.shard,
-                "tracker_shards": house.num_tracker_shards,
-                "tracker_queue_max": self.queue_max,
-                "scheduler_shards": house.num_shards,
-                **LEASE,
-            }
+        return TrackerConfig(
+            instance=self.name,
+            tracker_ttl_s=TTL_S,
+            tracker_slack_s=SLACK_NS / SECOND,
+            tracker_shard=self.shard,
+            tracker_shards=house.num_tracker_shards,
+            tracker_queue_max=self.queue_max,
+            scheduler_shards=house.num_shards,
+            scheduler_lease_beat_ms=BEAT_MS,
+            scheduler_lease_ttl_ms=TTL_MS,
         )
 
     def check(self) -> None:

@@ -137,7 +137,11 @@ class Service(Process):
     def terminate(self) -> None:
         """SIGTERM."""
         if self.runtime is not None and self.is_up:
-            self.run(self.life, partial(self.loop.call_soon, self.runtime.stopping.set))
+            stop = self.runtime.stopping.set
+            self.run(self.life, partial(self._soon, stop))
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        self.loop.call_soon(callback)
 
     def dispose(self) -> None:
         """Close all loops, once the simulation is over."""

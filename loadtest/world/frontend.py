@@ -99,7 +99,7 @@ class Frontend(Process):
         wires.listen(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
         wires.listen(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
         wires.listen(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
-        self.jobs = FrontendJobs(self, me)
+        self.jobs = FrontendJobs(self, me, self.house.num_shards)
         self.later(TICK_NS, self._tick)
 
     def on_crash(self) -> None:

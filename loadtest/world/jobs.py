@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from services.frontend.core.turns.turns.jobs import INPUT_MISSING, Jobs
-
 from loadtest.sim.timeline import MS, Action
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate
@@ -13,7 +11,8 @@ from loadtest.world.desk import Desk
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
 from loadtest.world.wires import Reply
-from services.frontend.core.turns.turns import job_events as fe
+from services.frontend.core.turns import job_events as fe
+from services.frontend.core.turns.jobs import INPUT_MISSING, Jobs
 from services.scheduler.core import ProbeWorker
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays
@@ -73,10 +72,10 @@ def value_of(tokens: str) -> str:
 class FrontendJobs:
     """A frontend's requests for one-shot models; `on_end` hears of each end."""
 
-    def __init__(self, frontend: Process, frontend_id: FrontendId) -> None:
+    def __init__(self, frontend: Process, frontend_id: FrontendId, num_shards: int) -> None:
         self._frontend = frontend
         self._wires = frontend.house.wires
-        self._shard = shard_of(JOB_MODEL, frontend.house.num_shards)
+        self._shard = shard_of(JOB_MODEL, num_shards)
         self.core = Jobs(frontend_id, fe.JobLimits())
         self._alarm = Alarm(frontend, self._wake)
         self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}

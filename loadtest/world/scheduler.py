@@ -110,7 +110,7 @@ class Scheduler(Candidate):
     def new_policy(self, limits: Limits) -> PlacementPolicy:
         """For a new leader."""
         if self.house.is_scattered:
-            return Scattering(self.house.random)
+            return Scattering(limits)
         return POLICIES[self.house.placement](limits)
 
     def _take_lead(self) -> None:

@@ -36,10 +36,12 @@ class Wires(Network):
             def reply(answer: object) -> None:
                 if not message.reply or not process.is_up or process.life != life:
                     return
-                headers = None
                 if isinstance(answer, SymphonyError):
-                    answer, headers = error_to_wire(answer), {ERROR_HEADER: answer.code}
-                self.publish(process, Message(message.reply, encode(answer), headers=headers))
+                    data, headers = error_to_wire(answer), {ERROR_HEADER: answer.code}
+                    said = Message(message.reply, encode(data), headers=headers)
+                else:
+                    said = Message(message.reply, encode(answer))
+                self.publish(process, said)
 
             handler(request, reply)
 

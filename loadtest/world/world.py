@@ -5,7 +5,7 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.client import Store
-from loadtest.sim.scheduler import Leadership, Scheduler, Tracker, events_dropped
+from loadtest.sim.scheduler import Leadership, Role, Scheduler, Tracker, events_dropped
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.bucket import Bucket
@@ -129,7 +129,7 @@ class World:
         ]
         num_each = random.choice([1, 2])
         shards = range(house.num_shards)
-        role = "shard" if house.num_shards > 1 else "all"
+        role: Role = "shard" if house.num_shards > 1 else "all"
         self.scheduling = [Leadership() for _ in shards]
         self.schedulers = [
             Scheduler(house, store, self.scheduling[shard], number, role, shard)

@@ -29,6 +29,8 @@ class SchedulerConfig(LeaseConfig):
     # One and a half report intervals of a worker, and five of them.
     scheduler_learning_s: float = constant(0.75)
     scheduler_dead_after_s: float = constant(2.5)
+    # Seconds of the highest load seen; what is dropped, its sender repeats.
+    scheduler_queue_max: int = constant(65_536)
 
     @field_validator("scheduler_policy")
     @classmethod

@@ -50,7 +50,6 @@ M = TypeVar("M")
 JOBS = counter("jobs_total", "Jobs of one-shot models that are over", ["model", "outcome"])
 BATCHES = counter("batches_total", "Batches sent to workers", ["model"])
 BATCH_JOBS = counter("batch_jobs_total", "Jobs in batches sent to workers", ["model"])
-EVENTS_MAX = 65_536  # seconds of the highest load seen; more are of no use, they are retried
 EVENTS_DROPPED = counter("jobs_events_dropped_total", "Messages dropped: the queue was full")
 ADD = gauge("autoscale_add", "Workers that are missing")
 REMOVE = gauge("autoscale_remove", "Workers that are not needed")
@@ -152,7 +151,9 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Lead
         core = JobsCore(policy, limits, fence=fence, started_at_ns=started_at_ns, name=name)
     runtime.parts["jobs"] = core
     leadership.on_fence(core.set_fence)
-    shell = JobShell(runtime, leadership, EVENTS_MAX, core.on_wake, core.on_worker_gone)
+    shell = JobShell(
+        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone
+    )
     shell.start()
     bus, shard = runtime.bus, str(config.scheduler_shard)
     await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))
@@ -174,7 +175,9 @@ async def start_rank(runtime: Runtime, config: SchedulerConfig, leadership: Lead
         started_at_ns=clock.now_ns(),
         first_grant=clock.wall_ns(),
     )
-    shell = JobShell(runtime, leadership, EVENTS_MAX, core.on_wake, core.on_worker_gone)
+    shell = JobShell(
+        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone
+    )
     shell.start()
     bus = runtime.bus
     await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))

@@ -81,7 +81,6 @@ PAYLOAD_SHARE = 0.5  # of the largest message, since sizes are estimated
 
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
-EVENTS_MAX = 65_536  # seconds of the highest load seen; what is dropped, its sender repeats
 PREFETCHES = counter("scheduler_prefetches_total", "Prefetches requested of workers")
 DROPPED = counter("scheduler_events_dropped_total", "Messages dropped because the queue was full")
 WORKERS = gauge("scheduler_workers", "Workers by state", ["state"])
@@ -117,7 +116,7 @@ class SchedulerService:
         self._share, self._shard = config.share, str(config.share.index)
         leadership.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
-            EVENTS_MAX, runtime.clock, self._core.on_wake, DROPPED
+            config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
 
     async def start(self) -> None:

@@ -28,6 +28,10 @@ class TrackerConfig(LeaseConfig):
     tracker_slack_s: float = constant(30.0)
     # A scheduler is replaced in about two seconds.
     tracker_retry_s: float = constant(1.0)
+    # An advisory that says nothing lives so long beyond its turn's time.
+    tracker_ttl_s: float = constant(60.0)
+    # Seconds of the highest load seen.
+    tracker_queue_max: int = constant(65_536)
 
     @field_validator("tracker_shard")
     @classmethod
@@ -47,6 +51,7 @@ class TrackerConfig(LeaseConfig):
     def limits(self) -> Limits:
         """The core's numbers."""
         return Limits(
+            ttl_ns=_ns(self.tracker_ttl_s),
             slack_ns=_ns(self.tracker_slack_s),
             retry_ns=_ns(self.tracker_retry_s),
             tenant_advisories_max=self.tracker_tenant_advisories_max,

@@ -69,7 +69,6 @@ LEAD = histogram("advisory_lead_seconds", "Advisory to its turn", buckets=LEADS_
 THROTTLED = counter(
     "tracker_hints_throttled_total", "Advisories refused that were sent by NATS directly"
 )
-EVENTS_MAX = 65_536  # seconds of the highest load seen
 DROPPED = counter("tracker_events_dropped_total", "Events dropped because the queue was full")
 
 
@@ -96,7 +95,7 @@ class TrackerService:
         runtime.parts["advisories"] = self._core
         self._is_leading = False
         self._events: EventQueue[Effect] = EventQueue(
-            EVENTS_MAX, runtime.clock, self._core.on_wake, DROPPED
+            config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
         self._traces = AdvisoryTraces(runtime.tracer, runtime.clock)
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}

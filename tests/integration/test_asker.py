@@ -11,7 +11,7 @@ import pytest
 from cli.config import LauncherConfig
 from cli.supervisor.asker import Asker, answers_at
 from cli.supervisor.children import free_port
-from cli.supervisor.liveness import Heard, Round
+from cli.supervisor.liveness import Answer, Round
 from shared.service import Runtime
 from tests.conftest import Server
 from tests.integration.harness import running
@@ -32,7 +32,7 @@ async def wait_for(rounds: "asyncio.Queue[Round]", is_it: Callable[[Round], bool
 
 
 def is_all_there(heard: Round) -> bool:
-    me = Heard("stub", "0", os.getpid(), "ready")
+    me = Answer("stub", "0", os.getpid(), "ready")
     return heard.is_passed_on and me in heard.services and set(heard.servers) == {"nats", "redis"}
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from services.frontend.core.turns.turns.jobs import Jobs
-
-from services.frontend.core.turns.turns import job_events as frontend_effects
+from services.frontend.core.turns import job_events as frontend_effects
+from services.frontend.core.turns.jobs import Jobs
 from services.scheduler.core.jobs import AnswerDropped, JobLimits
 from services.worker.oneshot import effects as worker_effects
 from services.worker.oneshot.core import BatchCore

@@ -72,7 +72,7 @@ def test_a_leader_stays_through_a_standstill_of_every_instance() -> None:
 
 def test_a_leader_that_lost_its_connection_for_a_moment_goes_on_or_leaves() -> None:
     """Reconnecting takes up to 300 ms; a spare asks for the holder all the while."""
-    ends = []
+    ends: list[bool] = []
     for seed in range(2 * NUM_SEEDS):
         with led(seed) as (instances, leader):
             instances.wires.cut(leader, 10 * MS)

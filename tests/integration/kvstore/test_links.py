@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loadtest.links import Link, Namespace, join, namespaces
 
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab

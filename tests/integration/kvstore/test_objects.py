@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from loadtest.s3_server import NoServer, S3Server, s3_server
 
 from services.kvstore.core import Run, run_of
 from services.kvstore.core.base import backoff

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtest.sim.timeline import SECOND, Timeline
-from loadtest.world.candidate import QUEUE_MAX, Candidate, Election
+from loadtest.sim.scheduler import QUEUE_MAX, Leadership, Scheduler
+from loadtest.sim.timeline import SECOND
 from loadtest.world.faults import KINDS, Faults
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.wires import Weather
@@ -16,21 +16,26 @@ def world_with(*kinds: str) -> World:
     return next(world for world in worlds if len(world.schedulers) == 2)
 
 
-def test_no_fence_is_told_to_two() -> None:
-    election = Election(Timeline())
-    election.on_lead("scheduler-0.1", 1)
-    election.on_lead("scheduler-0.1", 1)
-    election.on_lead("scheduler-1.1", 2)
+def test_no_fence_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    leadership = world_with().scheduling[0]
+    first, second = leadership.candidates
+    monkeypatch.setattr(Scheduler, "fence", 1)
+    monkeypatch.setattr(Leadership, "leaders", [first])
+    leadership.check()
+    leadership.check()
+    monkeypatch.setattr(Leadership, "leaders", [second])
     with pytest.raises(AssertionError, match="both lead under 1"):
-        election.on_lead("scheduler-0.2", 1)
+        leadership.check()
+    monkeypatch.setattr(Scheduler, "fence", 2)
+    leadership.check()
 
 
 def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = world_with()
-    world.elections[0].check_leaders()
-    monkeypatch.setattr(Candidate, "is_leading", True)
+    leadership = world_with().scheduling[0]
+    leadership.check()
+    monkeypatch.setattr(Scheduler, "is_leading", True)
     with pytest.raises(AssertionError, match="lead at once"):
-        world.elections[0].check_leaders()
+        leadership.check()
 
 
 def test_what_is_unleashed_is_healed() -> None:
