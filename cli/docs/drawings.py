@@ -1,4 +1,4 @@
-"""``python -m cli.docs.drawings``: draws the pictures of messages in docs/images.
+"""``python -m cli.docs.drawings``: draws the pictures of docs/images that tell of messages.
 
 A picture is a `Drawing`: who takes part, and what happens, from top to bottom. A test holds the
 files equal to what this draws.
@@ -54,7 +54,7 @@ def draw(drawing: Drawing) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 10:g}" role="img" '
         f'aria-labelledby="title desc">\n<title id="title">{escape(drawing.title)}</title>\n'
-        f'<desc id="desc">{escape(drawing.description)}</desc>\n<style>{STYLE}</style>\n'
+        f'<desc id="desc">{escape(drawing.told)}</desc>\n<style>{STYLE}</style>\n'
         f'<rect class="ground" x="1" y="1" width="{width - 2}" height="{y + 8:g}" rx="8"/>\n'
         f"{body}\n</svg>\n"
     )

@@ -1,4 +1,4 @@
-"""What is drawn: a turn's life, an advisory's, and the deployment that both are in."""
+"""What is drawn: a turn's life, an advisory's, and the house that both are in."""
 
 from dataclasses import dataclass
 
@@ -32,13 +32,13 @@ class Drawing:
     """A picture.
 
     Attributes:
-        description: the same in words, for readers who do not see it.
+        told: the same in words, for who does not see it.
         who: from left to right.
         steps: from top to bottom.
     """
 
     title: str
-    description: str
+    told: str
     who: tuple[str, ...]
     steps: tuple[Message | Note, ...]
 
@@ -66,20 +66,20 @@ TURN = Drawing(
         Message("kvstore", "worker", "when each layer comes", is_reply=True),
         Note("worker", "6 fetch, or compute, or the\nhead so and the tail so"),
         Message("kvstore", "worker", "history, layer 0 first", is_pages=True),
-        Note("worker", "7 prefill: layer i waits for its history\nwhile layer i + 1 is loading"),
+        Note("worker", "7 prefill: layer i waits for its history\nwhile layer i + 1 is on its way"),
         Note("worker", "8 decode: a token a step\nfor every running turn"),
         Message("worker", "frontend", "tokens, a message a step, past the scheduler"),
         Message("frontend", "client", "9 text, streamed"),
         Message("worker", "kvstore", "10 write-behind", is_pages=True),
         Message("worker", "scheduler", "ended"),
-        Note("kvstore", "to disk, then listed in Redis;\nlater to the object store"),
+        Note("kvstore", "to disk, then told in Redis;\nlater to the object store"),
         Note("frontend", "the session's record, for the next turn"),
     ),
 )
 ADVISORY = Drawing(
     "An advisory's life",
     "A client's hint goes from the frontend to the tracker, which merges it with others and "
-    "judges how likely the turn is. The scheduler keeps a place on a worker and notifies the "
+    "judges how likely the turn is. The scheduler keeps a place on a worker and tells the "
     "worker and the frontends. In time before the turn the worker has the kvstore bring up "
     "the session's KV. The turn then goes from the frontend straight to that worker, and the "
     "advisory ends as used. If no turn comes it expires, and its sender is believed "
@@ -112,7 +112,7 @@ ADVISORY = Drawing(
     ),
 )
 HOUSE = Drawing(
-    "A deployment",
+    "A house",
     "A turn goes from the client to the frontend, as metadata to the scheduler, and from "
     "there to a worker, which pulls the prompt from the frontend and sends tokens back to it. "
     "Worker and kvstore share memory. A hint goes from the frontend to the tracker, to the "
