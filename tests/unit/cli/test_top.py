@@ -42,7 +42,7 @@ def view(state: str = "ready") -> dict[str, Any]:
     )  # fmt: skip
     status = ServiceStatus(service="tracker", instance="0", pid=1, state=state, hints=hints)
     window = JobWindow(model="e/224", num_waiting=7, opens_in_ms=-1.5, closes_in_ms=2.25)
-    deployment, p = HouseView(), {"process": "p"}
+    house, p = HouseView(), {"process": "p"}
     for second, num in ((0, 1.0), (1, 2.0)):
         samples = [
             ("batches_total", {**p, "model": "e"}, num),
@@ -59,7 +59,7 @@ def view(state: str = "ready") -> dict[str, Any]:
             [KvStats(host_id="h")],
             samples,
         )
-        told = deployment.on_answers(answers, second * 10**9, float(second))
+        told = house.on_answers(answers, second * 10**9, float(second))
     return told
 
 
