@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import httpx
 
-from cli.chat.address import http_client
+from cli.chat.address import call, http_client
 from cli.chat.events import error_text
 from cli.runfile import running_deployment
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.record import check_adapter_name
 from shared.adapters.source import PICKLE_FILE
-from shared.errors import NotFound, PeerUnavailable, SymphonyError
+from shared.errors import NotFound, SymphonyError
 
 TIMEOUT_S = 600.0  # of an answer: the adapter is copied and checked meanwhile
 
@@ -72,12 +72,7 @@ class AdapterClient:
         self._call("DELETE", _path_of(name), params=params)
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        try:
-            response = self._client.request(method, path, timeout=TIMEOUT_S, **options)
-        except httpx.HTTPError as error:
-            where = str(self._client.base_url).rstrip("/")
-            why = str(error) or type(error).__name__
-            raise PeerUnavailable(f"{where} cannot be reached: {why}") from None
+        response = call(self._client, method, path, timeout=TIMEOUT_S, **options)
         if not response.is_success:
             raise SymphonyError(error_text(response.content))
         try:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from shared.access import trusting_only
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, PeerUnavailable
 
 API_PATH = "/v1"
 PORT_MAX = 65535
@@ -39,6 +39,24 @@ def base_url(url: str) -> str:
 def http_client(url: str, api_key: str, cert_file: Path | None = None) -> httpx.Client:
     """A client of the frontend there. As `client_options`."""
     return httpx.Client(**client_options(url, api_key, cert_file))
+
+
+def call(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request, of `httpx.Client.request`.
+
+    Raises:
+        PeerUnavailable: no answer came.
+    """
+    try:
+        return client.request(method, path, **options)
+    except httpx.HTTPError as error:
+        where, why = where_of(client), str(error) or type(error).__name__
+        raise PeerUnavailable(f"{where} cannot be reached: {why}") from None
+
+
+def where_of(client: httpx.Client) -> str:
+    """Its server's address."""
+    return str(client.base_url).rstrip("/")
 
 
 def client_options(url: str, api_key: str, cert_file: Path | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
+from cli.chat.address import call, where_of
 from cli.chat.events import Reply, error_text, pieces
 from cli.chat.models import GENERATE, ServedModel
 from shared.errors import PeerUnavailable, SymphonyError
@@ -33,7 +34,9 @@ class Server:
                 ServedModel(str(each["id"]), str(each.get("task") or GENERATE)) for each in data
             ]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise SymphonyError(f"{self._where()} does not answer like an OpenAI server") from None
+            raise SymphonyError(
+                f"{where_of(self._client)} does not answer like an OpenAI server"
+            ) from None
 
     def knows_session(self, session_id: str) -> bool:
         """Whether it remembers the session; a server that has no sessions does not."""
@@ -64,22 +67,13 @@ class Server:
                     raise SymphonyError(error_text(response.read()))
                 yield from pieces(response.iter_bytes(), reply)
         except httpx.HTTPError as error:
-            raise PeerUnavailable(f"the stream broke off: {_said(error)}") from None
+            why = str(error) or type(error).__name__
+            raise PeerUnavailable(f"the stream broke off: {why}") from None
 
     def _call(self, method: str, path: str) -> httpx.Response:
-        try:
-            return self._client.request(method, path, timeout=ANSWER_TIMEOUT_S)
-        except httpx.HTTPError as error:
-            raise PeerUnavailable(f"{self._where()} cannot be reached: {_said(error)}") from None
-
-    def _where(self) -> str:
-        return str(self._client.base_url).rstrip("/")
+        return call(self._client, method, path, timeout=ANSWER_TIMEOUT_S)
 
 
 def _path_of(session_id: str) -> str:
     # Dots too: a client takes the ids "." and ".." for steps of the path.
     return "/v1/sessions/" + quote(session_id, safe="").replace(".", "%2E")
-
-
-def _said(error: httpx.HTTPError) -> str:
-    return str(error) or type(error).__name__

@@ -70,7 +70,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 def _hints(hints: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("tenant", "advisories", "came true", "throttled"):
+    for column in ("tenant", "advisories", "used", "throttled"):
         table.add_column(column)
     for rate in hints["rates"]:
         table.add_row(

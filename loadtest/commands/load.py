@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 from rich.markdown import Markdown
 
+from cli.chat.address import call, http_client
 from cli.reporting import out
 from cli.runfile import running_deployment
 from cli.start.plan import ROOT
@@ -167,14 +167,10 @@ def check_answers(url: str, api_key: str, cert: Path | None) -> None:
     Raises:
         PeerUnavailable: none does, or not for this key.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        answer = httpx.get(
-            f"{url}/v1/models", headers=headers, timeout=LOOK_S, verify=str(cert) if cert else True
-        )
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise PeerUnavailable(f"{url}/v1/models: {error or type(error).__name__}") from None
+    with http_client(url, api_key, cert) as client:
+        answer = call(client, "GET", "/v1/models", timeout=LOOK_S)
+    if not answer.is_success:
+        raise PeerUnavailable(f"{url}/v1/models: {answer.status_code} {answer.reason_phrase}")
 
 
 def show_traces() -> None:

@@ -56,11 +56,6 @@ def _session(rows: list[dict[str, str]]) -> tuple[Said, ...]:
     return tuple(said)
 
 
-def load_pauses_ns() -> list[int]:
-    """Between the turns of sessions."""
-    return [said.pause_ns for session in load_sessions() for said in session[1:]]
-
-
 def burstgpt(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """Everybody has one session after the other, each drawn from the real ones, with a pause before
     the next as there are within them. All begin somewhere in a pause, within a session whose text

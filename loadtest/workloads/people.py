@@ -4,14 +4,11 @@ Speeds are those of published studies (238 words a minute read, 52 typed), each 
 them. Source: SYMPHONY, section 4, trace generation.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from statistics import mean
 
 from loadtest.typing_people import SPREAD, Speeds, load_speeds
-from loadtest.workloads.script import Script
 
 TOKENS_A_WORD = 4 / 3  # of English text: OpenAI's rule of thumb
 NS_A_MINUTE = 60_000_000_000
@@ -63,15 +60,3 @@ def words_of(num_tokens: int) -> int:
     (9, 1)
     """
     return max(round(num_tokens / TOKENS_A_WORD), 1)
-
-
-def mean_lead_s(scripts: Iterable[Script]) -> float:
-    """How long before their turns people announce them, in the mean (the paper: 11.3 s); 0 if none
-    does."""
-    leads = [
-        min(turn.hint.lead_ns, turn.wait_ns)
-        for script in scripts
-        for turn in script.turns
-        if turn.hint is not None and turn.hint.at_start_of is None
-    ]
-    return mean(leads) / 1e9 if leads else 0.0
