@@ -26,12 +26,12 @@ from services.worker.core.effects import (
     StageTurn,
     StoreBlocks,
 )
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.turn import Turn
+from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
-from services.worker.device.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.step_loop import StepLoop
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key

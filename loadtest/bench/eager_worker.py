@@ -6,15 +6,15 @@ measured on it alone.
 from collections.abc import Callable
 
 from services.worker.config import WorkerConfig
-from services.worker.core import history
-from services.worker.core.fetching import Supply
+from services.worker.core.kv import history
+from services.worker.core.kv.fetching import Supply
 from services.worker.device.openmp import share_cores
 from services.worker.service import main
 from shared.service import run
 
 
 def fetch_all(supply: Supply, compute_ns: Callable[[int], float]) -> int:
-    """In place of `services.worker.core.fetching.blocks_to_fetch`."""
+    """In place of `services.worker.core.kv.fetching.blocks_to_fetch`."""
     return supply.num_blocks
 
 

@@ -1,9 +1,9 @@
 """``symphony bench quantize``: what it costs in quality to store KV as int8, and saves in bytes.
 
 A real model reads real text. The KV of its beginning is cut into the pages that leave a worker's
-pool (`services.worker.device.int8_pages`), rounded and widened as there, and the model goes on from
-it, as a session does whose history comes from below; beside it, in the same batches, it goes on
-from KV that was left as it was.
+pool (`services.worker.device.copying.int8_pages`), rounded and widened as there, and the model goes
+on from it, as a session does whose history comes from below; beside it, in the same batches, it
+goes on from KV that was left as it was.
 
 Perplexity is of the second halves of `--windows` windows of `--tokens` tokens. Greedy agreement is
 of the first `--new` tokens behind `--prompts` prompts: the share that is the same, and how many

@@ -10,8 +10,8 @@ from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.timeline import MS
 from loadtest.world.worker import Worker
-from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Ended
+from services.worker.core.engine.costs import StepCosts
 from services.worker.core.intake import ModelShape
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult

@@ -11,10 +11,10 @@ from services.scheduler.core.jobs import JobsCore
 from services.scheduler.core.turns.arrivals import Arrivals
 from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
-from services.worker.core.engine import EngineCore
-from services.worker.core.pages import NO_PAGE, Block
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
-from services.worker.core.turn import Turn
 from shared.arena import PageState
 from shared.locations import OBJECTS
 from shared.owners import NOBODY

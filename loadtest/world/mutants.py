@@ -30,15 +30,16 @@ JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 FOLLOWER = "services/tracker/core/agents/follower.py"
 TRACKER_SHARDS = "services/tracker/core/shards.py"
-ENGINE = "services/worker/core/engine.py"
-HISTORY = "services/worker/core/history.py"
-TAILS = "services/worker/core/tails.py"
-ROWS = "services/worker/core/rows.py"
-PAGES = "services/worker/core/pages.py"
-RESIDENCY = "services/worker/core/residency.py"
-STAGING = "services/worker/core/staging.py"
-WRITEBACK = "services/worker/core/writeback.py"
-LINK = "services/worker/core/kv_link.py"
+ENGINE = "services/worker/core/engine/engine.py"
+TURN = "services/worker/core/engine/turn.py"
+HISTORY = "services/worker/core/kv/history.py"
+TAILS = "services/worker/core/kv/tails.py"
+ROWS = "services/worker/core/engine/rows.py"
+PAGES = "services/worker/core/kv/pages.py"
+RESIDENCY = "services/worker/core/kv/residency.py"
+STAGING = "services/worker/core/kv/staging.py"
+WRITEBACK = "services/worker/core/kv/writeback.py"
+LINK = "services/worker/core/kv/kv_link.py"
 PULLING = "services/worker/core/pulling.py"
 BATCHES = "services/worker/oneshot/core.py"
 STORE = "services/kvstore/core/store.py"
@@ -544,12 +545,12 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "what a void step planned counts as computed", "services/worker/core/turn.py",
+        "what a void step planned counts as computed", TURN,
         "        self.num_planned = self.num_computed\n\n",
         "        self.num_computed = self.num_planned\n\n",
     ),
     Mutant(
-        "history that is overdue is waited for", "services/worker/core/history.py",
+        "history that is overdue is waited for", "services/worker/core/kv/history.py",
         "if not 0 < prefix.give_up_at_ns <= now_ns:",
         "if True:",
     ),
@@ -574,7 +575,7 @@ MUTANTS = (
         "tokens = turn.tokens[num_tokens - num_more : num_tokens + 1]",
     ),
     Mutant(
-        "a turn goes on behind a token that its tail has not", "services/worker/core/turn.py",
+        "a turn goes on behind a token that its tail has not", TURN,
         "            return min(self.num_history, self.num_reusable)\n",
         "            return min(self.num_history + 1, self.num_reusable)\n",
     ),
@@ -588,7 +589,7 @@ MUTANTS = (
         "            held.worker.arrivals.remove(held.arrives_at_ns)\n", "",
     ),
     Mutant(
-        "a paused turn keeps its row in the step", "services/worker/core/planner.py",
+        "a paused turn keeps its row in the step", "services/worker/core/engine/planner.py",
         "        draft.rows = [row for row in draft.rows if row.turn not in victims]\n", "",
     ),
     Mutant(

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from services.worker import metrics
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
-from services.worker.core.kv_link import KvLink
-from services.worker.core.staged import Staged
+from services.worker.core.kv.kv_link import KvLink
+from services.worker.core.kv.staged import Staged
 from services.worker.device.executor import ModelInfo
 from shared.arena import Arena
 from shared.blocks import BlockKey

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.device.copying.mover import Moved
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Moved
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
@@ -175,7 +175,7 @@ def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew
     if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.orders import Spec
-    from services.worker.device.cuda import cuda_crew
+    from services.worker.device.gpu.cuda import cuda_crew
 
     num_cores = len(os.sched_getaffinity(0)) - CORES_LEFT
     num_helpers = config.assist_helpers or min(max(num_cores, 1), ASSIST_HELPERS)
@@ -189,7 +189,7 @@ def _make_cuda(
     config: WorkerConfig, model: "LoadedModel", model_id: str, on_moved: OnMoved
 ) -> Executor:
     # Only here: a worker on a CPU does not wait for what a GPU needs.
-    from services.worker.device.cuda import cuda_executor, free_bytes
+    from services.worker.device.gpu.cuda import cuda_executor, free_bytes
 
     kv_bytes = config.kv_bytes
     if not kv_bytes:

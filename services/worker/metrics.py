@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter
 
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.oneshot.effects import Ran
 from shared.messages import BatchDone

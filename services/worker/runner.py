@@ -29,13 +29,13 @@ from services.worker.core.effects import (
     TrimTicket,
     TurnAccount,
 )
-from services.worker.core.engine import GRAMMAR_FAILED, EngineCore
+from services.worker.core.engine.engine import GRAMMAR_FAILED, EngineCore
+from services.worker.core.engine.integrity import check_integrity
+from services.worker.core.engine.outcome import refuse_start
 from services.worker.core.intake import ModelShape, expected_turn, take_in
-from services.worker.core.integrity import check_integrity
-from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
+from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
-from services.worker.device.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.kv_client import KvClient
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena

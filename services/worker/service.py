@@ -11,13 +11,13 @@ from typing import Literal
 
 from services.worker import metrics
 from services.worker.config import WorkerConfig
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.speeds import Telling
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.speeds import Telling
 from services.worker.core.splitting import turns_held_max
+from services.worker.device.copying.mover import Moved
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Moved
 from services.worker.kv_client import KvClient
 from services.worker.load import (
     OnMoved,

@@ -15,7 +15,7 @@ from functools import partial
 
 from services.worker import metrics
 from services.worker.core.effects import Effect
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.device.executor import Executor, Finished, Launched
 from services.worker.device.isolate import launch_isolated

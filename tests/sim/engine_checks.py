@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection
 
 from services.worker.core.effects import BlockWrite
-from services.worker.core.engine import EngineCore
-from services.worker.core.pages import NO_PAGE
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.pages import NO_PAGE
 from services.worker.core.step import StepPlan
-from services.worker.core.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.hints import HINTED_SHARE
 from shared.owners import OwnerKey

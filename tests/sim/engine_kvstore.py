@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from services.worker.core.effects import BlockWrite
-from services.worker.core.staged import Staged
+from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 

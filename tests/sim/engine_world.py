@@ -20,12 +20,12 @@ from services.worker.core.effects import (
     StoreBlocks,
     TrimTicket,
 )
-from services.worker.core.engine import EngineCore
-from services.worker.core.expecting import Expected
-from services.worker.core.integrity import check_integrity
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.integrity import check_integrity
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, chain_keys, child_key, sequence_root
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.owners import OwnerKey, owner_key

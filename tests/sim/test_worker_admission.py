@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from loadtest.bench.admission import Arrivals, simulate
+from services.worker.core.engine.turn import TurnState
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepPlan
-from services.worker.core.turn import TurnState
 from shared.profiles import PROFILES
 from tests.sim.engine_device import US
 from tests.sim.engine_traffic import run_world

@@ -5,13 +5,13 @@ import time
 from typing import Any
 
 from services.worker.core.effects import Effect, LoadPages
-from services.worker.core.engine import EngineCore
-from services.worker.core.expecting import Expected
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.staged import Staged
 from services.worker.core.step import Sampled, StepResult
-from services.worker.core.turn import Turn
 from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import SamplingParams

@@ -16,8 +16,8 @@ from loadtest.bench.gpu.timing import median_s, rest
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.step import StepPlan
-from services.worker.device.gpu_executor import GpuExecutor
-from services.worker.device.launched import GpuLaunched
+from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.launched import GpuLaunched
 from shared.blocks import BLOCK_TOKENS
 
 STEPS = 24

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.worker.core.expecting import Expected
-from services.worker.core.turn import Turn
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.expecting import Expected
 from shared.adapters.layout import layout_image
 from shared.blocks import prefix_keys, root_key
 from shared.errors import InvalidRequest

@@ -20,14 +20,14 @@ from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, St
 from services.worker.demo_model import VOCAB
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
-from services.worker.device.copies import HostCopier, PageCopier
+from services.worker.device.copying.copies import HostCopier, PageCopier
+from services.worker.device.copying.gate import ADAPTER_STALL_NS, PageGate
+from services.worker.device.copying.mover import KvMover, Moved
+from services.worker.device.copying.slow_link import SlowLink
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
-from services.worker.device.gate import ADAPTER_STALL_NS, PageGate
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
 from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.mover import KvMover, Moved
-from services.worker.device.slow_link import SlowLink
 from services.worker.device.tables import BlockTables
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.worker.core.step import StepPlan, StepResult
+from services.worker.device.copying.mover import KvMover
 from services.worker.device.grammar import Grammars
 from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.mover import KvMover
 from shared.messages import LoraCard, SamplingDefaults
 
 

@@ -34,8 +34,8 @@ from shared.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
 from tests.integration.kvstore.house import Place, kvstore
-from tests.unit.worker_device.test_lora import BASE, Peft, Served, serve
-from tests.unit.worker_device.test_torch_executor import prompt
+from tests.unit.worker.device.lora.test_lora import BASE, Peft, Served, serve
+from tests.unit.worker.device.test_torch_executor import prompt
 
 # What PEFT asks transformers is not ours to change.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

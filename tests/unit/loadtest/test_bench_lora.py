@@ -11,7 +11,7 @@ from loadtest.bench import lora
 from loadtest.bench.lora.agreement import WrongTokens
 from loadtest.bench.lora.made import MadeAdapter, make_adapters, write_adapters
 from loadtest.local_engine import LocalEngine
-from services.worker.core.turn import Turn
+from services.worker.core.engine.turn import Turn
 from services.worker.demo_model import make_demo_model
 from services.worker.device.model import load_model
 from shared.adapters.check import check_adapter

@@ -9,8 +9,8 @@ from loadtest.bench.lora.made import make_adapters
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.demo_model import make_demo_model
-from services.worker.device.copies import HostCopier
-from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.copying.copies import HostCopier
+from services.worker.device.gpu.gpu_executor import GpuExecutor
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 

@@ -12,13 +12,13 @@ from services.worker.core.effects import (
     StageTurn,
     StoreBlocks,
 )
-from services.worker.core.engine import EngineCore
-from services.worker.core.expecting import Expected
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
-from services.worker.core.pages import PagePool
-from services.worker.core.staged import Staged
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
-from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId

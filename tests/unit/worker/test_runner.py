@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from services.worker.core.effects import ReportSoon
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan
 from services.worker.device.executor import Finished
 from services.worker.runner import EngineRunner
@@ -182,7 +182,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             raise AssertionError("let go")
 
     async def scenario() -> None:
-        monkeypatch.setattr("services.worker.core.engine.STEP_UNKNOWN_NS", 10 * MS)
+        monkeypatch.setattr("services.worker.core.engine.engine.STEP_UNKNOWN_NS", 10 * MS)
         executor, core = Stuck(), new_core()
         told: list[str] = []
 

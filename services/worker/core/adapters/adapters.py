@@ -20,10 +20,10 @@ from services.worker.core.adapters.loading import ImageLoading
 from services.worker.core.adapters.stats import AdapterStats, Source
 from services.worker.core.adapters.streaming import FirstPass
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
-from services.worker.core.expecting import Expected
-from services.worker.core.residency import Chain, Residency
-from services.worker.core.staged import Staged
-from services.worker.core.turn import Turn
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.residency import Chain, Residency
+from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
 from shared.messages import AdapterRef
 from shared.owners import NOBODY, OwnerKey

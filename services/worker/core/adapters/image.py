@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from services.worker.core.adapters.streaming import Pace
-from services.worker.core.pages import Block
-from services.worker.core.residency import Chain
-from services.worker.core.staged import Staged
+from services.worker.core.kv.pages import Block
+from services.worker.core.kv.residency import Chain
+from services.worker.core.kv.staged import Staged
 from shared.messages import AdapterRef
 
 NO_LINE = -1

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from services.worker.core.adapters.image import Image
 from services.worker.core.adapters.streaming import FirstPass, Pace, Ways, keeps_up
 from services.worker.core.effects import BuildImage, Effect, StageImage
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.residency import Residency
+from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import Estimates
-from services.worker.core.residency import Residency
-from services.worker.core.turn import Turn
-from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey, image_keys, image_root
 from shared.messages import AdapterRef
 

@@ -1,0 +1,67 @@
+"""Every turn that an engine holds, waiting or running, and who goes first."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.worker.core.engine.turn import NO_SLOT, Turn
+from shared.ids import TurnId
+
+
+@dataclass(slots=True)
+class TurnQueue:
+    """Attributes:
+    running_max: turns in one step; as many lines have the executor's block tables.
+    turns: by id, the latest attempt of each that is not over.
+    waiting: by priority, then arrival; one that ran goes to the front of its priority.
+    running: in order of admission.
+    """
+
+    running_max: int
+    turns: dict[TurnId, Turn] = field(default_factory=dict)
+    waiting: "deque[Turn]" = field(default_factory=deque)
+    running: list[Turn] = field(default_factory=list)
+    _slots: list[int] = field(init=False)  # free lines of the block tables
+
+    def __post_init__(self) -> None:
+        self._slots = list(range(self.running_max))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more turns can run."""
+        return len(self.running) >= self.running_max
+
+    def add(self, turn: Turn) -> None:
+        """A new turn waits behind those of its priority."""
+        self.turns[turn.turn_id] = turn
+        position = len(self.waiting)
+        while position and self.waiting[position - 1].priority < turn.priority:
+            position -= 1
+        self.waiting.insert(position, turn)
+
+    def start(self, turn: Turn) -> None:
+        """A waiting turn gets its place in the batch."""
+        self.waiting.remove(turn)
+        self.running.append(turn)
+        turn.slot = self._slots.pop()
+
+    def put_back(self, turn: Turn) -> None:
+        """A running turn waits again, before those of its priority."""
+        self.remove(turn)
+        position = 0
+        while position < len(self.waiting) and self.waiting[position].priority > turn.priority:
+            position += 1
+        self.waiting.insert(position, turn)
+
+    def remove(self, turn: Turn) -> None:
+        """A turn neither waits nor runs any more."""
+        if turn.slot == NO_SLOT:
+            self.waiting.remove(turn)
+            return
+        self.running.remove(turn)
+        self._slots.append(turn.slot)
+        turn.slot = NO_SLOT
+
+    def victim(self) -> Turn:
+        """The running turn to preempt: of the lowest priority, the one that was admitted last."""
+        lowest = min(turn.priority for turn in self.running)
+        return next(turn for turn in reversed(self.running) if turn.priority == lowest)

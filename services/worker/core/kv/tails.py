@@ -1,0 +1,77 @@
+"""The last block of a session's history, which mostly is not full.
+
+When a turn ends, what it computed of its last block is kept under a key of its own, that of just
+these tokens (`shared.blocks.child_key`), in the pool and below. The session's next turn asks for it
+by the same key, and goes on in the same block: that must be its own alone. So a turn that begins to
+run takes its tail out of everybody's sight, or leaves it if somebody else holds it. Bytes behind
+the tokens of a tail's key may be anything: whoever runs on it writes there before it reads.
+"""
+
+from dataclasses import dataclass
+
+from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.residency import Residency
+from services.worker.core.kv.writeback import WriteBehind
+from shared.blocks import BlockKey
+
+
+@dataclass(slots=True)
+class Tails:
+    """What becomes of the tails of turns."""
+
+    residency: Residency
+    writeback: WriteBehind
+
+    def want(self, turn: Turn) -> None:
+        """Hold what is here of the turn's prefix. What it lacks ends with its tail, unless a full
+        block is here in the tail's place: it may have been here before, with all of its prompt."""
+        if turn.tail is not None:
+            return
+        prefix = turn.prefix
+        prefix.keys = turn.reusable_keys()
+        self.residency.want(prefix)
+        if turn.has_tail and len(prefix.blocks) <= turn.tail_index:
+            prefix.keys = [*prefix.keys[: turn.tail_index], turn.tail_key()]
+            self.residency.want(prefix)
+
+    def is_all_but(self, turn: Turn, staged: list[BlockKey]) -> bool:
+        """Whether these blocks are all that were asked for but the tail, while the turn has full
+        ones from there on, for which nobody was asked."""
+        prefix = turn.prefix
+        if not turn.has_tail or turn.num_reusable_blocks <= turn.tail_index:
+            return False
+        asked = prefix.keys[prefix.staged_from :]
+        return [*staged, turn.tail_key()] == asked
+
+    def leave_shared(self, turn: Turn) -> None:
+        """Others hold the tail as well: the turn computes it."""
+        prefix, tail = turn.prefix, turn.tail
+        if tail is None or tail.refs == 1:
+            return
+        prefix.blocks.pop()
+        prefix.coming = [block for block in prefix.coming if block is not tail]
+        self.residency.pool.release([tail])
+        turn.on_prefix()
+
+    def claim(self, turn: Turn) -> None:
+        """The turn runs: from now on nobody else finds its tail, nor is it copied below. What a
+        copy that has begun gives is not used: it may have some of the turn's tokens."""
+        self.leave_shared(turn)
+        if turn.tail is not None:
+            self.writeback.forget([turn.tail])
+            self.residency.forget([turn.tail])
+
+    def own(self, turn: Turn) -> bool:
+        """The tail, once it is here, is the turn's own block like those behind it; whether it is,
+        or there is none."""
+        tail, prefix = turn.tail, turn.prefix
+        if tail is None:
+            return True
+        if tail.loading or tail.lost:
+            return False
+        prefix.blocks.pop()
+        prefix.coming = [block for block in prefix.coming if block is not tail]
+        self.residency.pool.take_back(tail)
+        turn.own.insert(0, tail)
+        turn.tail = None
+        return True
