@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from loadtest.local_store import EPOCH, LocalStore
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import (
     BuildImage,
     CallBack,
@@ -27,11 +28,14 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.request import TurnRequest
 from services.worker.core.engine.turn import Turn
+from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
+from services.worker.ports import DeviceThreads
 from services.worker.step_loop import StepLoop
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
@@ -121,22 +125,26 @@ class LocalEngine:
             assert info.lora is not None, "the model takes no adapters"
             num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash
-        turn = Turn(
+        request = TurnRequest(
             turn_id=TurnId(str(next(self._names))),
             attempt=1,
             frontend_id=FRONTEND,
             tenant=DEFAULT_TENANT,
             session_id=None,
-            root=root_key(info.fingerprint, "local", adapter_hash),
-            tokens=list(tokens),
-            num_generated_before=0,
             sampling=SamplingParams(
                 max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar
             ),
             arrived_at_ns=now_ns,
-            block_tokens=info.block_tokens,
-            adapter=adapter,
-            num_image_blocks=num_image_blocks,
+        )
+        turn = Turn(
+            request,
+            TurnCache(
+                owner=request.owner,
+                tokens=list(tokens),
+                block_tokens=info.block_tokens,
+                root=root_key(info.fingerprint, "local", adapter_hash),
+            ),
+            AdapterUse(adapter, num_image_blocks),
         )
         self._perform(self.core.on_turn(turn, now_ns))
         return turn
@@ -156,7 +164,13 @@ class LocalEngine:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._steps = StepLoop(
-            self.core, SystemClock(), self.executor, self.thread, self._perform, self._send, die
+            self.core,
+            SystemClock(),
+            self.executor,
+            DeviceThreads(self.thread),
+            self._perform,
+            self._send,
+            die,
         )
         self._hear()  # what moved before the loop was there
         async with asyncio.TaskGroup() as group:

@@ -26,7 +26,9 @@ from typing import Any, get_args
 
 from services.worker.core.effects import Emit
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.request import TurnRequest
 from services.worker.core.engine.turn import Turn
+from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.step import Sampled, StepPlan, StepResult
@@ -215,7 +217,9 @@ def simulate(
     while upcoming is not None or core.turns:
         while upcoming is not None and upcoming[0] <= now_ns:
             turn = _turn(len(seen), upcoming)
-            seen[turn.turn_id] = Seen(turn.arrived_at_ns, turn.sampling.max_tokens)
+            seen[turn.request.turn_id] = Seen(
+                turn.request.arrived_at_ns, turn.request.sampling.max_tokens
+            )
             core.on_turn(turn, now_ns)
             upcoming = next(coming, None)
         plan, _ = core.plan_step(now_ns)
@@ -237,18 +241,20 @@ def simulate(
 
 def _turn(number: int, arrival: tuple[int, int, int]) -> Turn:
     at_ns, num_prompt, num_output = arrival
-    return Turn(
+    request = TurnRequest(
         turn_id=TurnId(f"t{number}"),
         attempt=1,
         frontend_id=FrontendId("bench"),
         tenant=DEFAULT_TENANT,
         session_id=None,
-        root=ROOT,
-        tokens=[number] * num_prompt,  # no two prompts begin alike: nothing is cached
-        num_generated_before=0,
         sampling=SamplingParams(max_tokens=num_output, ignore_eos=True),
         arrived_at_ns=at_ns,
-        block_tokens=BLOCK_TOKENS,
+    )
+    return Turn(
+        request,
+        TurnCache(
+            owner=request.owner, tokens=[number] * num_prompt, block_tokens=BLOCK_TOKENS, root=ROOT
+        ),
     )
 
 

@@ -31,6 +31,7 @@ TRACKER = "services/tracker/core/tracker.py"
 FOLLOWER = "services/tracker/core/agents/follower.py"
 TRACKER_SHARDS = "services/tracker/core/shards.py"
 ENGINE = "services/worker/core/engine/engine.py"
+LANDING = "services/worker/core/engine/landing.py"
 TURN = "services/worker/core/engine/turn.py"
 HISTORY = "services/worker/core/kv/history.py"
 TAILS = "services/worker/core/kv/tails.py"
@@ -272,7 +273,8 @@ MUTANTS = (
         "        if held is not None and held.model_id == model_id:",
     ),
     Mutant(
-        "what is announced for tomorrow is brought up today", ENGINE,
+        "what is announced for tomorrow is brought up today",
+        "services/worker/core/engine/announcements.py",
         "        if start_at_ns > now_ns:", "        if False:",
     ),
     Mutant(
@@ -296,8 +298,8 @@ MUTANTS = (
         "            return []",
     ),
     Mutant(
-        "who waited for too long tells the others late", ENGINE,
-        "if index in result.failed:  # told at once", "if False:  # told at once",
+        "who waited for too long tells the others late", LANDING,
+        "if index in result.failed:  # noted at once", "if False:  # noted at once",
     ),
     Mutant(
         "loading blocks are not lost", RESIDENCY,
@@ -310,21 +312,22 @@ MUTANTS = (
         "elif twin.lost or not pool.is_whole(twin):",
     ),
     Mutant(
-        "a failed row counts as computed", ENGINE,
+        "a failed row counts as computed", LANDING,
         "if why_broken is not None or index in result.failed:", "if why_broken is not None:",
     ),
     Mutant(
-        "a turn is ended while it runs", ENGINE,
+        "a turn is ended while it runs", LANDING,
         "        if not turn.num_flights:\n            return self._let_go",
         "        if True:\n            return self._let_go",
     ),
     Mutant(
         "a failed turn starts again while it runs", ENGINE,
-        "            if not turn.num_flights:\n                effects += self._settle",
-        "            if True:\n                effects += self._settle",
+        "            if not turn.num_flights:\n                effects += self.landing.settle",
+        "            if True:\n                effects += self.landing.settle",
     ),
     Mutant(
-        "a block is given back while a step in flight reads it", ENGINE,
+        "a block is given back while a step in flight reads it",
+        "services/worker/core/engine/steps_in_flight.py",
         "            self.flights[-1].retired += blocks", "            self.pool.give_back(blocks)",
     ),
     Mutant(
@@ -337,7 +340,7 @@ MUTANTS = (
     ),
     Mutant(
         "private pages are not given back", HISTORY,
-        "        self.residency.pool.give_back(turn.own)\n", "",
+        "        self.residency.pool.give_back(turn.cache.own)\n", "",
     ),
     Mutant(
         "a stage is adopted though what it stands on is gone", RESIDENCY,
@@ -516,7 +519,7 @@ MUTANTS = (
     ),
     Mutant(
         "an adapter's new line is not told", ADAPTERS,
-        "image.line, image.is_told = self._lines.pop(), False",
+        "image.line, image.is_reported = self._lines.pop(), False",
         "image.line = self._lines.pop()",
     ),
     Mutant(
@@ -557,7 +560,7 @@ MUTANTS = (
     # The last, partial block of a session.
     Mutant(
         "a tail that changes is found", TAILS,
-        "            self.residency.forget([turn.tail])\n", "",
+        "            self.residency.forget([turn.cache.tail])\n", "",
     ),
     Mutant(
         "two turns of a session go on in one tail", TAILS,
@@ -567,7 +570,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy of a tail is told though its turn goes on in it", TAILS,
-        "            self.writeback.forget([turn.tail])\n", "",
+        "            self.writeback.forget([turn.cache.tail])\n", "",
     ),
     Mutant(
         "a tail's key names a token that has no KV", HISTORY,
@@ -576,13 +579,13 @@ MUTANTS = (
     ),
     Mutant(
         "a turn goes on behind a token that its tail has not", TURN,
-        "            return min(self.num_history, self.num_reusable)\n",
-        "            return min(self.num_history + 1, self.num_reusable)\n",
+        "            return min(cache.num_history, self.num_reusable)\n",
+        "            return min(cache.num_history + 1, self.num_reusable)\n",
     ),
     # Placement.
     Mutant(
         "a turn may use tiers that its policy has not", HISTORY,
-        'turn.kv_from == "pool" or ', "",
+        'kv_from == "pool" or ', "",
     ),
     Mutant(
         "a place that is told of again is expected twice", RESERVATIONS,

@@ -31,7 +31,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.outcome import refuse_start
-from services.worker.core.engine.speeds import Telling
+from services.worker.core.engine.speeds import SpeedReports
 from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
@@ -130,7 +130,7 @@ class Worker(Process):
         self._incarnation = f"{self.name}.{self.life}"
         self.is_touched = True
         self._num_reports = 0
-        self._telling = Telling()
+        self._telling = SpeedReports()
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
         pool = PagePool(
@@ -141,7 +141,9 @@ class Worker(Process):
             model.block_tokens, model.fingerprint,
         )  # fmt: skip
         self._teach(self.core.costs)
-        self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
+        self.core.adapters.loading.start_modes.assist_tokens = self.house.random.choice(
+            ASSIST_TOKENS
+        )
         self.core.adapters.loading.is_stored = not model.is_rounded
         self.device = self.new_device()
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns

@@ -1,8 +1,9 @@
-"""What a worker tells Prometheus."""
+"""The worker's metrics."""
 
 from prometheus_client import Counter
 
-from services.worker.core.engine.engine import EngineCore
+from services.worker.core.adapters.stats import AdapterTimes
+from services.worker.core.engine.status import EngineStatus
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.oneshot.effects import Ran
 from shared.messages import BatchDone
@@ -67,8 +68,8 @@ ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", 
 ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their start", ["model"])
 ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
 
-WAITING_TOLD_MAX = 64
-_told: dict[str, tuple[str, str, str]] = {}  # the labels of `LORA_INFO`, by model
+WAITING_NAMES_MAX = 64
+_lora_labels: dict[str, tuple[str, str, str]] = {}  # of `LORA_INFO`, by model
 _reported: dict[Counter, float] = {}  # the core's totals at the last report
 
 
@@ -102,13 +103,17 @@ def count_done(done: BatchDone) -> None:
     ONESHOT_WAIT_SECONDS.labels(done.model_id).observe(done.wait_ns / 1e9)
 
 
-def report(model_id: str, core: EngineCore) -> None:
-    """Set the gauges from the core's state."""
-    _report_adapters(model_id, core)
-    pool = core.pool
-    RUNNING.labels(model_id).set(len(core.running))
-    WAITING.labels(model_id).set(len(core.waiting))
-    NUM_WAITING.labels(model_id).set(len(core.waiting))
+def report(model_id: str, status: EngineStatus, times: AdapterTimes) -> None:
+    """Set the gauges from an engine's status.
+
+    Args:
+        times: of adapters, since the last call.
+    """
+    _report_adapters(model_id, status, times)
+    pool, counted = status.pool, status.totals
+    RUNNING.labels(model_id).set(status.num_running)
+    WAITING.labels(model_id).set(status.num_waiting)
+    NUM_WAITING.labels(model_id).set(status.num_waiting)
     KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
     KV_PAGES.labels(model_id, "free").set(pool.num_free)
     KV_PAGES.labels(model_id, "clean").set(pool.num_takeable - pool.num_unsafe)
@@ -116,39 +121,36 @@ def report(model_id: str, core: EngineCore) -> None:
     KV_PAGES.labels(model_id, "active_or_dirty").set(
         pool.num_pages - pool.num_free - pool.num_takeable
     )
-    device = core.device_time
-    totals = {
-        PREFIX_QUERIES.labels(model_id): core.history.num_prefix_queries,
-        PREFIX_HITS.labels(model_id): core.history.num_prefix_hits,
-        PREEMPTIONS.labels(model_id): core.planner.num_preemptions,
-        PAUSES.labels(model_id): core.planner.pausing.num_pauses,
-        LOAD_FAILURES.labels(model_id): core.num_load_failures,
-        ADAPTER_LOAD_FAILURES.labels(model_id): core.adapters.stats.num_failures,
-        DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,
-        DEVICE_SECONDS.labels(model_id, "idle"): device.idle_ns / 1e9,
+    totals: dict[Counter, float] = {
+        PREFIX_QUERIES.labels(model_id): counted.num_prefix_queries,
+        PREFIX_HITS.labels(model_id): counted.num_prefix_hits,
+        PREEMPTIONS.labels(model_id): counted.num_preemptions,
+        PAUSES.labels(model_id): counted.num_pauses,
+        LOAD_FAILURES.labels(model_id): counted.num_load_failures,
+        ADAPTER_LOAD_FAILURES.labels(model_id): status.adapters.num_failures,
+        DEVICE_SECONDS.labels(model_id, "busy"): counted.busy_ns / 1e9,
+        DEVICE_SECONDS.labels(model_id, "idle"): counted.idle_ns / 1e9,
     }
-    for (target, outcome), num_turns in core.targets.totals.items():
+    for (target, outcome), num_turns in counted.targets.items():
         totals[TURN_TARGETS.labels(model_id, target, outcome)] = num_turns
     for metric, total in totals.items():
         metric.inc(total - _reported.get(metric, 0))
         _reported[metric] = total
 
 
-def _report_adapters(model_id: str, core: EngineCore) -> None:
-    adapters = core.adapters
-    loads, first_tokens = adapters.stats.take()
-    for source, duration_ns in loads:
+def _report_adapters(model_id: str, status: EngineStatus, times: AdapterTimes) -> None:
+    for source, duration_ns in times.loads:
         ADAPTER_LOAD_SECONDS.labels(model_id, source).observe(duration_ns / 1e9)
-    for start, duration_ns in first_tokens:
+    for start, duration_ns in times.first_tokens:
         ADAPTER_FIRST_TOKEN_SECONDS.labels(model_id, start).observe(duration_ns / 1e9)
+    adapters = status.adapters
     ADAPTER_PAGES.labels(model_id).set(adapters.num_pages)
-    for units, model in core.costs.models.solve().items():
+    for units, model in status.step_models.items():
         STEP_MODEL_R2.labels(model_id, units).set(model.r2)
-    running = [each.adapter.name for each in adapters.images.values() if each.running]
-    waiting = [each.adapter.name for each in adapters.images.values() if not each.running]
-    told = str(adapters.lines_max), ",".join(running), ",".join(waiting[:WAITING_TOLD_MAX])
-    if (before := _told.get(model_id)) != told:
+    waiting = ",".join(adapters.waiting[:WAITING_NAMES_MAX])
+    labels = str(adapters.lines_max), ",".join(adapters.running), waiting
+    if (before := _lora_labels.get(model_id)) != labels:
         if before is not None:
             LORA_INFO.remove(model_id, *before)
-        _told[model_id] = told
-    LORA_INFO.labels(model_id, *told).set_to_current_time()
+        _lora_labels[model_id] = labels
+    LORA_INFO.labels(model_id, *labels).set_to_current_time()

@@ -22,7 +22,7 @@ def check_turns(core: EngineCore) -> None:
     """Each turn is in one queue, and only what is in flight outlives its end."""
     turns = held_turns(core)
     assert len({id(turn) for turn in turns}) == len(turns), "a turn is queued twice"
-    leaving = {id(turn) for turn in core._leaving}
+    leaving = {id(turn) for turn in core.landing.leaving}
     live = {id(turn) for turn in core.turns.values()}
     in_flight = [turn for planned in core.flights for turn in planned.turns]
     assert live | leaving == {id(turn) for turn in turns} and not live & leaving
@@ -40,12 +40,12 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
     assert planned.plan is plan
     turns, rows = planned.turns, plan.rows()
     assert len({id(turn) for turn in turns}) == len(turns), "a turn has two rows"
-    assert [row.turn_id for row in rows] == [turn.turn_id for turn in turns]
+    assert [row.turn_id for row in rows] == [turn.request.turn_id for turn in turns]
     slots: list[int] = plan.slots.tolist()
     assert slots == [turn.slot for turn in turns] and len(set(slots)) == len(slots)
     assert rows, "an empty step"
     assert plan.num_prefill_tokens <= core.limits.prefill_tokens_max
-    tails = [turn.tail for turn in turns if turn.tail is not None]
+    tails = [turn.cache.tail for turn in turns if turn.cache.tail is not None]
     assert all(tail.is_forgotten and tail.refs == 1 for tail in tails), "others may find it"
     others = [*core.pool.blocks.values(), *core.pool.forgotten.values()]
     shared = Counter(
@@ -61,7 +61,7 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
                 for at in range(row.start, row.end)]  # fmt: skip
     assert positions == [at for row in rows for at in range(row.start, row.end)]
     assert plan.tokens.tolist() == expected
-    carried = {turn.turn_id for turn, row in zip(turns, rows, strict=True)
+    carried = {turn.request.turn_id for turn, row in zip(turns, rows, strict=True)
                if row.end == len(turn.tokens) + 1}  # fmt: skip
     assert carried == {plan.turn_ids[row] for row in plan.carried.tolist()}
     for turn, row in zip(turns, rows, strict=True):
@@ -69,7 +69,7 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
         assert row.is_sampled == (row.end == turn.length - row.is_sampled)
         num_blocks = -(-row.end // core.block_tokens)
         held = tables.pages[:, turn.slot, :num_blocks]
-        rows_of = [turn.held(index).row for index in range(num_blocks)]
+        rows_of = [turn.cache.held(index).row for index in range(num_blocks)]
         assert (core.pool.table[rows_of] == held.T).all(), "the executor was not told of a page"
         written: list[int] = held[:, row.start // core.block_tokens :].ravel().tolist()
         shared.update(written)
@@ -104,13 +104,13 @@ def check_hints(core: EngineCore) -> None:
 
 def check_empty(core: EngineCore) -> None:
     """All work is done: nothing is held for anybody."""
-    assert not core.turns and not held_turns(core) and not core.flights and not core._leaving
+    assert not core.turns and not held_turns(core) and not core.flights and not core.landing.leaving
     assert not len(core.stager.flights) and not core.stager._tickets and not core.stager._prefetches
     assert core.stager.flights.num_prefetching == 0 and not core.stager._expected
     assert all(block.refs == 0 for block in core.pool.blocks.values())
     assert not core.pool.forgotten
     assert not core.stager.flights._num_demanded.any(), "loads are miscounted"
-    assert not core.expecting._asked and not core.expecting._waiting
+    assert not core.announcements.expecting._asked and not core.announcements.expecting._waiting
     check_hints(core)
     assert not core.writeback._storing, "a write never ended"
     assert not core.writeback._committing, "a commit was never settled"

@@ -91,7 +91,7 @@ class Traffic:
 
     def _forget(self) -> None:
         """A user asks to be forgotten, while a turn runs if any does, and does not come back."""
-        running = sorted({turn.session_id or "" for turn in self.world.core.running})
+        running = sorted({turn.request.session_id or "" for turn in self.world.core.running})
         session_id = SessionId(self.random.choice(running or sorted(self.turns_left)))
         self.forgotten.add(session_id)
         self.world.forget(session_id)

@@ -22,7 +22,9 @@ from services.worker.core.effects import (
 )
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
+from services.worker.core.engine.request import TurnRequest
 from services.worker.core.engine.turn import Turn
+from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
@@ -108,22 +110,28 @@ class EngineWorld(EngineDevice):
 
     def submit(self, client: ClientTurn) -> None:
         """Send a turn, or the next attempt at it, to the worker."""
-        turn = Turn(
+        request = TurnRequest(
             turn_id=client.turn_id,
             attempt=client.attempt,
             frontend_id=FrontendId("f"),
             tenant=DEFAULT_TENANT,
             session_id=client.session_id,
-            root=ROOT,
-            tokens=client.prompt + client.got,
-            num_generated_before=len(client.got),
             sampling=client.sampling,
             arrived_at_ns=self.now_ns,
-            block_tokens=BLOCK_TOKENS,
+            num_generated_before=len(client.got),
             priority=client.priority,
-            num_history=self._num_history(client),
         )
-        turn.is_private = turn.owner in self.forgotten  # as its frontend says
+        turn = Turn(
+            request,
+            TurnCache(
+                owner=request.owner,
+                tokens=client.prompt + client.got,
+                block_tokens=BLOCK_TOKENS,
+                root=ROOT,
+                num_history=self._num_history(client),
+            ),
+        )
+        turn.cache.is_private = turn.request.owner in self.forgotten  # as its frontend says
         self.clients[client.turn_id] = client
         self.note(f"turn {client.turn_id}/{client.attempt}: {len(turn.tokens)} tokens")
         self.feed(self.core.on_turn(turn, self.now_ns))
@@ -157,7 +165,7 @@ class EngineWorld(EngineDevice):
         self.sessions[session_id] = []
         self.num_kept[session_id] = 0
         self.forgotten.add(owner)
-        self.num_private += any(turn.owner == owner for turn in self.core.running)
+        self.num_private += any(turn.request.owner == owner for turn in self.core.running)
         _, effects = self.core.on_forget(owner, keys)
         assert not self.core.pool.blocks.keys() & set(keys)
         self.kvstore.delete(owner, keys)

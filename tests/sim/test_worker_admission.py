@@ -48,12 +48,14 @@ class DeferringWorld(EngineWorld):
         waiting = [
             turn
             for turn in self.core.waiting
-            if turn.state is TurnState.WAITING and not turn.prefix.is_asked
+            if turn.state is TurnState.WAITING and not turn.cache.prefix.is_asked
         ]
         for turn in waiting if has_room else []:
-            if not turn.is_called:
+            if not turn.targets.admitted_by_deadline:
                 self.num_kept_waiting += 1
-                assert self.now_ns < turn.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
+                assert self.now_ns < turn.request.arrived_at_ns + limits.slo_ttft_ns, (
+                    "kept until too late"
+                )
                 assert not turn.num_generated, "its user has tokens already"
         super().on_plan(plan)
 

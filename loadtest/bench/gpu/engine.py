@@ -111,7 +111,7 @@ class _Engine:
             self._executor.launch = launch  # type: ignore[method-assign]
         at_ns = [at_ns for at_ns, num_tokens in engine.said[1:] if num_tokens == rows]
         step_s = statistics.median(b - a for a, b in pairwise(at_ns)) / 1e9
-        device_time = engine.core.device_time
+        device_time = engine.core.steps.device_time
         idle = device_time.idle_ns / (device_time.busy_ns + device_time.idle_ns)
         return step_s, statistics.median(launching_s[2:]) / step_s, idle
 

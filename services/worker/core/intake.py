@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from services.worker.core.adapters.use import AdapterUse
+from services.worker.core.engine.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.engine.turn import Turn
+from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
 from shared.adapters.layout import layout_image
 from shared.blocks import prefix_keys, root_key
@@ -27,7 +30,7 @@ class ModelShape:
     """What a turn needs to know of its model.
 
     Attributes:
-        vocab_size: token ids that the model can read and say.
+        vocab_size: token ids that the model can read and generate.
         lora: what adapters it takes; None: none.
     """
 
@@ -57,37 +60,43 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         raise InvalidRequest(flaw, flaw.partition(":")[0])
     if not is_expiry_s(prompt.expiry_s):
         raise InvalidRequest(f"expiry_s must be 0 to {EXPIRY_S_MAX}", "expiry_s")
-    num_blocks = num_image_blocks(start.adapter, shape)
     outer = () if shape.lora is None else [each.name for each in shape.lora.outer]
     adapter_hash = start.adapter.adapter_hash if start.adapter is not None else ""
-    return Turn(
+    request = TurnRequest(
         turn_id=start.turn_id,
         attempt=start.attempt,
         frontend_id=start.frontend_id,
         tenant=start.tenant,
         session_id=start.session_id,
-        root=root_key(shape.fingerprint, start.tenant, adapter_hash, prompt.cache_salt),
-        tokens=tokens,
-        num_generated_before=prompt.num_generated,
         sampling=prompt.sampling,
         arrived_at_ns=now_ns,
-        block_tokens=shape.block_tokens,
+        num_generated_before=prompt.num_generated,
         priority=start.priority,
-        is_private=prompt.is_private,
-        num_history=prompt.num_history if 0 < prompt.num_history <= len(tokens) else 0,
         request_id=start.request_id,
-        slo_ttft_ns=_target_ns("slo_ttft_ms", start.slo_ttft_ms),
-        slo_tpot_ns=_target_ns("slo_tpot_ms", start.slo_tpot_ms),
         was_lost=start.was_lost,
-        adapter=start.adapter,
-        num_image_blocks=num_blocks,
         kv_at=worth_keeping(start.kv_at) if start.kv_from == "any" else {},
         kv_from=start.kv_from,
         expiry_s=prompt.expiry_s,
-        expected_as=owner_key(start.tenant, start.expected_as),
-        trace=start.trace,
+        announced_as=owner_key(start.tenant, start.expected_as),
+    )
+    cache = TurnCache(
+        owner=request.owner,
+        tokens=tokens,
+        block_tokens=shape.block_tokens,
+        root=root_key(shape.fingerprint, start.tenant, adapter_hash, prompt.cache_salt),
+        num_history=prompt.num_history if 0 < prompt.num_history <= len(tokens) else 0,
+        is_private=prompt.is_private,
+    )
+    use = AdapterUse(
+        ref=start.adapter,
+        num_image_blocks=num_image_blocks(start.adapter, shape),
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
+    targets = TurnTargets(
+        slo_ttft_ns=_target_ns("slo_ttft_ms", start.slo_ttft_ms),
+        slo_tpot_ns=_target_ns("slo_tpot_ms", start.slo_tpot_ms),
+    )
+    return Turn(request, cache, use, targets, TurnTrace(start.trace))
 
 
 def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expected:

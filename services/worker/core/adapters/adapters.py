@@ -17,10 +17,10 @@ from itertools import islice
 
 from services.worker.core.adapters.image import NO_LINE, Image
 from services.worker.core.adapters.loading import ImageLoading
-from services.worker.core.adapters.stats import AdapterStats, Source
+from services.worker.core.adapters.stats import AdapterStats, AdapterStatus, Source
 from services.worker.core.adapters.streaming import FirstPass
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.residency import Chain, Residency
 from services.worker.core.kv.staged import Staged
@@ -28,12 +28,12 @@ from shared.blocks import BlockKey
 from shared.messages import AdapterRef
 from shared.owners import NOBODY, OwnerKey
 
-AHEAD_MAX = 8  # images on their way that no turn runs on yet
-# Before each further try of bringing one up; behind the last its turns are told that there is none.
-# A kvstore that is only starting knows no files yet: that is to cost nobody a turn.
+AHEAD_MAX = 8  # images loading that no turn runs on yet
+# Before each further attempt to load one; after the last its turns fail.
+# A kvstore that is only starting knows no files yet: no turn should fail because of that.
 PAUSES_NS = (0, 250_000_000, 1_000_000_000, 3_000_000_000, 6_000_000_000)
 WISHES_MAX = 1024  # announced, and not answered for
-KNOWN_MAX = 4096  # adapters that reports tell of
+KNOWN_MAX = 4096  # adapters that reports may name
 
 
 class Readiness(Enum):
@@ -42,7 +42,7 @@ class Readiness(Enum):
     READY = "ready"
     COMING = "coming"
     SHORT = "short"  # of pages
-    LOST = "lost"  # it could not be brought up again and again
+    LOST = "lost"  # loading it failed again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +84,28 @@ class Adapters:
 
     # A turn wants it.
 
-    def use(self, turn: Turn, now_ns: int) -> list[Effect]:
+    def use(self, use: AdapterUse, now_ns: int) -> list[Effect]:
         """A turn has come, on an adapter or not."""
-        adapter = turn.adapter
+        adapter = use.ref
         if adapter is None:
             return []
         image = self.images.get(adapter.adapter_hash)
         if image is None:
-            image = self._add(adapter, turn.num_image_blocks)
-        image.users.add(turn)
-        turn.image = image
-        effects = self.prepare([turn], now_ns)
-        turn.adapter_start = "resident" if image.is_ready else "waited"
+            image = self._add(adapter, use.num_image_blocks)
+        image.users.add(use)
+        use.image = image
+        effects = self.prepare([use], now_ns)
+        use.start = "resident" if image.is_ready else "waited"
         return effects
 
-    def prepare(self, turns: Iterable[Turn], now_ns: int) -> list[Effect]:
+    def prepare(self, uses: Iterable[AdapterUse], now_ns: int) -> list[Effect]:
         """Ask for what these turns will need, in this order, as far as not too much is under way
         already."""
         effects: list[Effect] = []
-        for turn in turns:
+        for use in uses:
             if len(self._ahead) >= AHEAD_MAX:
                 break
-            image = turn.image
+            image = use.image
             if image is None or image.running or image.number in self._ahead:
                 continue
             if image.number not in self._paused:
@@ -134,14 +134,19 @@ class Adapters:
             effects += self.loading.fetch(image, now_ns)
         return effects
 
-    def num_pages_wanted(self, turn: Turn) -> int:
+    def num_pages_wanted(self, use: AdapterUse) -> int:
         """Pages that its adapter's image still needs."""
-        if turn.image is None:
+        if use.image is None:
             return 0
-        return len(turn.image.chain.missing) * self.residency.pool.num_layers
+        return len(use.image.chain.missing) * self.residency.pool.num_layers
 
     def bring(
-        self, turn: Turn, num_reserved: int, first: FirstPass, now_ns: int, effects: list[Effect]
+        self,
+        use: AdapterUse,
+        num_reserved: int,
+        first: FirstPass,
+        now_ns: int,
+        effects: list[Effect],
     ) -> Readiness:
         """Get on with the adapter of a turn that could be admitted.
 
@@ -149,10 +154,10 @@ class Adapters:
             num_reserved: pages to leave to others.
             effects: what is to be done is added here.
         """
-        image = turn.image
+        image = use.image
         if image is None:
             return Readiness.READY
-        effects += self.prepare([turn], now_ns)
+        effects += self.prepare([use], now_ns)
         residency, chain = self.residency, image.chain
         if not self.loading.settle(image):
             if image.running:
@@ -171,12 +176,12 @@ class Adapters:
         if chain.coming:
             return (
                 Readiness.READY
-                if self.loading.may_begin(turn, image, first, now_ns)
+                if self.loading.may_begin(use, image, first, now_ns)
                 else Readiness.COMING
             )
         if not chain.missing:
             return Readiness.READY
-        if residency.num_available < self.num_pages_wanted(turn) + num_reserved:
+        if residency.num_available < self.num_pages_wanted(use) + num_reserved:
             return Readiness.SHORT
         effects += self.loading.fetch(image, now_ns)
         return Readiness.COMING
@@ -210,8 +215,8 @@ class Adapters:
     # It is expected.
 
     def expect(self, expected: Expected) -> list[Effect]:
-        """A session's turn was announced: like the session's blocks, its adapter's image comes up
-        where there is room that nobody needs, and stays idle until the turn is there."""
+        """A session's turn was announced: like the session's blocks, its adapter's image is loaded
+        where there are free pages, and stays idle until the turn is there."""
         adapter = expected.adapter
         if adapter is None:
             return []
@@ -225,7 +230,7 @@ class Adapters:
         return [StageImage(self._last_number, keys, expected.tenant)]
 
     def unexpect(self, owner: OwnerKey) -> None:
-        """A session is expected no more: what the kvstore answers for it is released."""
+        """An announcement was withdrawn: what the kvstore answers for it is released."""
         for number in [at for at, each in self._wishes.items() if each.expected.owner == owner]:
             del self._wishes[number]
 
@@ -253,86 +258,86 @@ class Adapters:
 
     # A turn runs on it.
 
-    def start(self, turn: Turn) -> None:
+    def start(self, use: AdapterUse) -> None:
         """A turn was admitted."""
-        if (image := turn.image) is None:
+        if (image := use.image) is None:
             return
         assert not image.chain.missing, "its adapter is not here"
         if image.chain.coming:
             self._streamed[image.number] = image
-            turn.adapter_start = "assisted" if image.is_assisted else "streamed"
+            use.start = "assisted" if image.is_assisted else "streamed"
         if image.line == NO_LINE:
-            image.line, image.is_told = self._lines.pop(), False
-        image.running.add(turn)
+            image.line, image.is_reported = self._lines.pop(), False
+        image.running.add(use)
         self._ahead.pop(image.number, None)
         self._note(image)
 
-    def is_good(self, turn: Turn) -> bool:
+    def is_good(self, use: AdapterUse) -> bool:
         """Whether a turn that runs can go on; False: it has to stop and to wait for its adapter."""
-        image = turn.image
+        image = use.image
         if image is None or not image.chain.coming:
             return True
         return self.loading.settle(image) and not self.residency.is_late(image.chain)
 
-    def on_failed(self, turn: Turn) -> None:
+    def on_failed(self, use: AdapterUse) -> None:
         """A row of this turn found something not there."""
-        image = turn.image
+        image = use.image
         if image is not None and image.chain.coming:
             self.residency.put_off(image.chain)
-            turn.adapter_start = "waited"
+            use.start = "waited"
 
-    def streams(self, turns: Iterable[Turn]) -> dict[int, list[list[int]]]:
+    def streams(self, uses: Iterable[AdapterUse]) -> dict[int, list[list[int]]]:
         """What a pass of these turns has to wait for: by line, for each layer, pages."""
         awaited = {
-            image.line: self.residency.awaited(image.chain) for image in self._coming_for(turns)
+            image.line: self.residency.awaited(image.chain) for image in self._coming_for(uses)
         }
         return {line: pages for line, pages in awaited.items() if any(pages)}
 
-    def assists(self, turns: Iterable[Turn]) -> dict[int, Staged]:
+    def assists(self, uses: Iterable[AdapterUse]) -> dict[int, Staged]:
         """By line, from where a pass of these turns can compute what is not here."""
         stager = self.residency.stager
         return {
             image.line: image.source
-            for image in self._coming_for(turns)
+            for image in self._coming_for(uses)
             if image.is_assisted and image.source is not None and stager.holds(image.source.ticket)
         }
 
-    def _coming_for(self, turns: Iterable[Turn]) -> list[Image]:
+    def _coming_for(self, uses: Iterable[AdapterUse]) -> list[Image]:
         """Images on their way that these turns run on, each once."""
         if not self._streamed:
             return []
-        wanted = dict.fromkeys(turn.image for turn in turns)
+        wanted = dict.fromkeys(use.image for use in uses)
         return [image for image in wanted if image is not None and image.chain.coming]
 
-    def stop(self, turn: Turn) -> None:
+    def stop(self, use: AdapterUse) -> None:
         """A turn runs no more, for now or for good; no step in flight has a row of it."""
-        image = turn.image
-        if image is None or turn not in image.running:
+        image = use.image
+        if image is None or use not in image.running:
             return
-        image.running.remove(turn)
+        image.running.remove(use)
         if not image.running:
             self._lines.append(image.line)
             image.line = NO_LINE
             self._ahead[image.number] = image
             self._streamed.pop(image.number, None)
 
-    def drop(self, turn: Turn) -> list[Effect]:
+    def drop(self, use: AdapterUse) -> list[Effect]:
         """A turn is over."""
-        self.stop(turn)
-        image, turn.image = turn.image, None
+        self.stop(use)
+        image, use.image = use.image, None
         if image is None:
             return []
-        image.users.remove(turn)
+        image.users.remove(use)
         if image.users:
             return []
         return self._let_go(image)
 
-    def make_room(self, turn: Turn) -> list[Effect]:
+    def make_room(self, use: AdapterUse) -> list[Effect]:
         """Nothing runs, and pages that other turns' adapters have are in the way of this one."""
         effects: list[Effect] = []
         for image in list(self.images.values()):
-            if image is not turn.image and image.chain.blocks:
-                assert not image.running, "somebody runs on it"
+            if image is not use.image and image.chain.blocks:
+                assert not image.running, "a turn runs on it"
                 effects += self._let_go(image)
         return effects
 
@@ -354,6 +359,23 @@ class Adapters:
             if block is not None and pool.is_whole(block) and not (block.lost or block.loading):
                 here.append(adapter_hash)
         return here
+
+    def on_first_token(self, use: AdapterUse, duration_ns: int) -> None:
+        """A turn has its first token, so long after it arrived."""
+        if use.ref is not None:
+            self.stats.on_first_token(use.start, duration_ns)
+
+    def status(self) -> AdapterStatus:
+        """A snapshot, for reports and metrics."""
+        images = self.images.values()
+        return AdapterStatus(
+            lines_max=self.lines_max,
+            running=[image.adapter.name for image in images if image.running],
+            waiting=[image.adapter.name for image in images if not image.running],
+            resident=self.resident(),
+            num_pages=self.num_pages,
+            num_failures=self.stats.num_failures,
+        )
 
     @property
     def num_pages(self) -> int:
@@ -384,7 +406,7 @@ class Adapters:
         return all(block is not None and pool.is_whole(block) for block in blocks)
 
     def _start_over(self, image: Image, now_ns: int, effects: list[Effect]) -> None:
-        """What was on its way will not come: its place is others' until it is tried again."""
+        """Its loads failed: it gives its turn to others until the next attempt."""
         pause_ns = next(islice(PAUSES_NS, image.num_failures, None), 0)
         image.num_failures += 1
         self.stats.num_failures += 1
@@ -395,7 +417,7 @@ class Adapters:
             self._paused[image.number] = now_ns + pause_ns
 
     def _let_go(self, image: Image) -> list[Effect]:
-        """What is here of it stays until its pages are needed. If nobody wants it, it is gone."""
+        """What is here of it stays until its pages are needed. Without users it is dropped."""
         self._ahead.pop(image.number, None)
         image.is_wished = False
         if not image.users:
@@ -404,7 +426,7 @@ class Adapters:
             self._paused.pop(image.number, None)
         effects = self.residency.unstage(image.chain)
         if image.built and not any(block.loading or block.lost for block in image.built):
-            self.loading.write(image)  # built, and nobody has looked since
+            self.loading.write(image)  # built, and not settled since
         image.built, image.must_build = [], False
         return effects + self.residency.release(image.chain)
 

@@ -66,7 +66,7 @@ class PromptView:
         num_pages: that it still needs.
         num_staged_blocks: to load when it is admitted.
         target_ns: from `arrived_at_ns` to its first token; 0: none, or it had tokens before.
-        is_called: the batch that it waits in has opened.
+        admitted_by_deadline: the batch that it waits in has opened.
     """
 
     num_tokens: int
@@ -74,7 +74,7 @@ class PromptView:
     num_staged_blocks: int
     arrived_at_ns: int
     target_ns: int
-    is_called: bool
+    admitted_by_deadline: bool
 
     def deadline_ns(self, reserve: float) -> int:
         """When its first token is due, with a share `reserve` of the target left unused."""
@@ -114,7 +114,7 @@ class AdmissionView:
 
 def decide(view: AdmissionView) -> Decision:
     """The batch opens at its frontrun moment, and at once where nobody gains by its waiting."""
-    is_open = any(prompt.is_called for prompt in view.ready)
+    is_open = any(prompt.admitted_by_deadline for prompt in view.ready)
     if view.ready and not is_open:
         is_open = view.now_ns >= _frontrun_ns(view)
     batch = view.under_way + view.ready if is_open else view.under_way

@@ -20,9 +20,9 @@ def forget_session(
     """
     effects: list[Effect] = []
     for turn in turns:
-        if turn.owner == owner:
-            turn.is_private = True
-            effects += history.residency.unstage(turn.prefix)
+        if turn.request.owner == owner:
+            turn.cache.is_private = True
+            effects += history.residency.unstage(turn.cache.prefix)
     residency = history.residency
     effects += residency.stager.forget(owner)
     pool = residency.pool

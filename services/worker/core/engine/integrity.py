@@ -18,7 +18,7 @@ def check_integrity(core: EngineCore) -> None:
         AssertionError: something does not hold: whatever is computed from now on may be wrong.
     """
     pool, turns = core.pool, [*core.running, *core.waiting]
-    private = [block for turn in turns for block in turn.own]
+    private = [block for turn in turns for block in turn.cache.own]
     private += [block for planned in core.flights for block in planned.retired]
     assert all(block.key is NO_KEY for block in private), "a turn's own block can be found"
     blocks = [*pool.blocks.values(), *pool.forgotten.values(), *private]
@@ -49,7 +49,7 @@ def _check_places(core: EngineCore, blocks: list[Block]) -> None:
 
 
 def _check_refs(core: EngineCore, turns: list[Turn]) -> None:
-    refs = Counter(id(block) for turn in turns for block in turn.prefix.blocks)
+    refs = Counter(id(block) for turn in turns for block in turn.cache.prefix.blocks)
     images = core.adapters.images.values()
     refs.update(id(block) for image in images for block in image.chain.blocks)
     for key, block in core.pool.blocks.items():

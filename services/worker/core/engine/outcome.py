@@ -14,32 +14,32 @@ def token_delta(
     logprobs = None if sampled.logprobs is None else [sampled.logprobs]
     if not is_first:
         return TurnDelta(
-            turn_id=turn.turn_id,
-            attempt=turn.attempt,
+            turn_id=turn.request.turn_id,
+            attempt=turn.request.attempt,
             index=turn.num_generated - 1,
             tokens=[sampled.token],
             finish=finish,
             logprobs=logprobs,
         )
-    started_at_ns = turn.first_step_at_ns or now_ns
+    started_at_ns = turn.trace.first_step_at_ns or now_ns
     return TurnDelta(
-        turn_id=turn.turn_id,
-        attempt=turn.attempt,
+        turn_id=turn.request.turn_id,
+        attempt=turn.request.attempt,
         index=turn.num_generated - 1,
         tokens=[sampled.token],
         finish=finish,
         logprobs=logprobs,
         prompt_logprobs=turn.prompt_logprobs or None,
-        cached_tokens=min(turn.num_cached, turn.num_prompt),
-        cached_in=turn.cached_in(),
-        queue_ns=started_at_ns - turn.arrived_at_ns,
+        cached_tokens=min(turn.cache.num_cached, turn.num_prompt),
+        cached_in=turn.cache.cached_in(turn.num_prompt),
+        queue_ns=started_at_ns - turn.request.arrived_at_ns,
         prefill_ns=now_ns - started_at_ns,
     )
 
 
 def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> FinishReason | None:
     """Why a turn is over with `token`, its latest; None if it goes on."""
-    sampling = turn.sampling
+    sampling = turn.request.sampling
     if not sampling.min_tokens or turn.num_generated > sampling.min_tokens:
         is_end = token in end_token_ids and not sampling.ignore_eos
         if is_end or token in sampling.stop_token_ids:
@@ -50,39 +50,39 @@ def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> Fini
 
 def ended(turn: Turn, reason: FinishReason) -> Ended:
     """How an attempt is told to be over."""
-    num_computed = turn.num_prompt - min(turn.num_cached, turn.num_prompt)
+    num_computed = turn.num_prompt - min(turn.cache.num_cached, turn.num_prompt)
     return Ended(
-        TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason=reason),
+        TurnEnd(turn_id=turn.request.turn_id, attempt=turn.request.attempt, reason=reason),
         TurnAccount(
-            request_id=turn.request_id,
+            request_id=turn.request.request_id,
             num_prompt=turn.num_prompt,
-            num_computed=0 if turn.first_step_at_ns is None else num_computed,
+            num_computed=0 if turn.trace.first_step_at_ns is None else num_computed,
             num_generated=turn.num_generated,
         ),
-        times_of(turn) if turn.trace else None,
+        times_of(turn) if turn.trace.context else None,
     )
 
 
 def times_of(turn: Turn) -> TurnTimes:
     """For its trace."""
     return TurnTimes(
-        arrived_at_ns=turn.arrived_at_ns,
-        staged_at_ns=turn.staged_at_ns,
-        num_staged=turn.num_staged,
-        first_step_at_ns=turn.first_step_at_ns,
-        first_token_at_ns=turn.first_token_at_ns,
-        cached_in=turn.cached_in(),
-        waits=tuple(turn.waits),
+        arrived_at_ns=turn.request.arrived_at_ns,
+        staged_at_ns=turn.trace.staged_at_ns,
+        num_staged=turn.trace.num_staged,
+        first_step_at_ns=turn.trace.first_step_at_ns,
+        first_token_at_ns=turn.trace.first_token_at_ns,
+        cached_in=turn.cache.cached_in(turn.num_prompt),
+        waits=tuple(turn.trace.waits),
     )
 
 
 def error(turn: Turn, code: str, message: str) -> Emit:
     """Why a turn has no more tokens."""
     return Emit(
-        turn.frontend_id,
+        turn.request.frontend_id,
         TurnDelta(
-            turn_id=turn.turn_id,
-            attempt=turn.attempt,
+            turn_id=turn.request.turn_id,
+            attempt=turn.request.attempt,
             index=turn.num_generated,
             finish="error",
             code=code,

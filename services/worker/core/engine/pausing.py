@@ -34,13 +34,15 @@ class Pausing:
         pages; nobody if they cannot, or if nothing is copied below. Of who only gives up a
         seat, what has no copy yet is computed again.
         """
-        if not (is_urgent(turn.priority) and self.history.writeback.is_connected):
+        if not (is_urgent(turn.request.priority) and self.history.writeback.is_connected):
             return []
         num_short = num_pages - self.history.residency.num_available
         latest_first = reversed(self.queue.running)
-        others = [each for each in latest_first if each.can_run and not is_urgent(each.priority)]
+        others = [
+            each for each in latest_first if each.can_run and not is_urgent(each.request.priority)
+        ]
         chosen: list[Turn] = []
-        for each in sorted(others, key=lambda other: other.priority):
+        for each in sorted(others, key=lambda other: other.request.priority):
             if chosen and num_short <= 0:
                 break
             chosen.append(each)
@@ -51,15 +53,15 @@ class Pausing:
         """A running turn waits, before others of its priority, and holds nothing meanwhile."""
         assert not turn.num_flights, "a step in flight reads its pages"
         self.num_pauses += 1
-        num_blocks = len(turn.prefix.blocks)
+        num_blocks = len(turn.cache.prefix.blocks)
         self.history.keep_tail(turn, len(turn.tokens) - 1)
-        if len(turn.prefix.blocks) > num_blocks:
-            turn.num_history = len(turn.tokens) - 1  # as its session's next turn would say
+        if len(turn.cache.prefix.blocks) > num_blocks:
+            turn.cache.num_history = len(turn.tokens) - 1  # as its session's next turn would say
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
         turn.is_paused = True
-        turn.prefix.may_ask = True  # what came too late before will be there when it goes on
-        self.adapters.stop(turn)
+        turn.cache.prefix.may_ask = True  # what came too late before will be there when it goes on
+        self.adapters.stop(turn.adapter)
         self.queue.put_back(turn)
         return effects
 
@@ -75,5 +77,5 @@ class Pausing:
 
     def _num_pages_of(self, turn: Turn) -> int:
         """Pages that can be taken once it has let go of them."""
-        alone = [block for block in turn.prefix.blocks if block.refs == 1 and block.is_safe]
-        return (len(turn.own) + len(alone)) * self.history.residency.pool.num_layers
+        alone = [block for block in turn.cache.prefix.blocks if block.refs == 1 and block.is_safe]
+        return (len(turn.cache.own) + len(alone)) * self.history.residency.pool.num_layers

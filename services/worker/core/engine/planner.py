@@ -100,6 +100,11 @@ class Planner:
     def __post_init__(self) -> None:
         self.pausing = Pausing(self.queue, self.history, self.adapters)
 
+    @property
+    def num_pauses(self) -> int:
+        """Turns that made way for an urgent one, counted since the start."""
+        return self.pausing.num_pauses
+
     def begin(self, now_ns: int, starts_at_ns: int, *, is_ahead: bool) -> Draft:
         """A step with every turn that decodes."""
         draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
@@ -126,8 +131,9 @@ class Planner:
         rows = by_adapter(draft.rows) if self.adapters.images else draft.rows
         turns = [row.turn for row in rows]
         adapters, stager = self.adapters, self.residency.stager
-        sources = adapters.assists(turns)
-        plan = step_plan(rows, self.residency.pool, adapters.streams(turns), sources)
+        uses = [turn.adapter for turn in turns]
+        sources = adapters.assists(uses)
+        plan = step_plan(rows, self.residency.pool, adapters.streams(uses), sources)
         if plan.awaited:
             plan = self._with_patience(plan, rows, draft)
         for row in rows:
@@ -150,7 +156,7 @@ class Planner:
     def _lora_load(self, turns: list[Turn]) -> LoraLoad:
         if not self.adapters.images:
             return NO_LORA
-        images = [turn.image for turn in turns if turn.image is not None]
+        images = [turn.adapter.image for turn in turns if turn.adapter.image is not None]
         if not images:
             return NO_LORA
         ranks = [image.adapter.lora_rank for image in images]
@@ -165,17 +171,17 @@ class Planner:
 
     def recompute(self, turn: Turn, now_ns: int) -> list[Effect]:
         """History did not come: the turn keeps what is surely here and computes the rest."""
-        self.residency.give_up(turn.prefix)
-        turn.num_cached = 0
+        self.residency.give_up(turn.cache.prefix)
+        turn.cache.num_cached = 0
         return self._restart(turn, now_ns)
 
     def again(self, turn: Turn, now_ns: int) -> list[Effect]:
         """What a turn computed last is void: something of it was not there, or not in time. History
         that may yet come is waited for, outside of passes."""
         assert not turn.num_flights, "a step in flight reads its pages"
-        if not self.residency.settle(turn.prefix):
+        if not self.residency.settle(turn.cache.prefix):
             return self.recompute(turn, now_ns)
-        if not self.adapters.is_good(turn):
+        if not self.adapters.is_good(turn.adapter):
             return self._restart(turn, now_ns)
         turn.on_void()
         return []
@@ -185,8 +191,8 @@ class Planner:
         as one whose prompt is that long is from its start."""
         assert not turn.num_flights, "a step in flight reads its pages"
         effects = self._put_back(turn)
-        turn.on_outgrown()
-        turn.num_history = 0  # what its session left is of a short sequence
+        turn.cache.on_outgrown(turn.length)
+        turn.cache.num_history = 0  # what its session left is of a short sequence
         return effects + self.history.look_up(turn, now_ns)
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
@@ -196,7 +202,7 @@ class Planner:
     def _put_back(self, turn: Turn) -> list[Effect]:
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
-        self.adapters.stop(turn)
+        self.adapters.stop(turn.adapter)
         self.queue.put_back(turn)
         return effects
 
@@ -204,7 +210,7 @@ class Planner:
         for turn in list(self.queue.waiting):
             if draft.budget <= 0:
                 break
-            if turn.prefix.is_asked:
+            if turn.cache.prefix.is_asked:
                 continue
             if self.queue.is_full and not self._victims(turn):
                 break
@@ -213,7 +219,7 @@ class Planner:
                 if effects is None:
                     break
                 draft.effects += effects
-                if turn.prefix.is_asked:
+                if turn.cache.prefix.is_asked:
                     continue
             match self._bring_adapter(turn, draft):
                 case Readiness.COMING:
@@ -229,20 +235,21 @@ class Planner:
             if not self._admit(turn, draft):
                 break
             self._add_chunk(turn, draft)
-        draft.effects += self.adapters.prepare(islice(self.queue.waiting, AHEAD_MAX), draft.now_ns)
+        first = islice(self.queue.waiting, AHEAD_MAX)
+        draft.effects += self.adapters.prepare((turn.adapter for turn in first), draft.now_ns)
 
     def _bring_adapter(self, turn: Turn, draft: Draft) -> Readiness:
         """Get on with a waiting turn's adapter. Where it finds no pages nobody passes it."""
         adapters, effects = self.adapters, draft.effects
-        if turn.image is None:
+        if turn.adapter.image is None:
             return Readiness.READY
         num_pages = self.history.num_pages_wanted(turn) + self.reserve
         first = self._first_pass(turn, draft)
-        readiness = adapters.bring(turn, num_pages, first, draft.now_ns, effects)
+        readiness = adapters.bring(turn.adapter, num_pages, first, draft.now_ns, effects)
         if readiness is Readiness.SHORT and (
             self._make_way(turn, draft) or self._make_room(turn, draft)
         ):
-            readiness = adapters.bring(turn, 0, first, draft.now_ns, effects)
+            readiness = adapters.bring(turn.adapter, 0, first, draft.now_ns, effects)
         return readiness
 
     def _first_pass(self, turn: Turn, draft: Draft) -> FirstPass:
@@ -251,7 +258,7 @@ class Planner:
         num_assisted = sum(
             row.end - row.start
             for row in draft.rows
-            if row.turn.image is not None and row.turn.image.is_assisted
+            if row.turn.adapter.image is not None and row.turn.adapter.image.is_assisted
         )
         is_known = self.costs.is_known
         lora = self._lora_load([*(row.turn for row in draft.rows), turn])
@@ -264,12 +271,12 @@ class Planner:
         if num_tokens <= 0:
             return  # all but what it keeps back is computed
         wait_ns = 0
-        if turn.prefix.coming and not turn.num_flights:
-            is_lost = not self.residency.settle(turn.prefix)
+        if turn.cache.prefix.coming and not turn.num_flights:
+            is_lost = not self.residency.settle(turn.cache.prefix)
             if is_lost or self.history.is_overdue(turn, draft.now_ns, len(draft.rows)):
                 draft.effects += self.recompute(turn, draft.now_ns)
                 return
-            told_ns = self._wait_ns(turn, num_tokens, draft) if turn.prefix.coming else 0
+            told_ns = self._wait_ns(turn, num_tokens, draft) if turn.cache.prefix.coming else 0
             if told_ns is None:
                 return  # let the others run while it arrives
             wait_ns = told_ns
@@ -281,8 +288,8 @@ class Planner:
         costs, num_others = self.costs, len(draft.rows)
         if draft.now_ns < turn.look_not_before_ns:
             return None
-        turn.look_again_at_ns = turn.prefix.give_up_at_ns
-        if not self.is_layerwise or self.residency.is_late(turn.prefix):
+        turn.look_again_at_ns = turn.cache.prefix.give_up_at_ns
+        if not self.is_layerwise or self.residency.is_late(turn.cache.prefix):
             return None
         arrivals = self.history.arrivals(turn, draft.now_ns)
         if not costs.is_known and num_others:
@@ -301,7 +308,7 @@ class Planner:
         step_ns, patience = costs.step_ns(0, num_others), {}
         for index in plan.awaited:
             row = rows[index]
-            give_up_in_ns = row.turn.prefix.give_up_at_ns - draft.starts_at_ns
+            give_up_in_ns = row.turn.cache.prefix.give_up_at_ns - draft.starts_at_ns
             patience[index] = patience_ns(row.stall_ns, num_others, step_ns, give_up_in_ns)
         return replace(
             plan,
@@ -313,25 +320,25 @@ class Planner:
     def _add_decode(self, turn: Turn, draft: Draft) -> None:
         """A row of one token; mostly nothing of what a row may need has to be looked after."""
         start = turn.num_planned
-        is_covered = start < turn.num_blocks * turn.block_tokens
-        if is_covered and turn.image is None and not turn.prefix.coming:
+        is_covered = start < turn.cache.num_blocks * turn.cache.block_tokens
+        if is_covered and turn.adapter.image is None and not turn.cache.prefix.coming:
             draft.rows.append(Row(turn, start, start + 1, []))
         else:
             self._add_row(turn, 1, draft)
 
     def _add_row(self, turn: Turn, num_tokens: int, draft: Draft, wait_ns: int = 0) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
-        residency, prefix = self.residency, turn.prefix
+        residency, prefix = self.residency, turn.cache.prefix
         if prefix.coming and not residency.settle(prefix):
             if not turn.num_flights:
                 draft.effects += self.recompute(turn, draft.now_ns)
             return False
-        if not self.adapters.is_good(turn):
+        if not self.adapters.is_good(turn.adapter):
             if not turn.num_flights:
                 draft.effects += self._restart(turn, draft.now_ns)
             return False
         end = turn.num_planned + num_tokens
-        while (num_lacking := -(-end // turn.block_tokens) - turn.num_blocks) > 0:
+        while (num_lacking := -(-end // turn.cache.block_tokens) - turn.cache.num_blocks) > 0:
             blocks = residency.pool.allocate(num_lacking)
             if not blocks:
                 if self.adapters.give_way(draft.effects):
@@ -348,7 +355,7 @@ class Planner:
                 if victim is turn:
                     return False
                 continue
-            turn.add_blocks(blocks)
+            turn.cache.add_blocks(blocks)
         # Behind a row in flight there is nothing to wait for: that one has waited, or this is void.
         awaited = [] if turn.num_flights else residency.awaited(prefix)
         draft.rows.append(Row(turn, turn.num_planned, end, awaited, wait_ns))
@@ -357,7 +364,7 @@ class Planner:
     def _admit(self, turn: Turn, draft: Draft) -> bool:
         """Move a waiting turn into the batch if there are pages for its whole prompt."""
         history, residency = self.history, self.residency
-        if not residency.settle(turn.prefix):
+        if not residency.settle(turn.cache.prefix):
             draft.effects += history.release(turn)
         history.acquire_resident(turn)
         history.tails.leave_shared(turn)
@@ -371,11 +378,11 @@ class Planner:
         draft.effects += history.load_staged(turn)
         history.tails.claim(turn)
         history.trust(turn, draft.now_ns, len(self.queue.running))
-        if turn.first_step_at_ns is None:
-            turn.num_cached = turn.num_computed
-            history.num_prefix_hits += len(turn.prefix.blocks)
+        if turn.trace.first_step_at_ns is None:
+            turn.cache.num_cached = turn.num_computed
+            history.num_prefix_hits += len(turn.cache.prefix.blocks)
         self.queue.start(turn)
-        self.adapters.start(turn)
+        self.adapters.start(turn.adapter)
         turn.state = TurnState.RUNNING
         return True
 
@@ -397,7 +404,9 @@ class Planner:
 
     def _victims(self, turn: Turn) -> list[Turn]:
         """Whom an urgent turn would have paused."""
-        num_pages = self.history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn)
+        num_pages = self.history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(
+            turn.adapter
+        )
         return self.pausing.victims(turn, num_pages + self.reserve)
 
     def _make_room(self, turn: Turn, draft: Draft) -> bool:
@@ -409,8 +418,8 @@ class Planner:
         for other in self.queue.waiting:
             if other is not turn:
                 effects += history.release(other)
-        effects += self.adapters.make_room(turn)
-        num_wanted = history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn)
+        effects += self.adapters.make_room(turn.adapter)
+        num_wanted = history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn.adapter)
         if residency.num_available < num_wanted:
             history.writeback.give_up_unwritten()
         return residency.num_available >= num_wanted
@@ -429,4 +438,4 @@ def _is_decode(turn: Turn) -> bool:
         return False
     if turn.num_flights:
         return True
-    return not any(block.loading or block.lost for block in turn.prefix.coming)
+    return not any(block.loading or block.lost for block in turn.cache.prefix.coming)

@@ -30,11 +30,23 @@ class TurnQueue:
         """Whether no more turns can run."""
         return len(self.running) >= self.running_max
 
+    @property
+    def prefilling(self) -> list[Turn]:
+        """Turns that run, of whose prompts not all is in a step yet."""
+        return [turn for turn in self.running if turn.can_run and not turn.is_decoding]
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are in no step yet, without those whose KV is here, loading, or
+        staged; while the kvstore has not answered, as many as the session left count as staged."""
+        waiting = sum(turn.num_to_compute for turn in self.waiting if not turn.is_paused)
+        return waiting + sum(len(turn.tokens) - turn.num_planned for turn in self.prefilling)
+
     def add(self, turn: Turn) -> None:
         """A new turn waits behind those of its priority."""
-        self.turns[turn.turn_id] = turn
+        self.turns[turn.request.turn_id] = turn
         position = len(self.waiting)
-        while position and self.waiting[position - 1].priority < turn.priority:
+        while position and self.waiting[position - 1].request.priority < turn.request.priority:
             position -= 1
         self.waiting.insert(position, turn)
 
@@ -48,7 +60,10 @@ class TurnQueue:
         """A running turn waits again, before those of its priority."""
         self.remove(turn)
         position = 0
-        while position < len(self.waiting) and self.waiting[position].priority > turn.priority:
+        while (
+            position < len(self.waiting)
+            and self.waiting[position].request.priority > turn.request.priority
+        ):
             position += 1
         self.waiting.insert(position, turn)
 
@@ -63,5 +78,5 @@ class TurnQueue:
 
     def victim(self) -> Turn:
         """The running turn to preempt: of the lowest priority, the one that was admitted last."""
-        lowest = min(turn.priority for turn in self.running)
-        return next(turn for turn in reversed(self.running) if turn.priority == lowest)
+        lowest = min(turn.request.priority for turn in self.running)
+        return next(turn for turn in reversed(self.running) if turn.request.priority == lowest)

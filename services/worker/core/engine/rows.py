@@ -56,21 +56,21 @@ def step_plan(
     lengths = [row.end - row.start for row in rows]
     tokens: list[int] = []
     carried: list[int] = []
-    on_adapters = [turn for turn in turns if turn.image is not None]
+    on_adapters = [turn for turn in turns if turn.adapter.image is not None]
     for number, row in enumerate(rows):
         tokens += row.turn.tokens[row.start : row.end]
         if row.is_carried:
             tokens.append(NOT_KNOWN)
             carried.append(number)
     return StepPlan(
-        turn_ids=[turn.turn_id for turn in turns],
+        turn_ids=[turn.request.turn_id for turn in turns],
         slots=np.array([turn.slot for turn in turns], np.int32),
         tokens=np.array(tokens, np.int32),
         following=np.array([n for n, turn in enumerate(turns) if turn.num_flights], np.int32),
         carried=np.array(carried, np.int32),
         query_starts=np.array(list(accumulate(lengths, initial=0)), np.int32),
         context_lens=np.array([row.end for row in rows], np.int32),
-        long=np.array([n for n, turn in enumerate(turns) if turn.is_long], np.int32),
+        long=np.array([n for n, turn in enumerate(turns) if turn.cache.is_long], np.int32),
         sampling=[_sampling(row) for row in rows],
         scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
@@ -89,7 +89,7 @@ def step_plan(
 def by_adapter(rows: list[Row]) -> list[Row]:
     """The rows so that those of one adapter follow each other, decodes before prompts: where both
     have rows of an adapter, those meet in the middle (Punica, section 6)."""
-    if all(row.turn.image is None for row in rows):
+    if all(row.turn.adapter.image is None for row in rows):
         return rows
     decodes = [row for row in rows if row.turn.is_decoding]
     prompts = [row for row in rows if not row.turn.is_decoding]
@@ -101,16 +101,16 @@ def by_adapter(rows: list[Row]) -> list[Row]:
 
 
 def _line(turn: Turn) -> int:
-    return NO_LINE if turn.image is None else turn.image.line
+    return NO_LINE if turn.adapter.image is None else turn.adapter.image.line
 
 
 def _images(turns: list[Turn], pool: PagePool) -> list[ImageEntry]:
     """What the executor's adapter tables lack of these turns."""
     entries: list[ImageEntry] = []
     for turn in turns:
-        image = turn.image
-        if image is not None and not image.is_told:
-            image.is_told = True
+        image = turn.adapter.image
+        if image is not None and not image.is_reported:
+            image.is_reported = True
             pages: Ints = pool.table[[block.row for block in image.chain.blocks]]
             adapter = image.adapter
             entries.append(ImageEntry(image.line, adapter.adapter_hash, adapter.ranks, pages))
@@ -118,7 +118,7 @@ def _images(turns: list[Turn], pool: PagePool) -> list[ImageEntry]:
 
 
 def _sampling(row: Row) -> RowSampling | None:
-    turn, params = row.turn, row.turn.sampling
+    turn, params = row.turn, row.turn.request.sampling
     if row.end < turn.length:
         return None
     num_generated = turn.num_generated + turn.num_sampling
@@ -130,7 +130,7 @@ def _sampling(row: Row) -> RowSampling | None:
 
 def _scoring(row: Row) -> RowScoring | None:
     turn = row.turn
-    num_top = turn.sampling.prompt_logprobs
+    num_top = turn.request.sampling.prompt_logprobs
     if num_top is None or row.start >= turn.num_prompt:
         return None
     targets = turn.tokens[row.start + 1 : min(row.end + 1, turn.num_prompt)]
@@ -143,11 +143,11 @@ def _entries(turns: list[Turn], pool: PagePool) -> TableEntries:
     blocks: list[int] = []
     rows: list[int] = []
     for turn in turns:
-        if turn.untold:
-            slots += [turn.slot] * len(turn.untold)
-            blocks += turn.untold
-            rows += [turn.held(number).row for number in turn.untold]
-            turn.untold = []
+        if turn.cache.unreported_blocks:
+            slots += [turn.slot] * len(turn.cache.unreported_blocks)
+            blocks += turn.cache.unreported_blocks
+            rows += [turn.cache.held(number).row for number in turn.cache.unreported_blocks]
+            turn.cache.unreported_blocks = []
     if not rows:
         return TableEntries(NO_INTS, NO_INTS, pool.table[:0])
     return TableEntries(np.array(slots, np.int32), np.array(blocks, np.int32), pool.table[rows])

@@ -1,4 +1,4 @@
-"""What a worker tells of its speeds, for placement: rarely, because they change rarely."""
+"""The speeds that a worker reports for placement: rarely, because they change rarely."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from services.worker.core.limits import Estimates
 from shared.ids import ModelId
 from shared.messages import ModelSpeeds
 
-MUCH = 0.1  # of a figure, before its change is told
-TELL_EVERY = 16  # reports: a scheduler that is new knows them after so many
-PEERS_TOLD_MAX = 32
+MUCH = 0.1  # of a figure, before its change is reported
+REPORT_EVERY = 16  # reports: a scheduler that is new knows them after so many
+PEERS_MAX = 32
 MS_MIN = 1e-4  # of what steps take: 0 would say that it is not known
 
 
 def speeds_of(
     model_id: ModelId, costs: StepCosts, estimates: Estimates, block_bytes: int
 ) -> ModelSpeeds:
-    """What is measured of one model. Steps are told once enough of them ran."""
+    """What is measured of one model. Steps have figures once enough of them ran."""
     token_ms = step_ms = row_ms = 0.0
     if costs.is_known:
         token_ms, step_ms, row_ms = (max(ns / 1e6, MS_MIN) for ns in costs.figures_ns)
@@ -32,24 +32,24 @@ def speeds_of(
         block_bytes=block_bytes,
         load_bytes_per_s=_rounded(estimates.load_bytes_per_s),
         source_bytes_per_s=_rounded(estimates.source_bytes_per_s),
-        peer_bytes_per_s={host: _rounded(speed) for host, speed in islice(peers, PEERS_TOLD_MAX)},
+        peer_bytes_per_s={host: _rounded(speed) for host, speed in islice(peers, PEERS_MAX)},
     )
 
 
 @dataclass(slots=True)
-class Telling:
+class SpeedReports:
     """Which of a worker's speeds go into its next report."""
 
-    _told: list[ModelSpeeds] = field(default_factory=list)
+    _reported: list[ModelSpeeds] = field(default_factory=list)
     _num_since: int = 0
 
     def next(self, speeds: list[ModelSpeeds]) -> list[ModelSpeeds]:
-        """All of them, if they changed much or were not told for long; else nothing."""
+        """All of them, if they changed much or were not reported for long; else nothing."""
         self._num_since += 1
-        is_long_ago = not self._told or self._num_since >= TELL_EVERY
-        if not is_long_ago and not _differ(self._told, speeds):
+        is_long_ago = not self._reported or self._num_since >= REPORT_EVERY
+        if not is_long_ago and not _differ(self._reported, speeds):
             return []
-        self._told, self._num_since = speeds, 0
+        self._reported, self._num_since = speeds, 0
         return speeds
 
 

@@ -25,15 +25,17 @@ class TargetCounts:
         Args:
             target_ns: for the time to it; 0: none.
         """
-        if target_ns and not turn.num_generated_before:
-            self._count("ttft", now_ns - turn.arrived_at_ns, target_ns)
+        if target_ns and not turn.request.num_generated_before:
+            self._count("ttft", now_ns - turn.request.arrived_at_ns, target_ns)
 
     def on_last_token(self, turn: Turn, now_ns: int) -> None:
         """A turn has its last token: how long it waited for each one after the first, in the mean
         of those that were chosen here."""
         num_gaps = len(turn.tokens) - turn.num_known - 1
-        if turn.slo_tpot_ns and num_gaps > 0 and turn.first_token_at_ns is not None:
-            self._count("tpot", now_ns - turn.first_token_at_ns, num_gaps * turn.slo_tpot_ns)
+        if turn.targets.slo_tpot_ns and num_gaps > 0 and turn.trace.first_token_at_ns is not None:
+            self._count(
+                "tpot", now_ns - turn.trace.first_token_at_ns, num_gaps * turn.targets.slo_tpot_ns
+            )
 
     def _count(self, target: Target, took_ns: int, target_ns: int) -> None:
         self.totals[target, "met" if took_ns <= target_ns else "missed"] += 1

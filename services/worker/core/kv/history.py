@@ -54,32 +54,33 @@ class History:
     def look_up(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Acquire what is resident of the turn's prefix, and ask the kvstore for what follows."""
         turn.state = TurnState.WAITING
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         self.acquire_resident(turn)
-        turn.found = {"pool": len(prefix.blocks)}
+        turn.cache.found = {"pool": len(prefix.blocks)}
         self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
-        if turn.is_private or turn.kv_from == "pool" or not self.writeback.is_connected:
+        is_private, kv_from = turn.cache.is_private, turn.request.kv_from
+        if is_private or kv_from == "pool" or not self.writeback.is_connected:
             return []
         patience_ns = self._patience_ns(len(prefix.missing))
         return self._ask(turn, now_ns + patience_ns, patience_ns)
 
     def _ask(self, turn: Turn, due_at_ns: int, patience_ns: int) -> list[Effect]:
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         if not (keys := self.residency.ask(prefix, due_at_ns)):
             return []
         num_before = len(prefix.keys) - len(keys)
         return [
             StageTurn(
-                turn.turn_id,
-                turn.attempt,
-                keys,
-                turn.request_id,
-                turn.kv_at,
-                num_before,
-                patience_ns,
-                turn.tenant,
-                turn.session_id,
-                turn.trace,
+                turn_id=turn.request.turn_id,
+                attempt=turn.request.attempt,
+                keys=keys,
+                request_id=turn.request.request_id,
+                kv_at=turn.request.kv_at,
+                num_before=num_before,
+                patience_ns=patience_ns,
+                tenant=turn.request.tenant,
+                session_id=turn.request.session_id,
+                trace=turn.trace.context,
             )
         ]
 
@@ -89,16 +90,16 @@ class History:
         Args:
             num_decodes: turns beside which it would be computed.
         """
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         if staged is not None and prefix.is_asked and self.tails.is_all_but(turn, staged.keys):
             prefix.keys = turn.reusable_keys()
             again = self._ask(turn, prefix.answer_due_at_ns, self.limits.stage_timeout_min_ns)
             return [ReleaseTicket(staged.ticket), *again]
         if staged is None or not staged.num_blocks:
             return self.residency.stage(prefix, staged)
-        turn.found["host"] = staged.num_here
+        turn.cache.found["host"] = staged.num_here
         if staged.coming_from is not None:
-            turn.found[staged.coming_from] = staged.num_blocks - staged.num_here
+            turn.cache.found[staged.coming_from] = staged.num_blocks - staged.num_here
         all_keys = staged.keys
 
         def compute_ns(num_blocks: int) -> float:
@@ -111,13 +112,18 @@ class History:
             num_wanted = blocks_to_fetch(supply, compute_ns)
         elif max(staged.ready_in_ns, default=0) > PROMISE_UNKNOWN_NS:
             num_wanted = staged.num_here
-        if turn.kv_from == "arena":
+        if turn.request.kv_from == "arena":
             num_wanted = min(num_wanted, staged.num_here)
         if num_wanted < staged.num_blocks and (all_ns := supply.ready_ns(staged.num_blocks)):
             share = supply.ready_ns(num_wanted) / all_ns  # what is not wanted is not read either
             sooner_ns = [int(share * promised_ns) for promised_ns in staged.ready_in_ns]
             staged = replace(staged, ready_in_ns=sooner_ns)
         return self.residency.stage(prefix, staged, num_wanted)
+
+    @property
+    def load_block_ns(self) -> float:
+        """What one block, all its layers, takes from the arena to the pool."""
+        return self.estimates.load_ns(self.residency.pool.num_layers * self.page_bytes)
 
     def _supply(self, staged: Staged) -> Supply:
         num_pages = staged.num_blocks * self.residency.pool.num_layers
@@ -146,12 +152,12 @@ class History:
     def num_pages_wanted(self, turn: Turn) -> int:
         """Pages the turn still needs for all its tokens and the one it will make."""
         num_blocks = len(turn.tokens) // self.block_tokens + 1
-        return (num_blocks - turn.num_blocks) * self.residency.pool.num_layers
+        return (num_blocks - turn.cache.num_blocks) * self.residency.pool.num_layers
 
     def load_staged(self, turn: Turn) -> list[Effect]:
         """Extend the turn's blocks by those that are staged. What there are no pages for is
         computed."""
-        effects = self.residency.load(turn.prefix)
+        effects = self.residency.load(turn.cache.prefix)
         turn.on_prefix()
         return effects
 
@@ -159,13 +165,13 @@ class History:
         """For each layer, when the last of the turn's history will probably be here; 0 where all
         is."""
         page_ns = self.estimates.load_ns(self.page_bytes)
-        return self.residency.arrivals(turn.prefix, page_ns, now_ns)
+        return self.residency.arrivals(turn.cache.prefix, page_ns, now_ns)
 
     def trust(self, turn: Turn, now_ns: int, num_decodes: int) -> None:
         """Decide how long to wait for what is on its way: until it is overdue by as much as
         computing it takes. So a promise that is not kept costs about that much again.
         """
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         coming = [number for number, block in enumerate(prefix.blocks) if block.loading]
         if not coming:
             prefix.give_up_at_ns = 0
@@ -181,7 +187,7 @@ class History:
         have gone before it, layer by layer: while it comes at all, it is trusted anew, as of when
         something came last, so that what stops in the middle is waited for no longer than what
         never begins."""
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         if not 0 < prefix.give_up_at_ns <= now_ns:
             return False
         num_lacking = sum(block.loading for block in prefix.coming)
@@ -192,8 +198,8 @@ class History:
 
     def has_news(self, turn: Turn) -> bool:
         """Whether a turn may have computed what is to be registered, as after few of its steps."""
-        num_full = turn.num_computed // turn.block_tokens
-        return num_full > len(turn.prefix.blocks) or turn.tail is not None
+        num_full = turn.num_computed // turn.cache.block_tokens
+        return num_full > len(turn.cache.prefix.blocks) or turn.cache.tail is not None
 
     def register(self, turn: Turn) -> list[Block]:
         """Full blocks just computed enter the cache, so that others may run on them.
@@ -203,19 +209,21 @@ class History:
             them any more.
         """
         retired: list[Block] = []
-        if turn.is_private or not self.tails.own(turn):
+        if turn.cache.is_private or not self.tails.own(turn):
             return retired
         pool = self.residency.pool
-        for index in range(len(turn.prefix.blocks), turn.num_computed // turn.block_tokens):
-            key, block = turn.key(index), turn.own[0]
+        for index in range(
+            len(turn.cache.prefix.blocks), turn.num_computed // turn.cache.block_tokens
+        ):
+            key, block = turn.cache.key(index), turn.cache.own[0]
             twin = self._twin(key)
             if twin is None:
-                self._publish(turn, index, key, turn.block(index))
+                self._publish(turn, index, key, turn.cache.block(index))
             elif twin.lost or twin.loading or not pool.is_whole(twin):
                 break  # a block that cannot stand in has the key: this one stays the turn's
             else:
                 pool.acquire(twin)
-                turn.share(twin)
+                turn.cache.share(twin)
                 retired.append(block)
         return retired
 
@@ -225,14 +233,16 @@ class History:
         and goes below.
         """
         index, num_more = divmod(num_tokens, self.block_tokens)
-        if turn.is_private or turn.is_void or turn.session_id is None:
+        if turn.cache.is_private or turn.is_void or turn.request.session_id is None:
             return
         if not num_more or num_tokens > turn.num_computed or not self.tails.own(turn):
             return
-        before = turn.prefix.blocks[-1:]
-        if index == len(turn.prefix.blocks) and not any(block.is_forgotten for block in before):
+        before = turn.cache.prefix.blocks[-1:]
+        if index == len(turn.cache.prefix.blocks) and not any(
+            block.is_forgotten for block in before
+        ):
             tokens = turn.tokens[num_tokens - num_more : num_tokens]
-            key = child_key(turn.parent_key(index), tokens)
+            key = child_key(turn.cache.parent_key(index), tokens)
             if self._twin(key) is None:
                 self._publish(turn, index, key, tokens)
 
@@ -248,25 +258,25 @@ class History:
 
     def _publish(self, turn: Turn, index: int, key: BlockKey, tokens: list[int]) -> None:
         """The turn's first own block, with the KV of these tokens, can be found under `key`."""
-        block = turn.own[0]
-        self.residency.pool.publish(block, key, turn.owner)
-        block.expiry_s = turn.expiry_s
-        turn.share(block)
+        block = turn.cache.own[0]
+        self.residency.pool.publish(block, key, turn.request.owner)
+        block.expiry_s = turn.request.expiry_s
+        turn.cache.share(block)
         self._write(turn, index, tokens)
 
     def lose(self, turn: Turn) -> None:
         """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on
         that. What others run on as well is good enough for them.
         """
-        for block in turn.prefix.blocks:
+        for block in turn.cache.prefix.blocks:
             if block.refs == 1:
                 block.lost = True
 
     def release(self, turn: Turn) -> list[Effect]:
         """A turn lets go of all its pages and of its stage."""
         self._note_use(turn)
-        self.residency.pool.give_back(turn.own)
-        effects = self.residency.release(turn.prefix)
+        self.residency.pool.give_back(turn.cache.own)
+        effects = self.residency.release(turn.cache.prefix)
         turn.on_released()
         return effects
 
@@ -278,9 +288,9 @@ class History:
 
     def _note_use(self, turn: Turn) -> None:
         """The last of a turn's blocks that has a copy below stands for all before it."""
-        if turn.is_private:
+        if turn.cache.is_private:
             return
-        for block in reversed(turn.prefix.blocks):
+        for block in reversed(turn.cache.prefix.blocks):
             if block.is_safe:
                 self._used.pop(block.key, None)
                 self._used[block.key] = None
@@ -292,17 +302,21 @@ class History:
         """A new block is to be copied below, and so are those right before it whose copies were
         given up: it would be of no use without. One that begins with the tail of the turn's history
         takes the place of that."""
-        writeback, blocks, first = self.writeback, turn.prefix.blocks, index
+        writeback, blocks, first = self.writeback, turn.cache.prefix.blocks, index
         while first and writeback.has_room and writeback.can_try_again(blocks[first - 1]):
             first -= 1
         for number in range(first, index + 1):
             block, before = blocks[number], blocks[number - 1] if number else None
-            parent = turn.parent_key(number)
-            replaces = turn.tail_key() if turn.has_tail and number == turn.tail_index else NO_KEY
+            parent = turn.cache.parent_key(number)
+            replaces = (
+                turn.cache.tail_key()
+                if turn.has_tail and number == turn.cache.tail_index
+                else NO_KEY
+            )
             if replaces == block.key:  # it made no more of it
                 replaces = NO_KEY
             if number < index:
-                writeback.try_again(block, before, parent, turn.block(number), replaces)
+                writeback.try_again(block, before, parent, turn.cache.block(number), replaces)
                 continue
             is_partial = len(tokens) < self.block_tokens
             writeback.on_computed(block, before, parent, tokens, replaces, is_partial=is_partial)

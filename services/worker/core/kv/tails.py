@@ -25,27 +25,27 @@ class Tails:
     def want(self, turn: Turn) -> None:
         """Hold what is here of the turn's prefix. What it lacks ends with its tail, unless a full
         block is here in the tail's place: it may have been here before, with all of its prompt."""
-        if turn.tail is not None:
+        if turn.cache.tail is not None:
             return
-        prefix = turn.prefix
+        prefix = turn.cache.prefix
         prefix.keys = turn.reusable_keys()
         self.residency.want(prefix)
-        if turn.has_tail and len(prefix.blocks) <= turn.tail_index:
-            prefix.keys = [*prefix.keys[: turn.tail_index], turn.tail_key()]
+        if turn.has_tail and len(prefix.blocks) <= turn.cache.tail_index:
+            prefix.keys = [*prefix.keys[: turn.cache.tail_index], turn.cache.tail_key()]
             self.residency.want(prefix)
 
     def is_all_but(self, turn: Turn, staged: list[BlockKey]) -> bool:
         """Whether these blocks are all that were asked for but the tail, while the turn has full
         ones from there on, for which nobody was asked."""
-        prefix = turn.prefix
-        if not turn.has_tail or turn.num_reusable_blocks <= turn.tail_index:
+        prefix = turn.cache.prefix
+        if not turn.has_tail or turn.num_reusable_blocks <= turn.cache.tail_index:
             return False
         asked = prefix.keys[prefix.staged_from :]
-        return [*staged, turn.tail_key()] == asked
+        return [*staged, turn.cache.tail_key()] == asked
 
     def leave_shared(self, turn: Turn) -> None:
         """Others hold the tail as well: the turn computes it."""
-        prefix, tail = turn.prefix, turn.tail
+        prefix, tail = turn.cache.prefix, turn.cache.tail
         if tail is None or tail.refs == 1:
             return
         prefix.blocks.pop()
@@ -57,14 +57,14 @@ class Tails:
         """The turn runs: from now on nobody else finds its tail, nor is it copied below. What a
         copy that has begun gives is not used: it may have some of the turn's tokens."""
         self.leave_shared(turn)
-        if turn.tail is not None:
-            self.writeback.forget([turn.tail])
-            self.residency.forget([turn.tail])
+        if turn.cache.tail is not None:
+            self.writeback.forget([turn.cache.tail])
+            self.residency.forget([turn.cache.tail])
 
     def own(self, turn: Turn) -> bool:
         """The tail, once it is here, is the turn's own block like those behind it; whether it is,
         or there is none."""
-        tail, prefix = turn.tail, turn.prefix
+        tail, prefix = turn.cache.tail, turn.cache.prefix
         if tail is None:
             return True
         if tail.loading or tail.lost:
@@ -72,6 +72,6 @@ class Tails:
         prefix.blocks.pop()
         prefix.coming = [block for block in prefix.coming if block is not tail]
         self.residency.pool.take_back(tail)
-        turn.own.insert(0, tail)
-        turn.tail = None
+        turn.cache.own.insert(0, tail)
+        turn.cache.tail = None
         return True

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import Any
 
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, Emit, LoadPages, PageLoads
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.request import TurnRequest
 from services.worker.core.engine.turn import Turn
+from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepPlan
@@ -79,21 +82,25 @@ class Driver:
             num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        request = TurnRequest(
+            turn_id=TurnId(name),
+            attempt=1,
+            frontend_id=FrontendId("fe"),
+            tenant=DEFAULT_TENANT,
+            session_id=None if session is None else SessionId(session),
+            sampling=params,
+            arrived_at_ns=self.now_ns(),
+        )
         return Turn(
-            TurnId(name),
-            1,
-            FrontendId("fe"),
-            DEFAULT_TENANT,
-            None if session is None else SessionId(session),
-            root_key(info.fingerprint, "default", adapter_hash),
-            list(tokens),
-            0,
-            params,
-            self.now_ns(),
-            info.block_tokens,
-            adapter=adapter,
-            num_image_blocks=num_image_blocks,
-            num_history=num_history,
+            request,
+            TurnCache(
+                owner=request.owner,
+                tokens=list(tokens),
+                block_tokens=info.block_tokens,
+                root=root_key(info.fingerprint, "default", adapter_hash),
+                num_history=num_history,
+            ),
+            AdapterUse(adapter, num_image_blocks),
         )
 
     def perform(self, effects: list[Effect]) -> None:

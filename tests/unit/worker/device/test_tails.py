@@ -62,7 +62,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
         before = Driver(make_core(executor), executor)
         before.submit("one", first, session="s", max_tokens=1)
         before.run()
-        root = before.submit("two", first, max_tokens=1).root
+        root = before.submit("two", first, max_tokens=1).cache.root
         before.run()
         keys = chain_keys(root, first)
         keys.append(child_key(keys[-1], first[len(keys) * BLOCK_TOKENS :]))
@@ -90,7 +90,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
         executor.mover.gate.wait = land  # type: ignore[method-assign]
         plan, effects = core.plan_step(driver.now_ns())
         driver.perform(effects)
-        assert plan is not None and plan.rows()[0].start == turn.num_cached == 150
+        assert plan is not None and plan.rows()[0].start == turn.cache.num_cached == 150
         result = executor.launch(plan).result()
         driver.moved.put(Loaded(landed, []))
         driver.hear(waits=False)

@@ -11,6 +11,7 @@ import numpy as np
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import BatchStoppedError, Values, pack_values
 from services.worker.oneshot.runner import OneshotRunner
+from services.worker.ports import DeviceThreads
 from shared.clock import SystemClock
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import (
@@ -104,7 +105,7 @@ def drive(bus: StubBus, model: StubModel) -> BatchDone:
                 WorkerId("w"),
                 {START.model_id: model},
                 BatchLimits(),
-                thread,
+                DeviceThreads(thread),
                 lambda: None,
             )
             await runner.listen()

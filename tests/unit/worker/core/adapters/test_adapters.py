@@ -1,14 +1,15 @@
 """Adapters' images in the engine: who waits for them, who makes them, who may take their pages."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from services.worker.core.adapters.adapters import AHEAD_MAX, PAUSES_NS
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.adapters.step_models import LoraLoad
-from services.worker.core.adapters.streaming import TRY_AGAIN, Ways
+from services.worker.core.adapters.streaming import TRY_AGAIN, StartModes
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import (
     BuildImage,
     CommitBlocks,
@@ -63,7 +64,7 @@ def turn_on(
 
 
 def replace_adapter(turn: Turn, of: str, blocks: int) -> Turn:
-    turn.adapter, turn.num_image_blocks, turn.can_be_assisted = adapter(of), blocks, True
+    turn.adapter = AdapterUse(adapter(of), blocks, can_be_assisted=True)
     return turn
 
 
@@ -173,7 +174,7 @@ def test_rows_of_one_adapter_follow_each_other_and_meet_in_the_middle() -> None:
 
 def long_turn(name: str, of: str) -> Turn:
     turn = turn_on(name, of, [ord(name), 1, 2])
-    turn.sampling = limited(50, ignore_eos=True)
+    turn.request = replace(turn.request, sampling=limited(50, ignore_eos=True))
     return turn
 
 
@@ -316,7 +317,7 @@ def test_an_answer_for_a_turn_that_left_is_let_go() -> None:
     turn = turn_on("a", "x")
     engine.submit(turn)
     (asked,) = of_kind(engine.effects, StageImage)
-    engine._keep(engine.core.on_cancel(turn.turn_id))
+    engine._keep(engine.core.on_cancel(turn.request.turn_id))
     answer(engine, asked, ticket=3)
     assert ReleaseTicket(3) in engine.effects
     check_integrity(engine.core)
@@ -516,7 +517,8 @@ def test_a_layer_that_does_not_come_costs_its_own_turn_a_wait(comes: str) -> Non
 def test_nobody_waits_in_a_pass_for_what_was_late_for_another() -> None:
     """A turn that ends with its first token, and one in the step behind it, which goes on."""
     engine = streaming()
-    engine.core.turns[TurnId("a")].sampling = limited(1)
+    turn = engine.core.turns[TurnId("a")]
+    turn.request = replace(turn.request, sampling=limited(1))
     rest = first_layer(engine)
     first = engine.plan()
     engine.submit(turn_on("b", "x"))
@@ -534,7 +536,8 @@ def test_nobody_takes_a_damaged_image_from_those_that_run_on_it() -> None:
     """A turn that ends with its first token, and one in the step behind it, when the adapter's
     second layer turns out bad."""
     engine = streaming()
-    engine.core.turns[TurnId("a")].sampling = limited(1)
+    turn = engine.core.turns[TurnId("a")]
+    turn.request = replace(turn.request, sampling=limited(1))
     rest = first_layer(engine)
     first = engine.plan()
     engine.submit(turn_on("b", "x"))
@@ -559,7 +562,7 @@ def assisted(
     """A turn of three tokens on an adapter of which nothing is here but that is in the arena."""
     engine = Engine(new_core(lora_start=lora_start))
     engine.core.writeback.connect(1)
-    engine.core.adapters.loading.ways.assist_tokens = assist_tokens
+    engine.core.adapters.loading.start_modes.assist_tokens = assist_tokens
     engine.submit(turn_on("a", "x"))
     answer(engine, of_kind(engine.effects, StageImage)[0], num_from_disk=num_from_disk)
     return engine
@@ -591,9 +594,9 @@ def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
     if reason in {"head", "together"}:
         engine = Engine(new_core())
         engine.core.writeback.connect(1)
-        engine.core.adapters.loading.ways.assist_tokens = 5
+        engine.core.adapters.loading.start_modes.assist_tokens = 5
         turns = [turn_on(name, of) for name, of in (("a", "x"), ("b", "y"))]
-        turns[0].can_be_assisted = reason == "together"
+        turns[0].adapter.can_be_assisted = reason == "together"
         for turn in turns if reason == "together" else turns[:1]:
             engine.submit(turn)
         for number, asked in enumerate(of_kind(engine.effects, StageImage)):
@@ -615,7 +618,7 @@ def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
 def test_helpers_that_take_longer_than_the_load_are_left_alone(lora_start: LoraStart) -> None:
     engine = Engine(new_core(lora_start=lora_start))
     engine.core.writeback.connect(1)
-    ways = engine.core.adapters.loading.ways
+    ways = engine.core.adapters.loading.start_modes
     ways.assist_tokens = 8
     engine.core.estimates.load_bytes_per_s = 1e6  # four pages take 4 ms
     ways.assists.add(3, 5 * MS)
@@ -630,7 +633,7 @@ def test_helpers_that_take_longer_than_the_load_are_left_alone(lora_start: LoraS
 
 
 def test_helpers_that_were_slow_are_tried_again_now_and_then() -> None:
-    ways = Ways(assist_tokens=8)
+    ways = StartModes(assist_tokens=8)
     ways.assists.add(3, 5 * MS)
     tried = [ways.can_assist(3, MS) for _ in range(3 * TRY_AGAIN)]
     assert sum(tried) == 3 and not any(tried[: TRY_AGAIN - 1])
@@ -641,7 +644,7 @@ def test_it_learns_what_helpers_take() -> None:
     plan = engine.plan()
     assert plan is not None
     engine.finish(plan, assist_ns=2 * MS)
-    assert engine.core.adapters.loading.ways.assists.at(3) == 2 * MS
+    assert engine.core.adapters.loading.start_modes.assists.at(3) == 2 * MS
 
 
 def test_where_helpers_fail_its_turn_waits_for_all_of_it() -> None:
@@ -726,7 +729,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
         engine.core.writeback.connect(1)
     if dice.random() < 0.8:
         teach(engine, dice.choice([20, 100]) * MS)
-    engine.core.adapters.loading.ways.assist_tokens = dice.choice([0, 8, 100])
+    engine.core.adapters.loading.start_modes.assist_tokens = dice.choice([0, 8, 100])
     play = Play(engine, dice, bad_share=0.1)
     for number in range(30):
         of = dice.choice(["", "u", "v", "w", "x", "y", "z"])
@@ -740,7 +743,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
         if dice.random() < 0.5:
             play.go_on(dice.randrange(4))
         if dice.random() < 0.1:
-            engine._keep(engine.core.on_cancel(turn.turn_id))
+            engine._keep(engine.core.on_cancel(turn.request.turn_id))
     play.finish()
     reasons = {end.turn_id: end.reason for end in ends(engine.effects)}
     assert len(reasons) == 30
@@ -835,12 +838,12 @@ def teach(engine: Engine, step_ns: int) -> None:
 
 def _check_plan(turns: list[Turn], plan: StepPlan) -> None:
     for turn, line in zip(turns, plan.adapters.tolist(), strict=True):
-        assert (line == NO_LINE) == (turn.adapter is None)
-        if turn.image is not None:
-            assert turn.image.line == line and turn.image.is_told
-            assert not turn.image.chain.missing
-            loading = turn.image.chain.coming
-            assert not (loading and turn.image.built), "what is built comes as a whole"
+        assert (line == NO_LINE) == (turn.adapter.ref is None)
+        if turn.adapter.image is not None:
+            assert turn.adapter.image.line == line and turn.adapter.image.is_reported
+            assert not turn.adapter.image.chain.missing
+            loading = turn.adapter.image.chain.coming
+            assert not (loading and turn.adapter.image.built), "what is built comes as a whole"
             assert (line in plan.streams) == any(block.loading for block in loading)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,8 +85,8 @@ class Bench:
             sampling=sampling,
             num_generated_before=num_generated_before,
         )
-        turn.arrived_at_ns = self.now_ns
-        turn.slo_ttft_ns = slo_ns
+        turn.request = replace(turn.request, arrived_at_ns=self.now_ns)
+        turn.targets.slo_ttft_ns = slo_ns
         self.core.on_turn(turn, self.now_ns)
         return turn
 
@@ -112,9 +114,9 @@ class Bench:
                 return began_at_ns
 
     def ttft_ns(self, turn: Turn) -> int:
-        while turn.turn_id not in self.first_at_ns:
+        while turn.request.turn_id not in self.first_at_ns:
             self.step()
-        return self.first_at_ns[turn.turn_id] - turn.arrived_at_ns
+        return self.first_at_ns[turn.request.turn_id] - turn.request.arrived_at_ns
 
 
 @pytest.fixture
@@ -206,7 +208,7 @@ class TestAtOnce:
 class TestDeferred:
     def test_until_it_and_one_more_just_make_the_deadline(self, busy: Bench) -> None:
         turn = busy.submit("new", 50)
-        due_ns = turn.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
+        due_ns = turn.request.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
         began_at_ns = busy.step_until_in("new")
         frontrun_ns = due_ns - step_ns(100, 1) - step_ns(0, 1)
         assert frontrun_ns <= began_at_ns < frontrun_ns + step_ns(0, 1)
@@ -218,7 +220,7 @@ class TestDeferred:
 
     def test_not_for_tokens_that_are_staged(self, busy: Bench) -> None:
         turn = self._staged(busy)
-        due_ns = turn.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
+        due_ns = turn.request.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
         while turn.state is TurnState.WAITING:
             began_at_ns = busy.now_ns
             busy.step()
@@ -227,7 +229,7 @@ class TestDeferred:
     def test_less_by_the_time_that_loading_takes(self, busy: Bench) -> None:
         turn = self._staged(busy)
         busy.core.estimates.load_bytes_per_s = 100 * NUM_LAYERS * busy.core.page_bytes / 0.3
-        due_ns = turn.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
+        due_ns = turn.request.arrived_at_ns + int((1 - RESERVE_MIN) * TARGET_NS)
         while turn.state is TurnState.WAITING:
             began_at_ns = busy.now_ns
             busy.step()
@@ -237,7 +239,7 @@ class TestDeferred:
     def _staged(self, bench: Bench) -> Turn:
         """A turn of 420 tokens, of which the kvstore has 400."""
         turn = bench.submit("new", 420)
-        turn.prefix.staged = staged_blocks(1, keys_of(turn.tokens[:400]))
+        turn.cache.prefix.staged = staged_blocks(1, keys_of(turn.tokens[:400]))
         bench.core.stager.hold(1)
         return turn
 
@@ -270,7 +272,7 @@ class TestDeferred:
 
     def test_less_after_turns_were_late(self, busy: Bench) -> None:
         for _ in range(5):
-            busy.core.punctuality.on_first_token(is_late=True)
+            busy.core.admitting.punctuality.on_first_token(is_late=True)
         turn = busy.submit("new", 50)
         assert busy.ttft_ns(turn) < 500 * MS
 
@@ -305,13 +307,14 @@ class TestPunctuality:
     def test_learns_from_first_tokens(self, busy: Bench) -> None:
         busy.now_ns += 2 * TARGET_NS
         turn = busy.submit("late", 20)
-        turn.arrived_at_ns -= TARGET_NS
+        arrived_at_ns = turn.request.arrived_at_ns - TARGET_NS
+        turn.request = replace(turn.request, arrived_at_ns=arrived_at_ns)
         busy.ttft_ns(turn)
-        assert busy.core.punctuality.reserve > RESERVE_MIN
+        assert busy.core.admitting.punctuality.reserve > RESERVE_MIN
 
     def test_learns_nothing_from_what_was_never_possible(self, busy: Bench) -> None:
         busy.ttft_ns(busy.submit("long", 3000, slo_ns=50 * MS))
-        assert busy.core.punctuality.reserve == RESERVE_MIN
+        assert busy.core.admitting.punctuality.reserve == RESERVE_MIN
 
 
 ARRIVALS = st.lists(
@@ -344,9 +347,14 @@ def replay(bench: Bench, arrivals: list[tuple[int, int, int, int]]) -> list[Turn
         names = bench.step()
         num_planned = sum(end - start for _, start, end in bench.steps[-1] if end - start > 1)
         for turn in waited:
-            if turn.turn_id not in names and num_planned < bench.core.limits.prefill_tokens_max:
+            if (
+                turn.request.turn_id not in names
+                and num_planned < bench.core.limits.prefill_tokens_max
+            ):
                 alone_ns = step_ns(len(turn.tokens), 0)
-                assert began_at_ns < turn.arrived_at_ns + TARGET_NS - alone_ns, "past its frontrun"
+                assert began_at_ns < turn.request.arrived_at_ns + TARGET_NS - alone_ns, (
+                    "past its frontrun"
+                )
     return turns
 
 
@@ -357,7 +365,7 @@ def test_nobody_waits_past_its_frontrun_and_all_end(
 ) -> None:
     bench = Bench()
     turns = replay(bench, arrivals)
-    assert all(turn.num_generated == turn.sampling.max_tokens for turn in turns)
+    assert all(turn.num_generated == turn.request.sampling.max_tokens for turn in turns)
     pool = bench.core.pool
     assert pool.num_available == pool.num_pages == 4000 * NUM_LAYERS
 
@@ -376,7 +384,7 @@ def test_nobody_is_late_where_all_the_work_fits_into_the_reserve(
         few.append(arrival)
     bench = Bench()
     for turn in replay(bench, few):
-        assert bench.first_at_ns[turn.turn_id] <= turn.arrived_at_ns + TARGET_NS
+        assert bench.first_at_ns[turn.request.turn_id] <= turn.request.arrived_at_ns + TARGET_NS
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -160,7 +162,7 @@ class TestHistory:
 
         def run(turn: Turn) -> None:
             engine.submit(turn)
-            engine.core.on_staged(turn.turn_id, 1, None, engine.now_ns)
+            engine.core.on_staged(turn.request.turn_id, 1, None, engine.now_ns)
             engine.step()
 
         run(new_turn("t", PROMPT, sampling=limited(1)))
@@ -181,9 +183,9 @@ class TestHistory:
         engine.step()
         engine.submit(second)
         engine.step()
-        assert first.prefix.blocks[:2] == second.prefix.blocks[:2]
-        assert first.held(2) is not second.held(2)
-        assert [block.refs for block in first.prefix.blocks] == [2, 2, 1]
+        assert first.cache.prefix.blocks[:2] == second.cache.prefix.blocks[:2]
+        assert first.cache.held(2) is not second.cache.held(2)
+        assert [block.refs for block in first.cache.prefix.blocks] == [2, 2, 1]
 
     def test_twins_of_one_step_end_up_on_the_same_pages(self) -> None:
         engine = Engine()
@@ -191,14 +193,14 @@ class TestHistory:
         for turn in twins:
             engine.submit(turn)
         engine.step()
-        assert twins[0].prefix.blocks[:2] == twins[1].prefix.blocks[:2]
+        assert twins[0].cache.prefix.blocks[:2] == twins[1].cache.prefix.blocks[:2]
         assert engine.core.pool.num_free == (16 - 2 - 2) * NUM_LAYERS  # two shared, a tail each
 
     def test_other_tenants_share_nothing(self) -> None:
         engine = Engine()
         engine.run(new_turn("a", PROMPT, sampling=limited(1)))
         stranger = new_turn("b", PROMPT)
-        stranger.root = keys_of(PROMPT)[0]
+        stranger.cache.root = keys_of(PROMPT)[0]
         engine.submit(stranger)
         (row,) = engine.step()
         assert row.start == 0
@@ -227,7 +229,7 @@ class TestHistory:
         turn = new_turn("b", PROMPT)
         engine.submit(turn)
         engine.step()
-        assert [block.key for block in turn.prefix.blocks] == keys_of(PROMPT)
+        assert [block.key for block in turn.cache.prefix.blocks] == keys_of(PROMPT)
 
 
 class TestBatch:
@@ -290,14 +292,14 @@ class TestPreemption:
         assert engine.core.planner.num_preemptions > 0
         said = deltas(engine.effects)
         for turn in turns:
-            indexes = [d.index for d in said if d.turn_id == turn.turn_id]
+            indexes = [d.index for d in said if d.turn_id == turn.request.turn_id]
             assert indexes == list(range(12))
         assert [end.turn_id for end in ends(engine.effects)] == ["a", "b"]
         assert [end.reason for end in ends(engine.effects)] == ["length", "length"]
 
     def test_the_lower_priority_gives_way(self) -> None:
         engine, turns = self._crowd()
-        turns[1].priority = 1
+        turns[1].request = replace(turns[1].request, priority=1)
         while not engine.core.planner.num_preemptions:
             engine.step()
         assert engine.core.running == [turns[1]]
@@ -305,14 +307,14 @@ class TestPreemption:
 
     def test_a_preempted_turn_has_no_row_in_the_step(self) -> None:
         engine, turns = self._crowd()
-        turns[1].priority = 1
+        turns[1].request = replace(turns[1].request, priority=1)
         while not engine.core.planner.num_preemptions:
             plan = engine.plan()
             assert plan is not None
             assert len(set(plan.turn_ids)) == plan.num_rows
             last = plan
             engine.finish(plan)
-        assert last.turn_ids == [turns[1].turn_id]
+        assert last.turn_ids == [turns[1].request.turn_id]
 
     def test_prompt_logprobs_start_anew(self) -> None:
         engine = Engine(new_core(prefill_tokens_max=4))
@@ -336,7 +338,7 @@ class TestPreemption:
         engine.run(new_turn("old", PROMPT, sampling=limited(1)))
         large = new_turn("large", list(range(200, 221)))
         engine.submit(new_turn("small", [*PROMPT, 1]))  # runs on two resident blocks
-        large.priority = 1
+        large.request = replace(large.request, priority=1)
         engine.submit(large)
         assert names(engine.step()) == ["large"]
 
@@ -353,7 +355,7 @@ class TestReports:
     def test_the_first_token_after_a_loss_is_reported_at_once(self, was_lost: bool) -> None:
         engine = Engine()
         turn = new_turn("t", PROMPT)
-        turn.was_lost = was_lost
+        turn.request = replace(turn.request, was_lost=was_lost)
         engine.submit(turn)
         for _ in range(3):
             engine.step()
@@ -365,7 +367,7 @@ class TestReports:
         engine.submit(new_turn("b", PROMPT))
         assert engine.core.num_waiting_tokens == len(PROMPT) - 2 * BLOCK_TOKENS
         (waiting,) = engine.core.waiting
-        assert waiting.state is TurnState.WAITING and not waiting.prefix.is_asked
+        assert waiting.state is TurnState.WAITING and not waiting.cache.prefix.is_asked
 
     def test_those_of_a_prompt_under_way_are_waited_for_too(self) -> None:
         engine = Engine(new_core(prefill_tokens_max=4))
@@ -381,9 +383,9 @@ class TestReports:
         engine.core.writeback.connect(1)
         turn = new_turn("t", PROMPT, num_history=5)
         engine.submit(turn)
-        assert turn.prefix.is_asked and engine.core.num_waiting_tokens == len(PROMPT) - 5
+        assert turn.cache.prefix.is_asked and engine.core.num_waiting_tokens == len(PROMPT) - 5
         staged = staged_blocks(7, keys_of(PROMPT)[:2])
-        engine.core.on_staged(turn.turn_id, turn.attempt, staged, engine.now_ns)
+        engine.core.on_staged(turn.request.turn_id, turn.request.attempt, staged, engine.now_ns)
         assert engine.core.num_waiting_tokens == len(PROMPT) - 2 * BLOCK_TOKENS
 
     def test_loads_are_named_with_their_source(self) -> None:

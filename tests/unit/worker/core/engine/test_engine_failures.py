@@ -31,7 +31,7 @@ class TestFailedHistory:
         engine.submit(turn)
         (stage,) = engine.stages()
         assert stage.keys == keys_of(PROMPT)
-        engine.core.on_staged(turn.turn_id, 1, staged_blocks(7, stage.keys), engine.now_ns)
+        engine.core.on_staged(turn.request.turn_id, 1, staged_blocks(7, stage.keys), engine.now_ns)
         return engine, turn
 
     def test_a_row_awaits_the_blocks_that_are_loading(self) -> None:
@@ -60,7 +60,7 @@ class TestFailedHistory:
         engine.load_all(engine.effects, is_good=False)
         plan = engine.plan()
         assert plan is not None and not plan.awaited
-        assert plan.rows()[0][:2] == (turn.turn_id, 0)
+        assert plan.rows()[0][:2] == (turn.request.turn_id, 0)
         engine.finish(plan)
         assert len(engine.stages()) == 1
         assert engine.core.num_load_failures == 4

@@ -2,6 +2,7 @@
 whoever uses it now goes on.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from services.worker.core.effects import (
 )
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.turn import Turn
+from services.worker.core.kv.residency import Chain
 from services.worker.core.step import StepPlan
 from shared.blocks import BlockKey, child_key
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
@@ -73,8 +75,9 @@ def forget(engine: Engine, keys: list[BlockKey] | None = None) -> int:
 
 def of_other(turn: Turn) -> Turn:
     """The same prompt from another session."""
-    turn.session_id = OTHER
-    turn.owner = owner_key(DEFAULT_TENANT, OTHER)
+    turn.request = replace(turn.request, session_id=OTHER)
+    turn.cache.owner = turn.request.owner
+    turn.cache.prefix = Chain(turn.cache.owner)
     return turn
 
 
@@ -165,12 +168,12 @@ class TestRunning:
         other = of_other(new_turn("u", PROMPT, sampling=SamplingParams(max_tokens=3)))
         engine.submit(other)
         engine.step()
-        assert other.num_cached == 8
+        assert other.cache.num_cached == 8
         pages = pages_of(other, engine.core.pool, 2)
         assert forget(engine) == 3
         assert not engine.core.pool.blocks
         engine.step()
-        assert pages_of(other, engine.core.pool, 2) == pages and other.num_cached == 8
+        assert pages_of(other, engine.core.pool, 2) == pages and other.cache.num_cached == 8
         engine.step()
         assert_nothing_left(engine)
 
@@ -181,14 +184,14 @@ class TestRunning:
         forget(engine)
         num_stages = len(engine.stages())
         engine.core.planner.preempt(turn, engine.now_ns)
-        assert not turn.num_blocks and len(engine.stages()) == num_stages
+        assert not turn.cache.num_blocks and len(engine.stages()) == num_stages
         (row,) = engine.step()
         assert row.start == 0 and not engine.core.pool.blocks
 
     def test_a_turn_that_came_later_but_began_before_is_private(self, engine: Engine) -> None:
         lease(engine, 4)
         turn = new_turn("t", PROMPT, sampling=ONCE)
-        turn.is_private = True
+        turn.cache.is_private = True
         engine.run(turn)
         assert engine.write() == [] and not engine.stages()
         assert_nothing_left(engine)
@@ -211,7 +214,7 @@ class TestComing:
     def test_an_answer_for_its_waiting_turn_is_let_go(self, engine: Engine) -> None:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        assert turn.prefix.is_asked
+        assert turn.cache.prefix.is_asked
         forget(engine)
         answer = engine.core.on_staged(TurnId("t"), 1, staged_blocks(1, KEYS), engine.now_ns)
         assert answer == [ReleaseTicket(1)]

@@ -42,7 +42,7 @@ def miscount_clean(core: EngineCore) -> None:
 
 def share_an_own_block(core: EngineCore) -> None:
     turn = core.running[0]
-    turn.own.insert(0, turn.prefix.blocks.pop())
+    turn.cache.own.insert(0, turn.cache.prefix.blocks.pop())
 
 
 @pytest.mark.parametrize(

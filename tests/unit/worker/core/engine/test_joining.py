@@ -47,7 +47,7 @@ def returning(
     made = staged_blocks(7, of_kind(engine.effects, StageTurn)[-1].keys, 8)
     staged = Staged(7, made.keys, made.pages, made.generations, 1, 1, ready_in_ns)
     assert made.keys == keys_of(PROMPT)
-    engine._keep(engine.core.on_staged(turn.turn_id, 1, staged, engine.now_ns))
+    engine._keep(engine.core.on_staged(turn.request.turn_id, 1, staged, engine.now_ns))
     return engine, turn
 
 
@@ -156,7 +156,7 @@ def test_what_comes_no_more_is_waited_for_once() -> None:
     engine, turn = returning([0, 200 * MS], num_decoding=4)
     engine.step()
     land(engine, 0)  # then the link is cut
-    engine.now_ns = turn.prefix.give_up_at_ns + 10 * MS
+    engine.now_ns = turn.cache.prefix.give_up_at_ns + 10 * MS
     (row,) = [row for row in engine.step() if row.turn_id == "t"]
     assert row.start == 0
 

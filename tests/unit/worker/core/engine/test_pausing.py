@@ -1,5 +1,7 @@
 """Turns that make way for urgent ones, and go on where they were."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.worker.core.effects import CommitBlocks, StageImage, StageSession, StageTurn
@@ -63,7 +65,7 @@ def step(engine: Engine) -> list[str]:
 
 
 def running(engine: Engine) -> list[str]:
-    return [turn.turn_id for turn in engine.core.running]
+    return [turn.request.turn_id for turn in engine.core.running]
 
 
 def full(**sizes: int) -> tuple[Engine, Turn, Turn]:
@@ -83,14 +85,14 @@ def test_for_a_seat_the_last_admitted_waits_and_others_run_on() -> None:
     engine.submit(turn_of("urgent", 300, URGENT))
     assert step(engine) == ["first", "urgent"]
     assert second.is_paused and list(engine.core.waiting) == [second]
-    assert second.num_blocks == 0, "it holds nothing"
+    assert second.cache.num_blocks == 0, "it holds nothing"
     assert engine.core.num_waiting_tokens == 0, "nor is any of it to be computed"
     assert engine.core.planner.pausing.num_pauses == 1
 
 
 def test_of_several_the_lowest_priority_waits() -> None:
     engine, first, second = full()
-    second.priority = 1
+    second.request = replace(second.request, priority=1)
     engine.submit(turn_of("urgent", 300, URGENT))
     step(engine)
     assert list(engine.core.waiting) == [first]
@@ -113,7 +115,8 @@ def test_it_goes_on_where_it_was_and_computes_nothing_again() -> None:
 def test_urgent_ones_and_those_that_are_as_urgent_pause_nobody() -> None:
     for priority, others in ((1, 0), (URGENT, URGENT)):
         engine, first, second = full()
-        first.priority = second.priority = others
+        for turn in (first, second):
+            turn.request = replace(turn.request, priority=others)
         engine.submit(turn_of("late", 300, priority))
         assert step(engine) == ["first", "second"]
 
@@ -154,7 +157,7 @@ def test_nobody_waits_where_that_does_not_do() -> None:
 def test_pages_of_what_is_not_below_yet_are_no_room() -> None:
     engine, _, _ = full(num_blocks=10, seats=8)
     for turn in engine.core.running:
-        for block in turn.prefix.blocks:
+        for block in turn.cache.prefix.blocks:
             block.backed = False
     engine.submit(turn_of("urgent", 300, URGENT, num_tokens=22))
     assert names(engine.step()) == ["first", "second"]
@@ -180,7 +183,7 @@ def test_one_that_made_way_stands_before_its_like_and_behind_its_betters() -> No
     for name, first, priority in (("like", 400, 0), ("better", 500, 1), ("urgent", 300, URGENT)):
         engine.submit(turn_of(name, first, priority))
     step(engine)
-    assert [turn.turn_id for turn in engine.core.waiting] == ["better", "second", "like"]
+    assert [turn.request.turn_id for turn in engine.core.waiting] == ["better", "second", "like"]
     assert second.is_paused
 
 
@@ -228,14 +231,14 @@ def test_one_that_ran_goes_behind_its_betters_whatever_stopped_it() -> None:
     engine, first, _ = full()
     engine.submit(turn_of("better", 500, 1))
     engine.core.planner.recompute(first, engine.now_ns)
-    assert [turn.turn_id for turn in engine.core.waiting] == ["better", "first"]
+    assert [turn.request.turn_id for turn in engine.core.waiting] == ["better", "first"]
 
 
 def test_one_that_gave_up_its_history_may_ask_for_it_when_it_goes_on() -> None:
     engine, first, _ = full()
-    first.prefix.may_ask = False  # what was on its way came too late
+    first.cache.prefix.may_ask = False  # what was on its way came too late
     engine.core.planner.pausing.pause(first)
-    assert first.prefix.may_ask
+    assert first.cache.prefix.may_ask
 
 
 @pytest.mark.parametrize(

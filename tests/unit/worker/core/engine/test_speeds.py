@@ -6,7 +6,7 @@ import pytest
 
 from services.worker.core.effects import ReleaseTicket, StageTurn, TrimTicket
 from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.speeds import MS_MIN, TELL_EVERY, Telling, speeds_of
+from services.worker.core.engine.speeds import MS_MIN, REPORT_EVERY, SpeedReports, speeds_of
 from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.limits import Estimates
 from shared.ids import FrontendId, HostId, ModelId, TurnId
@@ -51,10 +51,10 @@ def test_steps_that_nobody_has_seen_are_not_told() -> None:
 
 
 def test_speeds_are_told_when_they_changed_much_and_now_and_then() -> None:
-    telling = Telling()
+    telling = SpeedReports()
     told = [telling.next([replace(TOLD, token_ms=1 + number / 500)]) for number in range(40)]
     assert [number for number, speeds in enumerate(told) if speeds] == [0, 16, 32]
-    assert TELL_EVERY == 16
+    assert REPORT_EVERY == 16
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_speeds_are_told_when_they_changed_much_and_now_and_then() -> None:
     ],
 )
 def test_much_is_a_tenth(changed: ModelSpeeds) -> None:
-    telling = Telling()
+    telling = SpeedReports()
     telling.next([TOLD])
     assert telling.next([changed]) == [changed]
     assert telling.next([]) == [], "of no model there is nothing to tell"
@@ -79,7 +79,7 @@ def looked_up(kv_from: KvFrom) -> Engine:
     engine = Engine()
     engine.core.writeback.connect(1)
     turn = new_turn("t", PROMPT)
-    turn.kv_from = kv_from
+    turn.request = replace(turn.request, kv_from=kv_from)
     engine.submit(turn)
     return engine
 
@@ -95,7 +95,7 @@ def test_what_is_in_the_pool_it_takes() -> None:
     engine = looked_up("pool")
     engine.step()
     turn = new_turn("u", PROMPT)
-    turn.kv_from = "pool"
+    turn.request = replace(turn.request, kv_from="pool")
     engine.submit(turn)
     assert turn.num_computed == 40
 
@@ -124,4 +124,4 @@ def test_other_hosts_are_below_the_host_s_memory(kv_from: KvFrom, *, asks_others
     shape = ModelShape(fingerprint="f", num_layers=2, block_tokens=4, vocab_size=10)
     prompt = Prompt(turn_id=TurnId("t"), attempt=1, tokens=pack_ints([1, 2]))
     turn = take_in(start, prompt, shape, 0)
-    assert turn.kv_from == kv_from and bool(turn.kv_at) is asks_others
+    assert turn.request.kv_from == kv_from and bool(turn.request.kv_at) is asks_others

@@ -38,7 +38,7 @@ def crowded(num_tokens: int = 7) -> Engine:
 def expect(engine: Engine, session: str, tokens: list[int], tenant: str = "default") -> None:
     """A turn is announced, and the kvstore has its blocks in the arena."""
     announce(engine, SessionId(session), tenant=TenantId(tenant))
-    number = max(engine.core.expecting._asked)
+    number = max(engine.core.announcements.expecting._asked)
     staged = staged_blocks(number + 4, keys_of(tokens))
     engine._keep(engine.core.on_session_staged(number, staged, engine.now_ns))
 
@@ -86,15 +86,17 @@ def test_a_turn_that_came_for_a_block_meanwhile_does_not_run_on_what_is_not_ther
     assert engine.plan() is None
     pages = called(engine)
     engine.submit(new_turn("s", OTHER))
-    (turn,) = [turn for turn in engine.core.waiting if turn.turn_id == "s"]
-    assert turn.prefix.blocks, "it holds what is whole, though it is on its way"
+    (turn,) = [turn for turn in engine.core.waiting if turn.request.turn_id == "s"]
+    assert turn.cache.prefix.blocks, "it holds what is whole, though it is on its way"
     engine._keep(engine.core.on_called_back(pages))
     check_integrity(engine.core)
     engine.core.on_cancel(TurnId("t"))
     engine.core.on_staged(TurnId("s"), 1, None, engine.now_ns)
     (row,) = engine.step()
     assert (row.turn_id, row.start) == ("s", 0)
-    assert all(page != NO_PAGE for block in turn.own for page in engine.core.pool.pages_of(block))
+    assert all(
+        page != NO_PAGE for block in turn.cache.own for page in engine.core.pool.pages_of(block)
+    )
     check_integrity(engine.core)
 
 

@@ -1,5 +1,6 @@
 """Announced turns: what they need comes shortly before them, and holds nothing until then."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,7 +215,7 @@ def test_what_waits_is_bounded(engine: Engine) -> None:
     for number in range(WAITING_MAX + 10):
         tenant = TenantId("ab"[number < WAITING_MAX * TENANT_SHARE + 10])
         far(engine, SessionId(f"s{number}"), num_tokens=8, tenant=tenant)
-    waiting = engine.core.expecting._shares
+    waiting = engine.core.announcements.expecting._shares
     assert waiting.held_by(TenantId("b")) == int(WAITING_MAX * TENANT_SHARE) + 1
     for number in range(WAITING_MAX):
         far(engine, SessionId(f"more{number}"), num_tokens=8, tenant=TenantId("c"))
@@ -222,7 +223,7 @@ def test_what_waits_is_bounded(engine: Engine) -> None:
     assert len(asked_at(engine, engine.now_ns + HOUR)) == WAITING_MAX
     for again in range(1000):
         far(engine, in_ns=HOUR + again, num_tokens=8)
-    assert len(engine.core.expecting._due) <= STALE_MIN + 2
+    assert len(engine.core.announcements.expecting._due) <= STALE_MIN + 2
     assert waiting.num_held == 1
 
 
@@ -237,8 +238,8 @@ def test_an_agent_s_beginning_is_asked_for_by_its_keys_until_the_turn_is_here(
     assert engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, name))
     come(engine, 2, announce(engine, name, keys=tuple(KEYS)))
     turn = new_turn("t", [*range(1, 9), 9], session_id=S)
-    turn.expected_as = owner_key(DEFAULT_TENANT, name)
+    turn.request = replace(turn.request, announced_as=owner_key(DEFAULT_TENANT, name))
     engine.submit(turn)
-    assert len(turn.prefix.blocks) == 2, "they are found by what they are"
+    assert len(turn.cache.prefix.blocks) == 2, "they are found by what they are"
     hints = engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, name))
     assert not hints, "and are nobody's hint any more"

@@ -130,7 +130,8 @@ def test_an_answer_tells_how_fast_pages_come() -> None:
 
 def cached_in(engine: Engine) -> dict[KvPlace, int]:
     engine.plan()
-    return engine.core.running[0].cached_in()
+    (turn,) = engine.core.running
+    return turn.cache.cached_in(turn.num_prompt)
 
 
 def test_a_turn_knows_where_its_history_was_when_it_came() -> None:
@@ -149,9 +150,9 @@ def test_a_turn_knows_where_its_history_was_when_it_came() -> None:
 
 def test_what_came_into_the_pool_meanwhile_was_there() -> None:
     turn = new_turn("t", PROMPT)
-    turn.num_cached = 40
-    assert turn.cached_in() == {"pool": 40}
-    turn.found = {"pool": 2, "host": 3, "disk": 0}
-    assert turn.cached_in() == {"pool": 28, "host": 12}
-    turn.num_cached = 12
-    assert turn.cached_in() == {"pool": 8, "host": 4}
+    turn.cache.num_cached = 40
+    assert turn.cache.cached_in(turn.num_prompt) == {"pool": 40}
+    turn.cache.found = {"pool": 2, "host": 3, "disk": 0}
+    assert turn.cache.cached_in(turn.num_prompt) == {"pool": 28, "host": 12}
+    turn.cache.num_cached = 12
+    assert turn.cache.cached_in(turn.num_prompt) == {"pool": 8, "host": 4}

@@ -64,9 +64,9 @@ class TestAsking:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         assert [stage.keys for stage in engine.stages()] == [KEYS]
-        assert turn.prefix.is_asked
+        assert turn.cache.prefix.is_asked
         assert engine.plan() is None
-        assert engine.core.next_deadline_ns() == turn.prefix.answer_due_at_ns > engine.now_ns
+        assert engine.core.next_deadline_ns() == turn.cache.prefix.answer_due_at_ns > engine.now_ns
 
     def test_without_a_kvstore_nothing_is_asked(self) -> None:
         engine = Engine()
@@ -98,7 +98,7 @@ class TestLateAnswers:
     ) -> None:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        engine.now_ns = turn.prefix.answer_due_at_ns
+        engine.now_ns = turn.cache.prefix.answer_due_at_ns
         assert engine.step()[0].start == 0
         staged = staged_blocks(3, KEYS)
         assert engine.core.on_staged(T, 1, staged, engine.now_ns) == [ReleaseTicket(3)]
@@ -112,15 +112,15 @@ class TestLateAnswers:
         engine.core.planner.prefill_tokens_max = 4
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        engine.now_ns = turn.prefix.answer_due_at_ns
+        engine.now_ns = turn.cache.prefix.answer_due_at_ns
         engine.step()
         engine.core.planner.preempt(turn, engine.now_ns)  # one block stays: the next is asked for
-        assert turn.prefix.is_asked and turn.prefix.staged_from == 1
+        assert turn.cache.prefix.is_asked and turn.cache.prefix.staged_from == 1
         stale = staged_blocks(3, KEYS)
         assert engine.core.on_staged(T, 1, stale, engine.now_ns) == [ReleaseTicket(3)]
         assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS[1:]), engine.now_ns) == []
         engine.plan()
-        assert [block.key for block in turn.prefix.blocks] == KEYS
+        assert [block.key for block in turn.cache.prefix.blocks] == KEYS
 
     def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=6)
@@ -128,17 +128,17 @@ class TestLateAnswers:
         engine.core.writeback.connect(1)
         waiting = new_turn("t", PROMPT)
         engine.submit(waiting)
-        assert waiting.prefix.staged_from == 2
+        assert waiting.cache.prefix.staged_from == 2
         engine.core.writeback.is_connected = False
         large = new_turn("large", list(range(200, 220)), priority=1)
         engine.submit(large)
         engine.step()
-        assert large in engine.core.running and not waiting.num_blocks
+        assert large in engine.core.running and not waiting.cache.num_blocks
         engine.core.on_staged(T, 1, staged_blocks(3, KEYS[2:]), engine.now_ns)
         engine.core.on_cancel(TurnId("large"))
         engine.plan()
         assert waiting in engine.core.running
-        assert waiting.num_computed == 0 and not waiting.prefix.blocks
+        assert waiting.num_computed == 0 and not waiting.cache.prefix.blocks
 
 
 def prefetch(engine: Engine, ticket: int, keys: list[BlockKey], priority: int) -> None:

@@ -130,7 +130,7 @@ class TestKept:
         if is_found:
             again = turn_of("u", [*kept, 9, 9], num_history=num_kept)
             engine.run(again)
-            assert again.num_cached == num_kept, "no token of it is computed again"
+            assert again.cache.num_cached == num_kept, "no token of it is computed again"
             check_integrity(engine.core)
 
     def test_not_more_than_has_kv(self) -> None:
@@ -186,7 +186,7 @@ class TestKept:
     def test_what_goes_below_says_how_long_its_turn_wants_it_kept(self) -> None:
         engine = connected()
         turn = turn_of("t", SAID)
-        turn.expiry_s = 60
+        turn.request = replace(turn.request, expiry_s=60)
         engine.run(turn)
         assert {write.expiry_s for write in written(engine)} == {60}
 
@@ -224,7 +224,9 @@ class TestGoneOnIn:
 
     def test_nor_who_wants_the_prompts_log_probabilities(self, engine: Engine) -> None:
         turn = turn_of("u", NEXT, num_history=10)
-        turn.sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        turn.request = replace(
+            turn.request, sampling=SamplingParams(max_tokens=1, prompt_logprobs=0)
+        )
         engine.submit(turn)
         assert engine.step()[0].start == 0
 
@@ -233,11 +235,11 @@ class TestGoneOnIn:
         turn = turn_of("u", NEXT, num_history=10, max_tokens=9)
         engine.submit(turn)
         engine.step()
-        assert tail_in(engine) is None and turn.held(2) is tail
+        assert tail_in(engine) is None and turn.cache.held(2) is tail
         other = turn_of("v", [*SAID, 300, 301], num_history=10)
         engine.submit(other)
         engine.step()
-        assert other.num_cached == 8 and not set(turn.own) & set(other.own)
+        assert other.cache.num_cached == 8 and not set(turn.cache.own) & set(other.cache.own)
         check_integrity(engine.core)
 
     def test_two_that_wait_for_it_do_not_both_get_it(self, engine: Engine) -> None:
@@ -245,8 +247,8 @@ class TestGoneOnIn:
         for turn in turns:
             engine.submit(turn)
         engine.step()
-        assert sorted(turn.num_cached for turn in turns) == [8, 10]
-        pages = [page for turn in turns for page in engine.core.pool.pages_of(turn.held(2))]
+        assert sorted(turn.cache.num_cached for turn in turns) == [8, 10]
+        pages = [page for turn in turns for page in engine.core.pool.pages_of(turn.cache.held(2))]
         assert len(set(pages)) == 2 * NUM_LAYERS
         check_integrity(engine.core)
 
@@ -262,11 +264,13 @@ class TestGoneOnIn:
         engine.submit(turn)
         plan = engine.plan()
         assert plan is not None
-        engine.core.pool.publish(engine.core.pool.allocate(1)[0], keys_of(NEXT)[2], turn.owner)
+        engine.core.pool.publish(
+            engine.core.pool.allocate(1)[0], keys_of(NEXT)[2], turn.request.owner
+        )
         twin = engine.core.pool.blocks[keys_of(NEXT)[2]]
         twin.refs = 0
         engine.finish(plan)
-        assert turn.held(2) is twin and twin.refs == 1
+        assert turn.cache.held(2) is twin and twin.refs == 1
         check_integrity(engine.core)
 
     def test_a_turn_that_leaves_it_partial_leaves_a_longer_one(self, engine: Engine) -> None:
@@ -318,14 +322,14 @@ class TestBelow:
         answer = staged_blocks(1, [*keys_of(SAID), tail_of(SAID)])
         engine.core.on_staged(TurnId("u"), 1, answer, engine.now_ns)
         plan = engine.plan()
-        assert plan is not None and plan.rows()[0].start == turn.num_cached == 10
+        assert plan is not None and plan.rows()[0].start == turn.cache.num_cached == 10
         assert plan.awaited[0] == [list(pages) for pages in zip(
-            *(engine.core.pool.pages_of(turn.held(n)) for n in range(3)), strict=True
+            *(engine.core.pool.pages_of(turn.cache.held(n)) for n in range(3)), strict=True
         )]  # fmt: skip
         check_integrity(engine.core)
         engine.load_all(of_kind(engine.effects, LoadPages))
         engine.finish(plan)
-        assert turn.held(2).key is NO_KEY, "it is the turn's own from now on"
+        assert turn.cache.held(2).key is NO_KEY, "it is the turn's own from now on"
         check_integrity(engine.core)
 
     def test_one_that_does_not_come_is_computed(self) -> None:
@@ -368,7 +372,7 @@ class TestBelow:
         turn = turn_of("u", NEXT, num_history=10, max_tokens=9)
         engine.submit(turn)
         engine.step()
-        assert turn.num_cached == 10
+        assert turn.cache.num_cached == 10
         effects = engine.store_all()
         commits = of_kind(effects, CommitBlocks)
         keys = {write.key for commit in commits for write in commit.writes}
@@ -378,7 +382,7 @@ class TestBelow:
             assert len(returned.arena_pages) == NUM_LAYERS
         engine.core.on_committed([*keys, tail_of(SAID)])
         full = engine.core.pool.blocks[keys_of(NEXT)[2]]
-        assert full is turn.held(2) and not full.backed
+        assert full is turn.cache.held(2) and not full.backed
         check_integrity(engine.core)
 
 
@@ -391,7 +395,7 @@ def test_an_expiry_that_cannot_be_is_refused(said: int) -> None:
     shape = ModelShape(fingerprint="f", num_layers=2, block_tokens=4, vocab_size=9)
     with pytest.raises(InvalidRequest, match="expiry_s"):
         take_in(start, prompt, shape, 0)
-    assert take_in(start, replace(prompt, expiry_s=60), shape, 0).expiry_s == 60
+    assert take_in(start, replace(prompt, expiry_s=60), shape, 0).request.expiry_s == 60
 
 
 @pytest.mark.parametrize(("said", "taken"), [(-1, 0), (0, 0), (3, 3), (4, 0), (1 << 62, 0)])
@@ -402,4 +406,4 @@ def test_a_number_that_cannot_be_costs_nothing(said: int, taken: int) -> None:
     prompt = Prompt(turn_id=TurnId("t"), attempt=1, tokens=pack_ints([1, 2, 3]), num_history=said)
     shape = ModelShape(fingerprint="f", num_layers=2, block_tokens=4, vocab_size=9)
     turn = take_in(start, prompt, shape, 0)
-    assert turn.num_history == taken and turn.has_tail == (taken > 0)
+    assert turn.cache.num_history == taken and turn.has_tail == (taken > 0)

@@ -60,7 +60,7 @@ class TestWriting:
         assert not of_kind(engine.effects, StoreBlocks)
         writes = engine.write()
         assert [write.key for write in writes] == KEYS
-        assert [write.parent for write in writes] == [turn.root, KEYS[0]]
+        assert [write.parent for write in writes] == [turn.cache.root, KEYS[0]]
         assert [write.tokens for write in writes] == [PROMPT[:4], PROMPT[4:8]]
         pool = engine.core.pool
         held = [pool.pages_of(pool.blocks[key]) for key in KEYS]

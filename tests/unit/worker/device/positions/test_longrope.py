@@ -1,6 +1,7 @@
 """Rotary frequencies go by the length of each row's sequence, whatever runs beside it."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from services.worker.core.engine.turn import Turn
 from services.worker.device.model import load_model
 from services.worker.device.positions.rotary import RowwiseRotary
 from services.worker.device.torch_executor import TorchExecutor
-from shared.ids import TurnId
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, gpu_executor
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model
@@ -111,7 +111,7 @@ def test_answers_do_not_depend_on_companions(tmp_path: Path) -> None:
         def preempt() -> None:
             nonlocal preempted_long
             if core.running and rng.random() < 0.4:
-                preempted_long += core.queue.victim().is_long
+                preempted_long += core.queue.victim().cache.is_long
                 driver.perform(core.planner.preempt(core.queue.victim(), driver.now_ns()))
 
         for n, (length, count) in enumerate(rows):
@@ -154,10 +154,8 @@ def test_another_worker_goes_on_with_it(tmp_path: Path) -> None:
         driver = Driver(make_core(executor), executor)
         for num_before in (1, 2, 3, 5):
             turn = driver.make_turn(str(num_before), [*first, *said[:num_before]], max_tokens=9)
-            later = Turn(
-                TurnId(str(num_before)), 2, turn.frontend_id, turn.tenant, None, turn.root,
-                turn.tokens, num_before, turn.sampling, turn.arrived_at_ns, turn.block_tokens,
-            )  # fmt: skip
+            request = replace(turn.request, attempt=2, num_generated_before=num_before)
+            later = Turn(request, turn.cache)
             driver.perform(driver.core.on_turn(later, driver.now_ns()))
         driver.run()
     for num_before in (1, 2, 3, 5):
