@@ -28,14 +28,14 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.request import TurnRequest
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
-from services.worker.ports import DeviceThreads
+from services.worker.device.thread import DeviceThreads
 from services.worker.step_loop import StepLoop
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key

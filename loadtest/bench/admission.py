@@ -26,12 +26,12 @@ from typing import Any, get_args
 
 from services.worker.core.effects import Emit
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.request import TurnRequest
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BLOCK_TOKENS, root_key
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId

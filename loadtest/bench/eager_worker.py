@@ -6,8 +6,8 @@ measured on it alone.
 from collections.abc import Callable
 
 from services.worker.config import WorkerConfig
-from services.worker.core.kv import history
 from services.worker.core.kv.fetching import Supply
+from services.worker.core.turns import history
 from services.worker.device.openmp import share_cores
 from services.worker.service import main
 from shared.service import run

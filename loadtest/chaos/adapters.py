@@ -12,7 +12,7 @@ from cli.adapters.offline import base_card
 from loadtest.bench.adapters.sizes import sizes_of
 from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
 from services.worker.core.limits import LoraStart
-from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 
 RANKS = (4, 8, 16)
 ROOM_SHARE = 0.25  # of adapters that a pool has room for, beside the streams' KV

@@ -15,8 +15,8 @@ from loadtest.cluster.plant import PCIE_BYTES_PER_S, Plant
 from loadtest.world.memory import ArenaMemory
 from loadtest.world.timeline import MS, SECOND, Action
 from services.worker.core.effects import BlockWrite, PageLoads
-from services.worker.core.engine.turn import Turn
 from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.core.turns.turn import Turn
 from shared.arena import PageState
 from shared.urgency import Order, load_order
 

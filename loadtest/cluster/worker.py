@@ -10,11 +10,11 @@ from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.timeline import MS
 from loadtest.world.worker import Worker
+from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.intake import ModelShape
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
+from services.worker.core.turns.intake import ModelShape
 from shared.ids import TurnId
 from shared.messages import TurnDelta
 

@@ -12,9 +12,9 @@ from services.scheduler.core.turns.arrivals import Arrivals
 from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
+from services.worker.core.turns.turn import Turn
 from shared.arena import PageState
 from shared.locations import OBJECTS
 from shared.owners import NOBODY

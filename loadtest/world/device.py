@@ -20,8 +20,8 @@ from loadtest.world.model import BREAKER, KILLER, NO_ADAPTER, Model
 from loadtest.world.timeline import SECOND, US, Action
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
-from services.worker.core.engine.turn import Turn
 from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult
+from services.worker.core.turns.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.arena import PageState
 from shared.messages import AdapterRef

@@ -32,9 +32,9 @@ FOLLOWER = "services/tracker/core/agents/follower.py"
 TRACKER_SHARDS = "services/tracker/core/shards.py"
 ENGINE = "services/worker/core/engine/engine.py"
 LANDING = "services/worker/core/engine/landing.py"
-TURN = "services/worker/core/engine/turn.py"
-HISTORY = "services/worker/core/kv/history.py"
-TAILS = "services/worker/core/kv/tails.py"
+TURN = "services/worker/core/turns/turn.py"
+HISTORY = "services/worker/core/turns/history.py"
+TAILS = "services/worker/core/turns/tails.py"
 ROWS = "services/worker/core/engine/rows.py"
 PAGES = "services/worker/core/kv/pages.py"
 RESIDENCY = "services/worker/core/kv/residency.py"
@@ -56,7 +56,7 @@ OBJECT_TIER = "services/kvstore/core/object_tier.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
 IMAGE_LOADING = "services/worker/core/adapters/loading.py"
-INTAKE = "services/worker/core/intake.py"
+INTAKE = "services/worker/core/turns/intake.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,7 +553,7 @@ MUTANTS = (
         "        self.num_computed = self.num_planned\n\n",
     ),
     Mutant(
-        "history that is overdue is waited for", "services/worker/core/kv/history.py",
+        "history that is overdue is waited for", "services/worker/core/turns/history.py",
         "if not 0 < prefix.give_up_at_ns <= now_ns:",
         "if True:",
     ),

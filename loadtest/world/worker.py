@@ -11,6 +11,8 @@ from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.speeds import SpeedReports
 from services.worker.core.effects import (
     BuildImage,
     CallBack,
@@ -28,17 +30,15 @@ from services.worker.core.effects import (
     StoreBlocks,
     TrimTicket,
 )
-from services.worker.core.engine.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.outcome import refuse_start
-from services.worker.core.engine.speeds import SpeedReports
-from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pulling import Pull, Pulling
 from services.worker.core.step import StepResult
+from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
+from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId

@@ -12,7 +12,8 @@ from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
 from services.worker.device.executor import ModelInfo
-from services.worker.ports import DeviceThread, HostFiles, Lock
+from services.worker.device.thread import DeviceThread
+from services.worker.ports import HostFiles, Lock
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
-from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.executor import Executor
+from services.worker.device.thread import DeviceThread
+from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
-from services.worker.ports import DeviceThread, OnMoved, TextModel
+from services.worker.ports import OnMoved, TextModel
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import Task

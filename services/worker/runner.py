@@ -32,14 +32,14 @@ from services.worker.core.effects import (
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.landing import GRAMMAR_FAILED
-from services.worker.core.engine.outcome import refuse_start
 from services.worker.core.engine.status import EngineStatus, status_of
-from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.splitting import commit_blocks_max, split_deltas
+from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
+from services.worker.core.turns.outcome import refuse_start
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
+from services.worker.device.thread import DeviceThread
 from services.worker.kv_client import KvClient
-from services.worker.ports import DeviceThread
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena
 from shared.blocks import BlockKey

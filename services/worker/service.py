@@ -10,20 +10,21 @@ from typing import Literal
 
 from services.worker import metrics
 from services.worker.config import WorkerConfig
+from services.worker.core.costs.speeds import SpeedReports
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.speeds import SpeedReports
 from services.worker.core.engine.status import EngineStatus
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
 from services.worker.core.splitting import turns_held_max
 from services.worker.device.copying.mover import Moved
 from services.worker.device.executor import Executor
+from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.load import load_models
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import OneshotModel
 from services.worker.oneshot.runner import OneshotRunner
-from services.worker.ports import DeviceThreads, OnMoved, SharedFiles, TextModel, WorkerPorts
+from services.worker.ports import OnMoved, SharedFiles, TextModel, WorkerPorts
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineListeners, EngineRunner
 from services.worker.traces import TurnTraces
@@ -83,6 +84,7 @@ class Worker:
         runtime.process = self._worker_id
         self._incarnation = new_id("inc")
         self._runners: dict[str, EngineRunner] = {}
+        self._metrics: dict[str, metrics.EngineMetrics] = {}  # of each runner
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
@@ -200,6 +202,7 @@ class Worker:
             runtime.bus, runtime.clock, core, executor, kv, ports.thread, listeners
         )
         self._runners[info.model_id] = runner
+        self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
         runtime.stack.callback(executor.close)
         runtime.stack.callback(kv.close)
         runtime.spawn(runner.run(), f"engine {info.model_id}")
@@ -271,7 +274,8 @@ class Worker:
             if self._runtime.bus.connected:  # what was published meanwhile would arrive too late
                 await self._runtime.bus.publish(WORKER_REPORT, self._make_report(statuses))
             for model_id, status in statuses.items():
-                metrics.report(model_id, status, self._runners[model_id].take_adapter_times())
+                times = self._runners[model_id].take_adapter_times()
+                self._metrics[model_id].report(status, times)
             await wait_set(self._report_now, self._config.report_interval_ms / 1e3)
 
     def _make_report(self, statuses: Mapping[str, EngineStatus]) -> WorkerReport:

@@ -12,7 +12,7 @@ from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.device.executor import Executor
 from services.worker.device.isolate import launch_isolated
-from services.worker.ports import DeviceThread
+from services.worker.device.thread import DeviceThread
 from shared.clock import Clock
 from shared.tasks import wait_set
 

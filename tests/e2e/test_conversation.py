@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
-from services.worker.demo_model import DEMO_MODEL_ID, NUM_LAYERS
+from services.worker.models.demo_model import DEMO_MODEL_ID, NUM_LAYERS
 from shared.blocks import BLOCK_TOKENS
 from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
 from tests.e2e.house import House, processes_of, wait_until

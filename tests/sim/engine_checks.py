@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from services.worker.core.effects import BlockWrite
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.pages import NO_PAGE
 from services.worker.core.step import StepPlan
+from services.worker.core.turns.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.hints import HINTED_SHARE
 from shared.owners import OwnerKey

@@ -12,8 +12,8 @@ from functools import partial
 from loadtest.world.memory import PageLoad, each_page
 from services.worker.core.effects import Effect, PageLoads
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.turn import Turn
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
+from services.worker.core.turns.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.blocks import BlockKey, chain_keys, root_key, sequence_root
 from shared.messages import TokenLogprobs

@@ -22,12 +22,12 @@ from services.worker.core.effects import (
 )
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.engine.request import TurnRequest
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey, chain_keys, child_key, sequence_root
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.owners import OwnerKey, owner_key

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from loadtest.bench.admission import Arrivals, simulate
-from services.worker.core.engine.turn import TurnState
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepPlan
+from services.worker.core.turns.turn import TurnState
 from shared.profiles import PROFILES
 from tests.sim.engine_device import US
 from tests.sim.engine_traffic import run_world
@@ -79,7 +79,7 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     worlds = [run_seed(seed) for seed in range(60)]
     assert sum(world.num_kept_waiting for world in worlds) > 100
     assert sum(world.core.planner.num_preemptions for world in worlds) > 10
-    assert sum(world.core.num_load_failures for world in worlds) > 10
+    assert sum(world.core.stager.num_failures for world in worlds) > 10
 
 
 BUSY = [

@@ -31,7 +31,7 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     worlds = [run_seed(seed) for seed in range(40)]
     assert sum(world.num_carried for world in worlds) > 1000
     assert sum(world.core.planner.num_preemptions for world in worlds) > 10
-    assert sum(world.core.num_load_failures for world in worlds) > 10
+    assert sum(world.core.stager.num_failures for world in worlds) > 10
     assert sum(world.core.pool.num_evicted for world in worlds) > 100
     assert sum(world.core.history.num_prefix_hits for world in worlds) > 100
     assert sum(world.core.writeback.num_given_up for world in worlds) > 10

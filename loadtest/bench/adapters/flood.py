@@ -24,8 +24,8 @@ from loadtest.bench.adapters.registering import LOAD
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.http_load import Answers, closed_loop
-from services.worker.demo_model import DEMO_MODEL_ID
 from services.worker.load import demo_folder
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.errors import PeerUnavailable
 
 FLOODER, OTHER = "flooder", "other"

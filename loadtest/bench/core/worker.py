@@ -6,14 +6,14 @@ from typing import Any
 
 from services.worker.core.effects import Effect, LoadPages
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.request import TurnRequest
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import Sampled, StepResult
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import SamplingParams

@@ -23,7 +23,7 @@ import orjson
 from cli.start.credentials import nkey_file
 from loadtest.fuzz.house import MODEL, House, open_house
 from loadtest.http_load import Answers, closed_loop
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import TenantId
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
-from services.worker.demo_model import VOCAB
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
 from services.worker.device.copying.copies import HostCopier, PageCopier
@@ -29,6 +28,7 @@ from services.worker.device.failures import Failures
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.tables import BlockTables
+from services.worker.models.demo_model import VOCAB
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from services.worker import metrics
+from services.worker.device.thread import DeviceThread
+from services.worker.oneshot import metrics
 from services.worker.oneshot.core import BatchCore
 from services.worker.oneshot.effects import (
     BatchLimits,
@@ -25,7 +26,6 @@ from services.worker.oneshot.model import (
     OneshotModel,
     pack_values,
 )
-from services.worker.ports import DeviceThread
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.effects import WakeAt

@@ -17,7 +17,7 @@ from services.frontend import service
 from services.frontend.config import FrontendConfig
 from services.frontend.rendering.texts import Texts
 from services.frontend.service import make_texts
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import PeerUnavailable

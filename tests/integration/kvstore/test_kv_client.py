@@ -13,8 +13,9 @@ from services.kvstore import service
 from services.kvstore.core import Effect, KvCore, Limits, Renew
 from services.worker import kv_client
 from services.worker.device.executor import ModelInfo
+from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
-from services.worker.ports import DeviceThreads, SharedFiles
+from services.worker.ports import SharedFiles
 from shared import subjects
 from shared.bus import Bus
 from shared.errors import NotFound, PeerUnavailable

@@ -9,7 +9,7 @@ import pytest
 
 from cli.models.gguf_header import read_header
 from cli.models.sizes import of_config, sizes_of
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.profiles import PROFILES
 from tests.unit.cli.gguf_families import FAMILIES, make, write

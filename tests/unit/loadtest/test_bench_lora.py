@@ -11,9 +11,9 @@ from loadtest.bench import lora
 from loadtest.bench.lora.agreement import WrongTokens
 from loadtest.bench.lora.made import MadeAdapter, make_adapters, write_adapters
 from loadtest.local_engine import LocalEngine
-from services.worker.core.engine.turn import Turn
-from services.worker.demo_model import make_demo_model
+from services.worker.core.turns.turn import Turn
 from services.worker.device.model import load_model
+from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest

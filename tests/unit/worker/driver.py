@@ -13,14 +13,14 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.request import TurnRequest
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId

@@ -4,7 +4,7 @@ An image (`shared.adapters.layout`) is a chain of blocks like a turn's history, 
 pool, and `residency` brings it up. One image serves every turn of its adapter. It is needed as a
 whole, though a pass may begin before its later layers are here (`streaming`); what the kvstore does
 not have is built from the adapter's files, and goes below like blocks that were computed. An image
-that nobody runs on is clean pages that anybody may take.
+that no turn runs on is clean pages that any turn may take.
 
 An adapter's way: `use` by a turn that came; `prepare`, which asks the kvstore, for those whose turn
 is near; `bring`, when the turn could be admitted, which takes the pages; `start` when it is.
@@ -16,8 +16,9 @@ from enum import Enum
 from itertools import islice
 
 from services.worker.core.adapters.image import NO_LINE, Image
+from services.worker.core.adapters.known import KnownAdapters
 from services.worker.core.adapters.loading import ImageLoading
-from services.worker.core.adapters.stats import AdapterStats, AdapterStatus, Source
+from services.worker.core.adapters.stats import AdapterStats, Source
 from services.worker.core.adapters.streaming import FirstPass
 from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
@@ -33,7 +34,6 @@ AHEAD_MAX = 8  # images loading that no turn runs on yet
 # A kvstore that is only starting knows no files yet: no turn should fail because of that.
 PAUSES_NS = (0, 250_000_000, 1_000_000_000, 3_000_000_000, 6_000_000_000)
 WISHES_MAX = 1024  # announced, and not answered for
-KNOWN_MAX = 4096  # adapters that reports may name
 
 
 class Readiness(Enum):
@@ -62,7 +62,6 @@ class Adapters:
     _ahead: by number, those of them that are here or on their way and that no turn runs on.
     _streamed: by number, those that turns run on and that are not all here.
     _paused: by number, when those that failed are tried again.
-    _known: the last block of every adapter that was here lately, the latest used last.
     """
 
     residency: Residency
@@ -77,7 +76,7 @@ class Adapters:
     _ahead: dict[int, Image] = field(default_factory=dict)
     _streamed: dict[int, Image] = field(default_factory=dict)
     _paused: dict[int, int] = field(default_factory=dict)
-    _known: dict[str, BlockKey] = field(default_factory=dict)
+    _known: KnownAdapters = field(default_factory=KnownAdapters)
 
     def __post_init__(self) -> None:
         self._lines = list(range(self.lines_max - 1, -1, -1))  # low ones first: tables stay small
@@ -128,7 +127,7 @@ class Adapters:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
         effects = self.residency.stage(image.chain, staged)
         image.must_build = not (image.chain.is_asked or image.chain.staged)
-        # Where there are pages that nobody has, its turn need not come to ask for them.
+        # Where there are free pages, its turn need not come to ask for them.
         num_pages = len(image.chain.missing) * self.residency.pool.num_layers
         if self.residency.pool.num_free >= num_pages + num_reserved:
             effects += self.loading.fetch(image, now_ns)
@@ -174,11 +173,8 @@ class Adapters:
         if chain.is_asked:
             return Readiness.COMING
         if chain.coming:
-            return (
-                Readiness.READY
-                if self.loading.may_begin(use, image, first, now_ns)
-                else Readiness.COMING
-            )
+            may_begin = self.loading.may_begin(use, image, first, now_ns)
+            return Readiness.READY if may_begin else Readiness.COMING
         if not chain.missing:
             return Readiness.READY
         if residency.num_available < self.num_pages_wanted(use) + num_reserved:
@@ -221,7 +217,7 @@ class Adapters:
         if adapter is None:
             return []
         keys = self.loading.keys(adapter, expected.num_image_blocks)
-        if not self.loading.writeback.is_connected or self._is_here(keys):
+        if not self.loading.writeback.is_connected or self.residency.has_all(keys):
             return []
         self._last_number += 1
         self._wishes[self._last_number] = _Wanted(keys, adapter, expected)
@@ -352,30 +348,12 @@ class Adapters:
 
     def resident(self) -> list[str]:
         """Hashes of the adapters that are here as a whole, in use or not; the latest used first."""
-        pool = self.residency.pool
-        here = []
-        for adapter_hash, last in reversed(self._known.items()):
-            block = pool.blocks.get(last)
-            if block is not None and pool.is_whole(block) and not (block.lost or block.loading):
-                here.append(adapter_hash)
-        return here
+        return self._known.resident(self.residency.pool)
 
     def on_first_token(self, use: AdapterUse, duration_ns: int) -> None:
         """A turn has its first token, so long after it arrived."""
         if use.ref is not None:
             self.stats.on_first_token(use.start, duration_ns)
-
-    def status(self) -> AdapterStatus:
-        """A snapshot, for reports and metrics."""
-        images = self.images.values()
-        return AdapterStatus(
-            lines_max=self.lines_max,
-            running=[image.adapter.name for image in images if image.running],
-            waiting=[image.adapter.name for image in images if not image.running],
-            resident=self.resident(),
-            num_pages=self.num_pages,
-            num_failures=self.stats.num_failures,
-        )
 
     @property
     def num_pages(self) -> int:
@@ -386,9 +364,8 @@ class Adapters:
     @property
     def next_deadline_ns(self) -> int | None:
         """When an answer of the kvstore is overdue, or one that failed is tried again."""
-        asked = [
-            each.chain.answer_due_at_ns for each in self._ahead.values() if each.chain.is_asked
-        ]
+        chains = [image.chain for image in self._ahead.values()]
+        asked = [chain.answer_due_at_ns for chain in chains if chain.is_asked]
         return min([*asked, *self._paused.values()], default=None)
 
     def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
@@ -399,11 +376,6 @@ class Adapters:
         self.images[adapter.adapter_hash] = self._by_number[image.number] = image
         self._note(image)
         return image
-
-    def _is_here(self, keys: list[BlockKey]) -> bool:
-        pool = self.residency.pool
-        blocks = map(pool.blocks.get, keys)
-        return all(block is not None and pool.is_whole(block) for block in blocks)
 
     def _start_over(self, image: Image, now_ns: int, effects: list[Effect]) -> None:
         """Its loads failed: it gives its turn to others until the next attempt."""
@@ -431,8 +403,4 @@ class Adapters:
         return effects + self.residency.release(image.chain)
 
     def _note(self, image: Image) -> None:
-        name = image.adapter.adapter_hash
-        self._known.pop(name, None)
-        self._known[name] = image.chain.keys[-1]
-        if len(self._known) > KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+        self._known.note(image.adapter.adapter_hash, image.chain.keys[-1])

@@ -8,7 +8,7 @@ late nevertheless fails only the rows of its adapter, soon.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.core.engine.costs import Line
+from services.worker.core.costs.costs import Line
 from services.worker.core.limits import LoraStart
 
 TRY_AGAIN = 100  # what helpers took once may be different now

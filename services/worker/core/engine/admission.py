@@ -12,7 +12,7 @@ Source: deferred batch scheduling, section 3.1, with the prompts' tokens for the
 
 from dataclasses import dataclass
 
-from services.worker.core.engine.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
 
 RESERVE_MIN = 0.2  # for turns that come after a batch was planned and before it opens
 RESERVE_GAIN = 0.25  # four late turns in a row make a worker eager

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.worker.core.adapters.adapters import Adapters
+from services.worker.core.costs.costs import StepCosts
 from services.worker.core.engine.admission import (
     EAGER,
     AdmissionView,
@@ -11,12 +12,11 @@ from services.worker.core.engine.admission import (
     Punctuality,
     decide,
 )
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.queue import TurnQueue
-from services.worker.core.engine.targets import TargetCounts
-from services.worker.core.engine.turn import Turn
-from services.worker.core.kv.history import History
 from services.worker.core.limits import EngineLimits
+from services.worker.core.turns.history import History
+from services.worker.core.turns.queue import TurnQueue
+from services.worker.core.turns.targets import TargetCounts
+from services.worker.core.turns.turn import Turn
 
 
 @dataclass(slots=True)

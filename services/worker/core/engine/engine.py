@@ -20,20 +20,15 @@ from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.adapters.loading import ImageLoading
 from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.adapters.streaming import StartModes
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.speeds import speeds_of
 from services.worker.core.effects import Effect, ReleaseTicket
 from services.worker.core.engine.admitting import Admitting
 from services.worker.core.engine.announcements import Announcements
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.forgetting import forget_session
 from services.worker.core.engine.landing import Landing
-from services.worker.core.engine.outcome import error, refuse
 from services.worker.core.engine.planner import PlannedStep, Planner
-from services.worker.core.engine.queue import TurnQueue
-from services.worker.core.engine.speeds import speeds_of
 from services.worker.core.engine.steps_in_flight import StepsInFlight
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.expecting import Expected
-from services.worker.core.kv.history import History
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
@@ -41,6 +36,11 @@ from services.worker.core.kv.staging import Stager
 from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.turns.forgetting import forget_session
+from services.worker.core.turns.history import History
+from services.worker.core.turns.outcome import error, refuse
+from services.worker.core.turns.queue import TurnQueue
+from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey
 from shared.ids import HostId, ModelId, TurnId
 from shared.messages import ModelSpeeds, TurnRef
@@ -78,7 +78,6 @@ class EngineCore:
     steps: StepsInFlight = field(init=False)
     admitting: Admitting = field(init=False)
     announcements: Announcements = field(init=False)
-    num_load_failures: int = field(default=0, init=False)
     landing: Landing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +97,7 @@ class EngineCore:
         )  # fmt: skip
         self.adapters = Adapters(residency, loading, limits.turns_running_max)
         self.planner = Planner(
-            self.queue, self.history, self.adapters, residency, costs, limits.prefill_tokens_max,
+            self.queue, self.history, self.adapters, costs, limits.prefill_tokens_max,
             limits.layerwise,
         )  # fmt: skip
         self.steps = StepsInFlight(
@@ -285,7 +284,6 @@ class EngineCore:
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages, or builds of them, ended."""
-        self.num_load_failures += len(bad)
         if good:
             self.history.landed_at_ns = now_ns
         effects = self.stager.on_loaded(good, is_good=True)
@@ -343,10 +341,7 @@ class EngineCore:
         if planned is None:
             self.steps.on_nothing_to_run()
             return None, effects
-        for turn in planned.turns:
-            if turn.trace.first_step_at_ns is None:
-                turn.trace.first_step_at_ns = now_ns
-        self.steps.add(planned, starts_at_ns)
+        self.steps.add(planned, starts_at_ns, now_ns)
         return planned.plan, effects
 
     def on_step(self, result: StepResult, now_ns: int) -> list[Effect]:
@@ -372,23 +367,15 @@ class EngineCore:
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: an answer of the kvstore is overdue, history
-        is, or a pass need not wait for it any more, an announced session did not come or is near,
-        arena pages may be there again."""
-        deadlines = [
-            t.cache.prefix.answer_due_at_ns for t in self.waiting if t.cache.prefix.is_asked
-        ]
-        for turn in self.running:
-            if turn.cache.prefix.coming and turn.can_run:
-                deadlines.append(min(turn.look_again_at_ns, turn.cache.prefix.give_up_at_ns))
-        for at_ns in (
+        is, an announced session did not come or is near, arena pages may be there again."""
+        deadlines = (
+            self.queue.next_deadline_ns(),
             self.stager.next_expiry_ns,
             self.announcements.expecting.next_at_ns,
             self.writeback.next_ask_at_ns,
             self.adapters.next_deadline_ns,
-        ):
-            if at_ns is not None:
-                deadlines.append(at_ns)
-        return min(deadlines, default=None)
+        )
+        return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     # New KV goes below.
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.pages import NO_KEY, NO_PAGE, Block
+from services.worker.core.turns.turn import Turn
 
 
 def check_integrity(core: EngineCore) -> None:

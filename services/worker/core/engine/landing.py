@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.effects import Effect, Emit, ReportSoon
 from services.worker.core.engine.admitting import Admitting
-from services.worker.core.engine.outcome import ended, error, finish_reason, token_delta
 from services.worker.core.engine.planner import Planner
-from services.worker.core.engine.queue import TurnQueue
 from services.worker.core.engine.steps_in_flight import StepsInFlight
-from services.worker.core.engine.turn import Turn, TurnState
-from services.worker.core.kv.history import History
 from services.worker.core.step import Sampled, StepResult
+from services.worker.core.turns.history import History
+from services.worker.core.turns.outcome import ended, error, finish_reason, token_delta
+from services.worker.core.turns.queue import TurnQueue
+from services.worker.core.turns.turn import Turn, TurnState
 from shared.messages import FinishReason
 
 GRAMMAR_FAILED = "grammar_failed"

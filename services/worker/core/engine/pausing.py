@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.effects import Effect
-from services.worker.core.engine.queue import TurnQueue
-from services.worker.core.engine.turn import Turn
-from services.worker.core.kv.history import History
+from services.worker.core.turns.history import History
+from services.worker.core.turns.queue import TurnQueue
+from services.worker.core.turns.turn import Turn
 from shared.urgency import is_urgent
 
 

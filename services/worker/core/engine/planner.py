@@ -15,20 +15,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from services.worker.core.adapters.adapters import AHEAD_MAX, Adapters, Readiness
-from services.worker.core.adapters.step_models import NO_LORA, LoraLoad
 from services.worker.core.adapters.streaming import FirstPass
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.joining import gains, patience_ns, stall_ns
+from services.worker.core.costs.step_models import NO_LORA, LoraLoad
 from services.worker.core.effects import Effect
 from services.worker.core.engine.admission import Decision
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.joining import gains, patience_ns, stall_ns
 from services.worker.core.engine.pausing import Pausing
-from services.worker.core.engine.queue import TurnQueue
 from services.worker.core.engine.rows import Row, by_adapter, step_plan
-from services.worker.core.engine.turn import Turn, TurnState
-from services.worker.core.kv.history import History
 from services.worker.core.kv.pages import Block
 from services.worker.core.kv.residency import Residency
 from services.worker.core.step import StepPlan
+from services.worker.core.turns.history import History
+from services.worker.core.turns.queue import TurnQueue
+from services.worker.core.turns.turn import Turn, TurnState
 
 LOOKS = 4  # at a prompt whose history is on its way, while what is left of its wait halves or so
 
@@ -90,14 +90,15 @@ class Planner:
     queue: TurnQueue
     history: History
     adapters: Adapters
-    residency: Residency
     costs: StepCosts
     prefill_tokens_max: int
     is_layerwise: bool = True
-    num_preemptions: int = 0
+    num_preemptions: int = field(default=0, init=False)
+    residency: Residency = field(init=False)
     pausing: Pausing = field(init=False)
 
     def __post_init__(self) -> None:
+        self.residency = self.history.residency
         self.pausing = Pausing(self.queue, self.history, self.adapters)
 
     @property

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.step import (
@@ -18,6 +17,7 @@ from services.worker.core.step import (
     StepPlan,
     TableEntries,
 )
+from services.worker.core.turns.turn import Turn
 from shared.sampling import depends_on_reply, has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token

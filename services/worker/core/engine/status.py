@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.adapters.stats import AdapterStatus
-from services.worker.core.adapters.step_models import StepModel
+from services.worker.core.costs.step_models import StepModel
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine.targets import Outcome, Target
+from services.worker.core.turns.targets import Outcome, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +86,23 @@ def status_of(core: EngineCore) -> EngineStatus:
             num_prefix_hits=core.history.num_prefix_hits,
             num_preemptions=core.planner.num_preemptions,
             num_pauses=core.planner.num_pauses,
-            num_load_failures=core.num_load_failures,
+            num_load_failures=core.stager.num_failures,
             busy_ns=device_time.busy_ns,
             idle_ns=device_time.idle_ns,
             targets=core.admitting.targets.totals,
         ),
-        adapters=core.adapters.status(),
+        adapters=_adapters_of(core.adapters),
         step_models=core.costs.models.solve(),
+    )
+
+
+def _adapters_of(adapters: Adapters) -> AdapterStatus:
+    images = adapters.images.values()
+    return AdapterStatus(
+        lines_max=adapters.lines_max,
+        running=[image.adapter.name for image in images if image.running],
+        waiting=[image.adapter.name for image in images if not image.running],
+        resident=adapters.resident(),
+        num_pages=adapters.num_pages,
+        num_failures=adapters.stats.num_failures,
     )

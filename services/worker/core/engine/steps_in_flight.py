@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.worker.core.adapters.streaming import StartModes
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.device_time import DeviceTime
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.device_time import DeviceTime
 from services.worker.core.engine.planner import PlannedStep
 from services.worker.core.kv.pages import Block, PagePool
 from services.worker.core.limits import Estimates
@@ -52,8 +52,11 @@ class StepsInFlight:
         assert len(self.flights) <= self.steps_ahead_max, "too many steps are in flight"
         return max([now_ns, *(planned.ends_at_ns for planned in self.flights)])
 
-    def add(self, planned: PlannedStep, starts_at_ns: int) -> None:
+    def add(self, planned: PlannedStep, starts_at_ns: int, now_ns: int) -> None:
         """A step was planned."""
+        for turn in planned.turns:
+            if turn.trace.first_step_at_ns is None:
+                turn.trace.first_step_at_ns = now_ns
         planned.takes_ns = self._predicted_ns(planned)
         planned.ends_at_ns = starts_at_ns + planned.takes_ns
         self.flights.append(planned)

@@ -6,12 +6,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.core.effects import NO_KEY
 from shared.blocks import BlockKey
 from shared.owners import NOBODY, OwnerKey
 
 NO_PAGE = -1
 NO_ROW = -1
-NO_KEY = BlockKey(b"")
 ROWS_MIN = 64
 Pages: TypeAlias = npt.NDArray[np.int32]
 

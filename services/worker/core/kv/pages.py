@@ -11,9 +11,9 @@ from itertools import compress
 
 import numpy as np
 
+from services.worker.core.effects import NO_KEY
 from services.worker.core.kv.idle_groups import ALL_LAYERS, IdleGroups
 from services.worker.core.kv.page_table import (
-    NO_KEY,
     NO_PAGE,
     NO_ROW,
     ROWS_MIN,

@@ -257,6 +257,11 @@ class Residency:
         """
         return self.pool.num_available
 
+    def has_all(self, keys: list[BlockKey]) -> bool:
+        """Whether all these blocks are here, or loading."""
+        blocks = map(self.pool.blocks.get, keys)
+        return all(block is not None and self.pool.is_whole(block) for block in blocks)
+
     def forget(self, blocks: list[Block]) -> None:
         """Nobody finds these any more. Each goes with its last user."""
         for block in blocks:

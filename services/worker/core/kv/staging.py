@@ -117,10 +117,12 @@ class Stager:
     Attributes:
         is_paused: no prefetch load is begun, so that turns that are here find pages; until the next
             step is planned.
+        num_failures: pages that did not come, since the start.
     """
 
     pool: PagePool
     is_paused: bool = False
+    num_failures: int = 0
     flights: Flights = field(init=False)
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     hints: Hints = field(init=False)
@@ -232,6 +234,7 @@ class Stager:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
         if not pages:
             return []
+        self.num_failures += 0 if is_good else len(pages)
         flights = self.flights.end(pages)
         for flight in flights:
             block = flight.block

@@ -1,4 +1,4 @@
-"""An arena's memory is made known to a device piece by piece, in the background.
+"""An arena's memory is registered with a device piece by piece, in the background.
 
 To register host memory takes a device longer than to fill it, and what has no memory behind it yet
 cannot be registered at all. So an arena is used from the moment it is there, and its pieces become
@@ -12,11 +12,15 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker import metrics
 from shared.arena import Arena, Bytes
 from shared.errors import SymphonyError
+from shared.metrics import counter
 
 log = logging.getLogger(__name__)
+
+ARENA_PIECES = counter(
+    "arena_pieces", "Pieces of arenas that the device was to address, by outcome", ["outcome"]
+)
 
 # A device may do nothing else while it registers: some 20 ms.
 PIECE_BYTES = 64 * 1024 * 1024
@@ -25,7 +29,7 @@ _SYSTEM_PAGE_BYTES = 4096  # no two pieces may share one
 
 
 class HostMemory(Protocol):
-    """A device, as far as it may be told of host memory: of each by one thread."""
+    """A device, as far as host memory is registered with it: each piece by one thread."""
 
     def register(self, memory: Bytes) -> None:
         """Have the device address this memory: seconds for some gigabytes.
@@ -121,10 +125,10 @@ class Pieces:
                     "part of the arena is not registered: its pages are copied twice",
                     extra={"path": self._path, "error": error.message},
                 )
-            metrics.ARENA_PIECES.labels("refused").inc()
+            ARENA_PIECES.labels("refused").inc()
             return
         self._is_known[number] = True
-        metrics.ARENA_PIECES.labels("registered").inc()
+        ARENA_PIECES.labels("registered").inc()
 
 
 def _pages_in(piece_bytes: int, page_bytes: int) -> int:

@@ -8,11 +8,15 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker import metrics
 from services.worker.device.copying.copies import Copy
 from services.worker.device.copying.pieces import PIECE_BYTES, HostMemory, Pieces
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
+from shared.metrics import counter
+
+ARENA_DETOURS = counter(
+    "arena_detour_pages", "Pages copied from or to pieces that it does not address", ["direction"]
+)
 
 
 class DeviceLink(HostMemory, Protocol):
@@ -101,7 +105,7 @@ class PiecewiseCopier:
     def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
         if self._pieces[arena].have(arena_pages):
             return self._link.load(arena.pages, arena_pages, pool_pages)
-        metrics.ARENA_DETOURS.labels("load").inc(len(arena_pages))
+        ARENA_DETOURS.labels("load").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
         np.take(arena.pages, arena_pages, axis=0, out=staged)
         return self._link.load(staged, list(range(len(arena_pages))), pool_pages)
@@ -122,7 +126,7 @@ class PiecewiseCopier:
     ) -> Copy:
         if self._pieces[arena].have(arena_pages):
             return self._link.store(mark, pool_pages, arena.pages, arena_pages, num_tokens)
-        metrics.ARENA_DETOURS.labels("store").inc(len(arena_pages))
+        ARENA_DETOURS.labels("store").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
         pages = list(range(len(arena_pages)))
         copy = self._link.store(mark, pool_pages, staged, pages, num_tokens)

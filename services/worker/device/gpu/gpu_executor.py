@@ -39,11 +39,11 @@ from services.worker.device.step import StepContext, running
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 4096
-SPARE_PAGE = -1  # the pool's last page, which is nobody's: what padding writes
+SPARE_PAGE = -1  # the pool's last page, which belongs to no turn: padding writes there
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class DeviceInputs:
     """A plan's numbers on the device, with the carried tokens filled in.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Told:
         before: of each of those, its carried token or `NO_CARRIED`.
         back: the same on its way to the host, where a grammar asks for it.
         is_long: see `StepContext`.
-        adapters: see `DeviceLines.told`; None: all rows are the base model's.
+        adapters: see `DeviceLines.inputs`; None: all rows are the base model's.
     """
 
     tokens: torch.Tensor
@@ -76,7 +76,7 @@ class GpuExecutor:
         num_pages: pool size; ``num_pages * page_bytes`` bytes of device memory.
         turns_max: turns in one step.
         make_copier: for the pool.
-        record: makes of a launch one that is repeated by a call; None: launch every time anew.
+        record: makes of a launch one that is repeated by a call; None: launch again every time.
         on_moved: see `KvMover`.
         crew: helpers for adapters that are not in the pool; closed with this.
     """
@@ -121,10 +121,10 @@ class GpuExecutor:
     def launch(self, plan: StepPlan) -> GpuLaunched:
         passed = Pass(time.monotonic_ns(), self._failures.void(plan), [0] * self.info.num_layers)
         with torch.inference_mode():
-            told = self._tell(plan)
+            inputs = self._upload_inputs(plan)
             with self._helpers(plan, passed):
-                logits = self._logits(plan, told, passed)
-                chosen = self._choose(plan, told, logits, self._masks(plan, told, passed))
+                logits = self._logits(plan, inputs, passed)
+                chosen = self._choose(plan, inputs, logits, self._masks(plan, inputs, passed))
         self._failures.keep(plan, passed.failed)
         return GpuLaunched(plan, passed, chosen, self.mover.gate, self._started_at_ns)
 
@@ -155,53 +155,30 @@ class GpuExecutor:
 
     # Before the pass.
 
-    def _tell(self, plan: StepPlan) -> _Told:
+    def _upload_inputs(self, plan: StepPlan) -> DeviceInputs:
         entries = plan.entries
         self._tables.check(entries)
         if self._lora is not None:
             self._lora.enter(plan.images)
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         wanted = wanted_logits(plan)
-        place = {token: index for index, token in enumerate(wanted)}
-        last = plan.query_starts[1:] - 1
         is_on_adapters = self._lora is not None and bool((plan.adapters != NO_LINE).any())
-        told_adapters: list[Ints] = []
+        adapter_inputs: list[Ints] = []
         if is_on_adapters and self._lora is not None:
-            told_adapters = self._lora.told(plan, wanted)
-        is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
+            adapter_inputs = self._lora.inputs(plan, wanted)
         (
             tokens, token_slots, positions, starts, lens, slots, at, sampled, sampled_slots,
             sampled_last, are_carried, carried_at, carried_slots, are_long, to_slots, to_blocks,
             pages, *adapters,
         ) = upload(
-            [
-                plan.tokens,
-                np.repeat(plan.slots, plan.lengths),
-                plan.positions(),
-                plan.query_starts,
-                plan.context_lens,
-                plan.slots,
-                np.array(wanted, np.int32),
-                np.array([place[int(last[row])] for row in rows], np.int32),
-                plan.slots[rows],
-                last[rows],
-                is_carried[rows].astype(np.int32),
-                last[plan.carried],
-                plan.slots[plan.carried],
-                plan.are_long().astype(np.int32) if len(plan.long) else plan.long,
-                entries.slots,
-                entries.blocks,
-                entries.pages,
-                *told_adapters,
-            ],
-            self._device,
+            [*_arrays(plan, rows, wanted), *adapter_inputs], self._device
         )  # fmt: skip
         if len(entries.slots):
             self._tables.enter(to_slots, to_blocks, pages)
         if len(plan.carried):
             tokens[carried_at] = self._tables.latest[carried_slots]
         before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
-        return _Told(
+        return DeviceInputs(
             tokens, positions.long(), are_long.bool() if len(plan.long) else None, token_slots,
             starts, lens, slots, at, sampled, sampled_slots, before,
             ReadBack([before]) if _has_grammar(plan) else None, adapters or None,
@@ -209,13 +186,13 @@ class GpuExecutor:
 
     # The pass.
 
-    def _logits(self, plan: StepPlan, told: _Told, passed: Pass) -> torch.Tensor:
-        graphs = self._graphs if told.adapters is None else self._lora_graphs
+    def _logits(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> torch.Tensor:
+        graphs = self._graphs if inputs.adapters is None else self._lora_graphs
         if graphs is None or not _is_plain(plan):
-            return self._forward(plan, told, passed)
-        if told.adapters is not None and self._lora is not None:
-            self._lora.fill_decodes(told.adapters)
-        return graphs.run(told.tokens, told.positions, told.slots, told.context_lens)
+            return self._forward(plan, inputs, passed)
+        if inputs.adapters is not None and self._lora is not None:
+            self._lora.fill_decodes(inputs.adapters)
+        return graphs.run(inputs.tokens, inputs.positions, inputs.slots, inputs.context_lens)
 
     @contextmanager
     def _helpers(self, plan: StepPlan, passed: Pass) -> Iterator[None]:
@@ -232,15 +209,15 @@ class GpuExecutor:
                 passed.assistance.abandon()
             raise
 
-    def _forward(self, plan: StepPlan, told: _Told, passed: Pass) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> torch.Tensor:
         """Any step, launched kernel by kernel; logits of what is wanted."""
         lengths = plan.lengths
         is_chunk = lengths != 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else plan.num_rows
         on_device = DeviceBatch(
-            told.query_starts,
-            told.context_lens,
-            told.slots,
+            inputs.query_starts,
+            inputs.context_lens,
+            inputs.slots,
             num_decodes,
             int(lengths.max()),
             int(plan.context_lens.max()),
@@ -252,14 +229,14 @@ class GpuExecutor:
             self._tables.pages,
             on_device,
         )
-        blocks = told.positions // BLOCK_TOKENS
+        blocks = inputs.positions // BLOCK_TOKENS
         step = StepContext(
             pool=self._pool,
             batch=batch,
-            slot_pages=self._tables.pages[:, told.token_slots, blocks],
-            slot_offsets=(told.positions % BLOCK_TOKENS).int(),
-            positions=told.positions,
-            is_long=told.is_long,
+            slot_pages=self._tables.pages[:, inputs.token_slots, blocks],
+            slot_offsets=(inputs.positions % BLOCK_TOKENS).int(),
+            positions=inputs.positions,
+            is_long=inputs.is_long,
             awaited=plan.awaited,
             due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
             streams=plan.streams,
@@ -269,10 +246,10 @@ class GpuExecutor:
             stall_ns=passed.stall_ns,
             stall_at_ns=passed.stall_at_ns,
             failed=passed.failed,
-            lora=self._lora.step(plan, told.adapters) if self._lora and told.adapters else None,
+            lora=self._lora.step(plan, inputs.adapters) if self._lora and inputs.adapters else None,
             assistance=passed.assistance,
         )
-        return self._run(step, told.tokens.long(), told.wanted)
+        return self._run(step, inputs.tokens.long(), inputs.wanted)
 
     def _decode(self, inputs: DecodeInputs, lora: DeviceLines | None = None) -> torch.Tensor:
         """A step of decodes whose history is there, to be recorded; logits of every row."""
@@ -328,13 +305,13 @@ class GpuExecutor:
 
     # Behind the pass.
 
-    def _masks(self, plan: StepPlan, told: _Told, passed: Pass) -> Masks:
+    def _masks(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> Masks:
         """What grammars allow each row that is held to one. They follow the tokens that the step
         before chose, so that is waited for, and no more: the device has this pass to run by then.
         """
-        if told.back is None:
+        if inputs.back is None:
             return Masks()
-        (before,) = told.back.wait()
+        (before,) = inputs.back.wait()
         sampled = [(row, each) for row, each in enumerate(plan.sampling) if each is not None]
         rows = [
             (row, sampling if token == NO_CARRIED else sampling.after(token))
@@ -347,16 +324,16 @@ class GpuExecutor:
         return masks
 
     def _choose(
-        self, plan: StepPlan, told: _Told, logits: torch.Tensor, masks: Masks
+        self, plan: StepPlan, inputs: DeviceInputs, logits: torch.Tensor, masks: Masks
     ) -> StepChosen:
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         asked: list[RowSampling] = [each for each in plan.sampling if each is not None]
-        own = logits[told.sampled_at]
-        chosen = Chosen(told.before, told.before)
+        own = logits[inputs.sampled_at]
+        chosen = Chosen(inputs.before, inputs.before)
         if rows:
             ready = {at: masks.ready[row] for at, row in enumerate(rows) if row in masks.ready}
-            chosen = choose(own, asked, told.before, self.info.end_token_ids, ready)
-            self._tables.latest[told.sampled_slots] = chosen.tokens
+            chosen = choose(own, asked, inputs.before, self.info.end_token_ids, ready)
+            self._tables.latest[inputs.sampled_slots] = chosen.tokens
         back = ReadBack([chosen.tokens, chosen.is_finite.int()])
         made = StepChosen(rows, back, refused=masks.failed)
         for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
@@ -391,3 +368,34 @@ def _is_plain(plan: StepPlan) -> bool:
     is_short = plan.num_tokens == plan.num_rows
     awaits = plan.awaited or plan.streams
     return is_short and None not in plan.sampling and not awaits and not plan.scoring
+
+
+def _arrays(plan: StepPlan, rows: list[int], wanted: list[int]) -> list[Ints]:
+    """What a device needs of a plan, in the order of `GpuExecutor._upload_inputs`.
+
+    Args:
+        rows: those that choose a token.
+        wanted: see `wanted_logits`.
+    """
+    place = {token: index for index, token in enumerate(wanted)}
+    last = plan.query_starts[1:] - 1
+    is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
+    return [
+        plan.tokens,
+        np.repeat(plan.slots, plan.lengths),
+        plan.positions(),
+        plan.query_starts,
+        plan.context_lens,
+        plan.slots,
+        np.array(wanted, np.int32),
+        np.array([place[int(last[row])] for row in rows], np.int32),
+        plan.slots[rows],
+        last[rows],
+        is_carried[rows].astype(np.int32),
+        last[plan.carried],
+        plan.slots[plan.carried],
+        plan.are_long().astype(np.int32) if len(plan.long) else plan.long,
+        plan.entries.slots,
+        plan.entries.blocks,
+        plan.entries.pages,
+    ]

@@ -71,8 +71,8 @@ class StreamAssistance:
         """Its numbers are uploaded once a step."""
         if lines not in self._away:
             rows = rows_of(self.of_token, lines)
-            told = [rows.astype(np.int32), np.array(sorted(lines), np.int32)]
-            there, its_lines = upload(told, self.device)
+            inputs = [rows.astype(np.int32), np.array(sorted(lines), np.int32)]
+            there, its_lines = upload(inputs, self.device)
             of_row = torch.from_numpy(self.of_token[rows])
             self._away[lines] = _Away(there.long(), of_row, its_lines)
         return self._away[lines]

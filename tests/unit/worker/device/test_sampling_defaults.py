@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.demo_model import make_demo_model
 from services.worker.device.model import load_model
+from services.worker.models.demo_model import make_demo_model
 from shared.messages import SamplingDefaults
 
 

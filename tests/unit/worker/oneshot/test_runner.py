@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from services.worker.device.thread import DeviceThreads
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import BatchStoppedError, Values, pack_values
 from services.worker.oneshot.runner import OneshotRunner
-from services.worker.ports import DeviceThreads
 from shared.clock import SystemClock
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import (

@@ -7,8 +7,8 @@ from services.worker.core.effects import (
     LoadPages,
     ReportSoon,
 )
-from services.worker.core.engine.turn import Turn, TurnState
 from services.worker.core.step import Sampled, StepResult
+from services.worker.core.turns.turn import Turn, TurnState
 from shared.ids import TurnId
 from shared.messages import SamplingParams, TokenLogprobs
 from tests.unit.worker.driver import (

@@ -4,7 +4,7 @@ from services.worker.core.effects import (
     LoadPages,
     ReleaseTicket,
 )
-from services.worker.core.engine.turn import Turn
+from services.worker.core.turns.turn import Turn
 from shared.ids import TurnId
 from tests.unit.worker.driver import (
     Engine,
@@ -63,7 +63,7 @@ class TestFailedHistory:
         assert plan.rows()[0][:2] == (turn.request.turn_id, 0)
         engine.finish(plan)
         assert len(engine.stages()) == 1
-        assert engine.core.num_load_failures == 4
+        assert engine.core.stager.num_failures == 4
 
     def test_a_block_lost_while_its_turn_waits_is_computed_at_once(self) -> None:
         engine = Engine(new_core(turns_running_max=1))

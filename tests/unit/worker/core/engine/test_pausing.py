@@ -6,7 +6,7 @@ import pytest
 
 from services.worker.core.effects import CommitBlocks, StageImage, StageSession, StageTurn
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.engine.turn import Turn
+from services.worker.core.turns.turn import Turn
 from shared.hints import HINT_HOLD_NS
 from shared.ids import SessionId
 from shared.messages import SamplingParams

@@ -3,9 +3,9 @@
 import pytest
 
 from services.worker.core.effects import BlockWrite
-from services.worker.core.intake import ModelShape, expected_turn
 from services.worker.core.kv.expecting import Expecting
 from services.worker.core.kv.kv_link import KvLink
+from services.worker.core.turns.intake import ModelShape, expected_turn
 from shared.blocks import child_key, root_key
 from shared.errors import MalformedMessage, NoCapacity, PeerUnavailable
 from shared.ids import ModelId, SessionId, WorkerId

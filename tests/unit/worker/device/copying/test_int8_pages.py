@@ -16,7 +16,6 @@ from loadtest.bench.lora.made import make_adapters
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.effects import BlockWrite, PageLoads
-from services.worker.demo_model import make_demo_model
 from services.worker.device.copying.copies import CopyFailed, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.int8_pages import Int8HostCopier, Int8Pages
@@ -25,6 +24,7 @@ from services.worker.device.gpu.gpu_executor import GpuExecutor
 from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
+from services.worker.models.demo_model import make_demo_model
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.urgency import DEMAND_PRIORITY

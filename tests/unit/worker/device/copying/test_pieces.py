@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.worker import metrics
 from services.worker.device.copying import pieces as pieces_module
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.mover import KvMover
 from services.worker.device.copying.pieces import Pieces
-from services.worker.device.copying.piecewise_copier import PiecewiseCopier
+from services.worker.device.copying.piecewise_copier import ARENA_DETOURS, PiecewiseCopier
 from shared.arena import Arena, Bytes
 from tests.unit.worker.device.copying.copiers import CheckedLink
 
@@ -106,8 +105,8 @@ def test_a_piece_that_is_refused_stays_slow_and_right(
     fill(arena, PAGES)
     pool: Bytes = np.zeros((PAGES, PAGE_BYTES), np.uint8)
     link = CheckedLink(pool, refused=[0, 2])
-    refused = metrics.ARENA_PIECES.labels("refused")
-    detours = [metrics.ARENA_DETOURS.labels(way) for way in ("load", "store")]
+    refused = pieces_module.ARENA_PIECES.labels("refused")
+    detours = [ARENA_DETOURS.labels(way) for way in ("load", "store")]
     before = [each._value.get() for each in (refused, *detours)]
     copier = PiecewiseCopier(link, PIECE_BYTES)
     copier.attach(arena)

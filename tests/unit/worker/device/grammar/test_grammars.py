@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from services.worker.demo_model import NUM_LAYERS, VOCAB, make_demo_model
 from services.worker.device.grammar import Asked, Grammars, Masks, Vocabulary, allows, masks
 from services.worker.device.grammar import grammars as grammars_module
+from services.worker.models.demo_model import NUM_LAYERS, VOCAB, make_demo_model
 from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
 from shared.ids import TurnId
 from shared.sampling import GRAMMAR_BYTES_MAX

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.core.engine.turn import Turn
+from services.worker.core.turns.turn import Turn
 from services.worker.device.model import load_model
 from services.worker.device.positions.rotary import RowwiseRotary
 from services.worker.device.torch_executor import TorchExecutor

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 
 from services.worker import metrics
 from services.worker.core.engine.status import status_of
-from services.worker.core.engine.targets import Outcome
+from services.worker.core.turns.targets import Outcome
 from tests.unit.worker.driver import MS, Engine, limited, new_core, new_turn
 
 
@@ -54,7 +54,8 @@ def test_counts_reach_the_metrics_once() -> None:
     engine, turn = Engine(), new_turn("t", [1], sampling=limited(2))
     turn.targets.slo_tpot_ns = 1
     engine.run(turn)
+    exported = metrics.EngineMetrics("targets")
     for _ in range(2):
-        metrics.report("targets", status_of(engine.core), engine.core.take_adapter_times())
+        exported.report(status_of(engine.core), engine.core.take_adapter_times())
     labels = {"model": "targets", "target": "tpot", "outcome": "missed"}
     assert REGISTRY.get_sample_value("symphony_turn_targets_total", labels) == 1.0

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.speeds import MS_MIN, REPORT_EVERY, SpeedReports, speeds_of
 from services.worker.core.effects import ReleaseTicket, StageTurn, TrimTicket
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.speeds import MS_MIN, REPORT_EVERY, SpeedReports, speeds_of
-from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.limits import Estimates
+from services.worker.core.turns.intake import ModelShape, take_in
 from shared.ids import FrontendId, HostId, ModelId, TurnId
 from shared.messages import KvFrom, ModelSpeeds, Prompt, TurnStart, pack_ints
-from tests.unit.worker.core.engine.test_costs import BASE_NS, ROW_NS, TOKEN_NS, taught
+from tests.unit.worker.core.costs.test_costs import BASE_NS, ROW_NS, TOKEN_NS, taught
 from tests.unit.worker.core.kv.test_fetching import PROMPT, answer
 from tests.unit.worker.driver import Engine, new_turn, of_kind
 

@@ -1,6 +1,6 @@
 import pytest
 
-from services.worker.core.engine.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
 
 BASE_NS, ROW_NS, TOKEN_NS = 10_000_000, 50_000, 94_000
 

@@ -9,9 +9,9 @@ the tokens of a tail's key may be anything: whoever runs on it writes there befo
 
 from dataclasses import dataclass
 
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey
 
 

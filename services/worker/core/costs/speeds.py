@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.worker.core.engine.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
 from services.worker.core.limits import Estimates
 from shared.ids import ModelId
 from shared.messages import ModelSpeeds

@@ -1,8 +1,8 @@
 """What is said of a turn: its tokens, its end, why it has none."""
 
 from services.worker.core.effects import Effect, Emit, Ended, TurnAccount, TurnTimes
-from services.worker.core.engine.turn import Turn
 from services.worker.core.step import Sampled
+from services.worker.core.turns.turn import Turn
 from shared.errors import SymphonyError
 from shared.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
 

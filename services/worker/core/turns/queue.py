@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.worker.core.engine.turn import NO_SLOT, Turn
+from services.worker.core.turns.turn import NO_SLOT, Turn
 from shared.ids import TurnId
 
 
@@ -41,6 +41,19 @@ class TurnQueue:
         staged; while the kvstore has not answered, as many as the session left count as staged."""
         waiting = sum(turn.num_to_compute for turn in self.waiting if not turn.is_paused)
         return waiting + sum(len(turn.tokens) - turn.num_planned for turn in self.prefilling)
+
+    def next_deadline_ns(self) -> int | None:
+        """When an answer of the kvstore is overdue, or history is, or a pass need not wait for it
+        any more."""
+        deadlines = [
+            turn.cache.prefix.answer_due_at_ns
+            for turn in self.waiting
+            if turn.cache.prefix.is_asked
+        ]
+        for turn in self.running:
+            if turn.cache.prefix.coming and turn.can_run:
+                deadlines.append(min(turn.look_again_at_ns, turn.cache.prefix.give_up_at_ns))
+        return min(deadlines, default=None)
 
     def add(self, turn: Turn) -> None:
         """A new turn waits behind those of its priority."""

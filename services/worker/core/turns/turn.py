@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.worker.core.adapters.use import AdapterUse
-from services.worker.core.engine.request import TurnRequest, TurnTargets, TurnTrace
-from services.worker.core.engine.turn_cache import TurnCache
+from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey
 from shared.messages import TokenLogprobs, TurnRef
 

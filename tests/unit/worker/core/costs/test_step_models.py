@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from services.worker.core.adapters.step_models import NO_LORA, STEPS_MIN, LoraLoad, StepModels
-from services.worker.core.engine.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.step_models import NO_LORA, STEPS_MIN, LoraLoad, StepModels
 
 BASE_NS, ROW_NS = 5e6, 2e4
 MB = 1 << 20

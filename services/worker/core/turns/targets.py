@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from services.worker.core.engine.turn import Turn
+from services.worker.core.turns.turn import Turn
 
 Target: TypeAlias = Literal["ttft", "tpot"]
 Outcome: TypeAlias = Literal["met", "missed"]

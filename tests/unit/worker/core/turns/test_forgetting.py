@@ -16,9 +16,9 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.residency import Chain
 from services.worker.core.step import StepPlan
+from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey, child_key
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import SamplingParams

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from services.worker.core.effects import Effect
-from services.worker.core.engine.turn import Turn
-from services.worker.core.kv.history import History
+from services.worker.core.turns.history import History
+from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 

@@ -13,9 +13,9 @@ from services.worker.core.effects import (
     StageTurn,
 )
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.engine.turn import Turn
-from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.kv.pages import NO_KEY, Block
+from services.worker.core.turns.intake import ModelShape, take_in
+from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey, child_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX

@@ -10,7 +10,7 @@ the growing contexts.
 
 from dataclasses import dataclass, field
 
-from services.worker.core.adapters.step_models import NO_LORA, LoraLoad, StepModels
+from services.worker.core.costs.step_models import NO_LORA, LoraLoad, StepModels
 
 DECODE_MEMORY = 0.99  # weight of a decode step once the next one came
 PREFILL_MEMORY = 0.95

@@ -30,8 +30,8 @@ from transformers import (
 )
 
 from services.worker.device.model import load_model
+from services.worker.models.weights import load_weights
 from services.worker.oneshot.torch_model import load_oneshot
-from services.worker.weights import load_weights
 from shared.errors import ConfigError
 
 SMALL: dict[str, Any] = {

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from services.worker.core.adapters.use import AdapterUse
-from services.worker.core.engine.request import TurnRequest, TurnTargets, TurnTrace
-from services.worker.core.engine.turn import Turn
-from services.worker.core.engine.turn_cache import TurnCache
 from services.worker.core.kv.expecting import Expected
+from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.adapters.layout import layout_image
 from shared.blocks import prefix_keys, root_key
 from shared.errors import InvalidRequest
@@ -49,17 +49,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         InvalidRequest: its tokens, its adapter or how to choose further ones cannot be what a model
             takes.
     """
-    tokens = unpack_ints(prompt.tokens)
-    if not tokens or not 0 <= prompt.num_generated < len(tokens):
-        raise InvalidRequest("the prompt has no tokens", "prompt")
-    if min(tokens) < 0 or max(tokens) >= shape.vocab_size:
-        raise InvalidRequest(
-            f"prompt: a token is outside the vocabulary of {shape.vocab_size}", "prompt"
-        )
-    if flaw := flaw_in(prompt.sampling, shape.vocab_size):
-        raise InvalidRequest(flaw, flaw.partition(":")[0])
-    if not is_expiry_s(prompt.expiry_s):
-        raise InvalidRequest(f"expiry_s must be 0 to {EXPIRY_S_MAX}", "expiry_s")
+    tokens = _checked_tokens(prompt, shape)
     outer = () if shape.lora is None else [each.name for each in shape.lora.outer]
     adapter_hash = start.adapter.adapter_hash if start.adapter is not None else ""
     request = TurnRequest(
@@ -97,6 +87,22 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         slo_tpot_ns=_target_ns("slo_tpot_ms", start.slo_tpot_ms),
     )
     return Turn(request, cache, use, targets, TurnTrace(start.trace))
+
+
+def _checked_tokens(prompt: Prompt, shape: ModelShape) -> list[int]:
+    """The tokens of a prompt with which nothing is wrong."""
+    tokens = unpack_ints(prompt.tokens)
+    if not tokens or not 0 <= prompt.num_generated < len(tokens):
+        raise InvalidRequest("the prompt has no tokens", "prompt")
+    if min(tokens) < 0 or max(tokens) >= shape.vocab_size:
+        raise InvalidRequest(
+            f"prompt: a token is outside the vocabulary of {shape.vocab_size}", "prompt"
+        )
+    if flaw := flaw_in(prompt.sampling, shape.vocab_size):
+        raise InvalidRequest(flaw, flaw.partition(":")[0])
+    if not is_expiry_s(prompt.expiry_s):
+        raise InvalidRequest(f"expiry_s must be 0 to {EXPIRY_S_MAX}", "expiry_s")
+    return tokens
 
 
 def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expected:

@@ -7,17 +7,17 @@ below, and whose use is told there.
 
 from dataclasses import dataclass, field, replace
 
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.joining import PATIENCE_MIN_NS
 from services.worker.core.effects import Effect, ReleaseTicket, StageTurn
-from services.worker.core.engine.costs import StepCosts
-from services.worker.core.engine.joining import PATIENCE_MIN_NS
-from services.worker.core.engine.turn import Turn, TurnState
 from services.worker.core.kv.fetching import Supply, blocks_to_fetch
 from services.worker.core.kv.pages import NO_KEY, Block
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
-from services.worker.core.kv.tails import Tails
 from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import EngineLimits, Estimates
+from services.worker.core.turns.tails import Tails
+from services.worker.core.turns.turn import Turn, TurnState
 from shared.blocks import BlockKey, child_key
 
 PROMISE_UNKNOWN_NS = 2_000_000_000  # so late it is rather computed, whatever that takes

@@ -2,9 +2,9 @@
 
 from services.worker.core.effects import LoadPages, StageTurn
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.engine.turn import Turn
 from services.worker.core.kv.staged import Staged
 from services.worker.core.step import StepPlan
+from services.worker.core.turns.turn import Turn
 from shared.ids import TurnId
 from tests.unit.worker.driver import (
     MS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import xxhash
 from transformers import AutoTokenizer
 
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 
 
 def test_several_workers_may_make_it_at_once_and_it_is_always_the_same(tmp_path: Path) -> None:
