@@ -114,7 +114,7 @@ def _through_memory(shapes: _Shapes, shares: list[tuple[int, int]]) -> Iterator[
             until_ns = time.monotonic_ns() + TIMEOUT_NS
             for channel, handoff, (first, last) in zip(channels, handoffs, shares, strict=True):
                 is_there = partial(_has_answered, channel, number)
-                if not wait_for(is_there, until_ns, channel.told):
+                if not wait_for(is_there, until_ns, channel.done):
                     raise SymphonyError("a receiver does not answer")
                 parts.append(handoff.result(last - first, shapes.num_columns))
             joined(parts, whole)

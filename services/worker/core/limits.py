@@ -78,7 +78,7 @@ class Estimates:
             self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
 
     def on_source(self, bytes_per_s: float, of_peers: Mapping[HostId, float] | None = None) -> None:
-        """The kvstore tells how fast pages come up there lately; 0: it does not. And perhaps how
+        """How fast pages come into the arena lately, by the kvstore; 0: unknown. And perhaps how
         fast they come from other hosts."""
         if bytes_per_s > 0.0:
             self.source_bytes_per_s = bytes_per_s

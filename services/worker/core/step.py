@@ -1,8 +1,8 @@
-"""One step as data: all that an executor is told, and all that it answers.
+"""One step as data: all that an executor gets, and all that it returns.
 
 A plan holds no turn and no block, so it can be run by any executor, written to a file and run
 again. Rows are in one order everywhere, decodes first, then chunks of prompts; R rows have T new
-tokens together. Pages are told once: they stay in the executor's block tables, one line a running
+tokens together. Pages are passed once: they stay in the executor's block tables, one line a running
 turn, until another entry takes their place.
 """
 
@@ -17,7 +17,7 @@ from shared.messages import SamplingParams, TokenLogprobs
 from shared.sampling import depends_on_reply
 
 Ints = npt.NDArray[np.int32]
-STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not tell
+STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TableEntries:
 
 @dataclass(slots=True)  # frozen, it would take three times as long: each row of each step has one
 class RowSampling:
-    """How the token behind a row's last one is chosen. Nobody changes it.
+    """How the token behind a row's last one is chosen. Not to be changed.
 
     Attributes:
         num_generated: tokens that the turn has generated so far, a carried one with them; with the
@@ -64,7 +64,7 @@ class RowScoring:
     """Log-probabilities of prompt tokens that a row is to give.
 
     Attributes:
-        num_top: likeliest tokens to tell with each.
+        num_top: likeliest tokens to return with each.
         targets: tokens that the row's positions are to be followed by; fewer than its positions
             where the prompt ends with it.
         is_first: the row begins with the prompt's first token, which nothing predicts.
@@ -207,7 +207,7 @@ class StepPlan:
         ]
 
     def sampled_rows(self, tokens: Ints) -> list[tuple[int, RowSampling]]:
-        """Rows that choose a token, told with the carried ones.
+        """Rows that choose a token, with the carried tokens filled in.
 
         Args:
             tokens: as `tokens`, with the carried ones filled in.
@@ -277,7 +277,7 @@ class StepResult:
         stall_ns: waiting for history and adapters, for each layer.
         stall_at_ns: by layer, when it began to wait, by the monotonic clock.
         assist_ns: waiting for what helpers computed.
-        started_at_ns: by the monotonic clock; 0 where nobody measured it.
+        started_at_ns: by the monotonic clock; 0 where it was not measured.
         duration_ns: of the whole step.
     """
 

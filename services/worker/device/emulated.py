@@ -104,7 +104,7 @@ class EmulatedExecutor:
         started_ns = time.monotonic_ns()
         self._tables.enter(plan.entries)
         entered: list[int] = plan.entries.slots[plan.entries.blocks == 0].tolist()
-        for slot in entered:  # somebody begins there, maybe again
+        for slot in entered:  # a turn begins there, maybe again
             self._computed.pop(slot, None)
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
         result.failed = self._failures.void(plan)
@@ -154,8 +154,8 @@ class EmulatedExecutor:
 
     def _masks(self, plan: StepPlan, failed: set[int]) -> Masks:
         """What grammars allow each row that is held to one."""
-        told = plan.sampled_rows(self._tables.tokens(plan))
-        rows = [row for row in told if row[0] not in failed]
+        sampled = plan.sampled_rows(self._tables.tokens(plan))
+        rows = [row for row in sampled if row[0] not in failed]
         masks = self.grammars.begin(asked_of(plan, rows))
         masks.wait()
         return masks

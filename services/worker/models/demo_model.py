@@ -48,7 +48,7 @@ Weights = dict[str, npt.NDArray[np.float32]]
 def make_demo_model(folder: Path) -> Path:
     """Write the model into `folder` unless a whole one is there; returns `folder`.
 
-    Written beside and renamed, so that a folder that exists is complete, whoever else writes it.
+    Written beside and renamed, so that a folder that exists is complete, whatever else writes it.
     """
     if (folder / "config.json").is_file():
         return folder

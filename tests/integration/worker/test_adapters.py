@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import metrics
 from services.worker.config import WorkerConfig
 from services.worker.service import main
 from shared.bus import Bus
@@ -139,7 +138,6 @@ def worker(
     place: Place, instance: str, **settings: Any
 ) -> AbstractAsyncContextManager[InProcessRuntime]:
     """One life of a worker, in this process."""
-    metrics._reported.clear()  # by whoever lived here before
     config = WorkerConfig(
         nats_url=place.nats.url,
         data_dir=place.config.data_dir,

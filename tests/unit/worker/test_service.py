@@ -6,7 +6,6 @@ Its device computes pages that can be checked: each holds all tokens up to its l
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from functools import partial
 from selectors import SelectSelector
@@ -26,6 +25,7 @@ from shared.blocks import unpack_keys
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId
 from shared.messages import (
     KvCommit,
+    KvCommitted,
     KvLease,
     KvLeased,
     KvOpen,
@@ -194,7 +194,7 @@ class MemoryKvstore:
         for block in commit.blocks:
             (key,) = unpack_keys(block.key)
             self.blocks[key] = unpack_ints(block.pages)
-        return KV_COMMIT.reply()  # type: ignore[misc]
+        return KvCommitted()
 
 
 class Device:
@@ -205,7 +205,8 @@ class Device:
     assist_tokens = 0
 
     def __init__(self, kvstore: MemoryKvstore, on_moved: OnMoved) -> None:
-        self.mover = self.builder = self.grammars = self
+        self.mover = self.builder = self
+        self.grammars = cast(Any, None)  # no turn has one
         self._kvstore = kvstore
         self._on_moved = on_moved
         self._pool: dict[int, Content] = {}
@@ -243,8 +244,8 @@ class Device:
                 self._pool[self._tables[slot, at // BLOCK_TOKENS][layer]] = content
         return content
 
-    def prepare(self, arena: Any, **_: Any) -> Any:
-        return Future[str]()
+    def prepare(self, arena: Arena) -> None:
+        pass
 
     def attach(self, arena: Arena, epoch: int) -> None:
         assert arena.num_pages == ARENA_PAGES
@@ -332,7 +333,7 @@ class Life:
         loop = cast(JumpingLoop, asyncio.get_running_loop())
         runtime = self._runtime = Runtime("worker", "0", cast(Any, self._bus), self._stack)
         runtime.clock = SimpleNamespace(now_ns=lambda: loop.now_ns, wall_ns=loop.wall_ns)
-        config = WorkerConfig(host_id=HostId("h"), instance="0")
+        config = WorkerConfig(host_id=HostId("h"), instance="0")  # type: ignore[call-arg]
         thread = InstantThread()
         ports = WorkerPorts(thread=thread, files=self.files, load=self._load, pid=7)
         self._serving = asyncio.ensure_future(Worker(runtime, config, ports).serve())

@@ -68,7 +68,7 @@ class Line:
 
     @property
     def per_extra(self) -> float:
-        """What a unit of it adds; 0 where that cannot be told from what a row adds."""
+        """What a unit of it adds; 0 where that cannot be separated from what a row adds."""
         weight = self.weight
         if not (weight and self.extra_extra):
             return 0.0
@@ -105,7 +105,7 @@ class StepCosts:
 
     Attributes:
         error: recent prefill steps took this share more or less than was predicted.
-        models: what else steps with adapters are told by.
+        models: models of steps with adapters.
     """
 
     error: float = 0.0

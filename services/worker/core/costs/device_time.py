@@ -15,7 +15,7 @@ class DeviceTime:
     _ended_at_ns: int = 0  # of the last step; 0 where the next one could not follow it
 
     def on_step(self, started_at_ns: int, duration_ns: int) -> None:
-        """A step ran, by the device's clock; `started_at_ns` is 0 where nobody measured it."""
+        """A step ran, by the device's clock; `started_at_ns` is 0 where it was not measured."""
         self.busy_ns += duration_ns
         if not started_at_ns:
             return

@@ -3,8 +3,8 @@
 `padded` and `unpadded` are CaraServe's (section 5): rows times the largest rank, and the sum of the
 rows' ranks, as its two kernels cost. Ours is `distinct`: the bytes of different adapters, which
 every step reads once. Each is fitted as ``base + per_row * rows + per_unit * units``, and its R^2
-tells how much of the steps' differences it explains. For whoever places turns by rank, and looks at
-a worker's metrics.
+says how much of the steps' differences it explains. For placement by rank, and for the worker's
+metrics.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 STEP_MEMORY = 0.995  # weight of a step once the next one came
-STEPS_MIN = 32.0  # before a model tells anything
+STEPS_MIN = 32.0  # before a model is used
 NEWS_MIN = 16  # steps, before they are fitted again
 SAME = 1e-9  # as a share: rounding
 
@@ -66,9 +66,9 @@ class _Fit:
     time_squared: float = 0.0
 
     def add(self, num_rows: int, units: int, duration_ns: int) -> None:
-        told = np.array([1.0, num_rows, units])
-        self.products = STEP_MEMORY * self.products + np.outer(told, told)
-        self.with_time = STEP_MEMORY * self.with_time + told * duration_ns
+        point = np.array([1.0, num_rows, units])
+        self.products = STEP_MEMORY * self.products + np.outer(point, point)
+        self.with_time = STEP_MEMORY * self.with_time + point * duration_ns
         self.time_squared = STEP_MEMORY * self.time_squared + float(duration_ns) ** 2
 
     def solve(self) -> StepModel | None:
@@ -101,7 +101,7 @@ class StepModels:
     def add(self, num_rows: int, load: LoraLoad, duration_ns: int) -> None:
         """A decode step of so many rows ran."""
         if not self._fits and not load.num_rows:
-            return  # nobody uses adapters
+            return  # no turn uses adapters
         for name, units in load.units.items():
             self._fits.setdefault(name, _Fit()).add(num_rows, units, duration_ns)
         self._num_new += 1

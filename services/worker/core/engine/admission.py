@@ -5,7 +5,7 @@ a step keeps every decode of that step waiting, so prompts are best computed tog
 turn is not slowed by prompts that were computed before its own first token, and until then other
 turns come to their end. A batch therefore stays closed until its frontrun moment: the last one at
 which it and one more prompt still make the deadline. Then it is open, to later arrivals too, until
-a step leaves nobody waiting.
+a step leaves no turn waiting.
 
 Source: deferred batch scheduling, section 3.1, with the prompts' tokens for the batch size.
 """
@@ -54,7 +54,7 @@ class Punctuality:
         self.reserve = min(max(reserve, RESERVE_MIN), 1.0)
 
 
-EAGER = Decision(opens=True)  # whoever waits is admitted as soon as there is room
+EAGER = Decision(opens=True)  # waiting turns are admitted as soon as there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class AdmissionView:
 
 
 def decide(view: AdmissionView) -> Decision:
-    """The batch opens at its frontrun moment, and at once where nobody gains by its waiting."""
+    """The batch opens at its frontrun moment, and at once where waiting gains nothing."""
     is_open = any(prompt.admitted_by_deadline for prompt in view.ready)
     if view.ready and not is_open:
         is_open = view.now_ns >= _frontrun_ns(view)

@@ -31,7 +31,7 @@ class Pausing:
 
     def victims(self, turn: Turn, num_pages: int) -> list[Turn]:
         """Running turns that make way for an urgent one with a seat and, all together, so many
-        pages; nobody if they cannot, or if nothing is copied below. Of who only gives up a
+        pages; none if they cannot, or if nothing is copied below. Of who only gives up a
         seat, what has no copy yet is computed again.
         """
         if not (is_urgent(turn.request.priority) and self.history.writeback.is_connected):

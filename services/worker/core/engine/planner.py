@@ -38,9 +38,9 @@ class PlannedStep:
     """A plan, and whose turns its rows are.
 
     Attributes:
-        num_prefill, num_decodes: the plan's, which counts anew whenever it is asked.
+        num_prefill, num_decodes: the plan's, which counts again at each call.
         tickets: of what the step may read in the arena, kept until it has landed.
-        retired: blocks that nobody needs any more once the step has landed.
+        retired: blocks that are not needed any more once the step has landed.
         takes_ns: how long it will probably run.
         ends_at_ns: when it will probably have landed.
         lora: the adapters that it reads.
@@ -122,7 +122,7 @@ class Planner:
                 if draft.budget > 0 and turn.can_run and not _is_decode(turn):
                     self._add_chunk(turn, draft)
         is_idle = not (draft.rows or draft.is_ahead)
-        if decision.opens or is_idle:  # where nothing runs nobody would ask again
+        if decision.opens or is_idle:  # where nothing runs, nothing would trigger another plan
             self._add_waiting(draft)
 
     def end(self, draft: Draft) -> PlannedStep | None:
@@ -240,7 +240,7 @@ class Planner:
         draft.effects += self.adapters.prepare((turn.adapter for turn in first), draft.now_ns)
 
     def _bring_adapter(self, turn: Turn, draft: Draft) -> Readiness:
-        """Get on with a waiting turn's adapter. Where it finds no pages nobody passes it."""
+        """Get on with a waiting turn's adapter. If it finds no pages, no later turn may pass it."""
         adapters, effects = self.adapters, draft.effects
         if turn.adapter.image is None:
             return Readiness.READY

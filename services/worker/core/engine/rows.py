@@ -51,7 +51,7 @@ def step_plan(
     streams: dict[int, list[list[int]]],
     sources: dict[int, Staged],
 ) -> StepPlan:
-    """The plan of these rows. What it tells of block tables is not told again."""
+    """The plan of these rows. It has only block table entries that no earlier plan had."""
     turns = [row.turn for row in rows]
     lengths = [row.end - row.start for row in rows]
     tokens: list[int] = []
@@ -72,7 +72,7 @@ def step_plan(
         context_lens=np.array([row.end for row in rows], np.int32),
         long=np.array([n for n, turn in enumerate(turns) if turn.cache.is_long], np.int32),
         sampling=[_sampling(row) for row in rows],
-        scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
+        scoring={index: each for index, row in enumerate(rows) if (each := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
         entries=_entries(turns, pool),
         adapters=np.array([_line(turn) for turn in turns], np.int32),

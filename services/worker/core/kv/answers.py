@@ -69,7 +69,7 @@ def staged_blocks(
 
 
 def source_speed(bytes_per_s: float) -> float:
-    """How fast pages come up, as the kvstore tells it; 0: it does not.
+    """How fast pages come up, as the kvstore measured; 0: unknown.
 
     Raises:
         MalformedMessage: it is no speed.

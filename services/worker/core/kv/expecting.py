@@ -131,8 +131,7 @@ class Expecting:
 def prefetched(
     expected: Expected, num_staged: int, num_here: int, adapter_hash: str = ""
 ) -> list[Effect]:
-    """Tell the trace of an announced turn what came of it, if it has one: see `Prefetched`."""
+    """The outcome of an announced turn, for its trace, if it has one: see `Prefetched`."""
     if not expected.trace:
         return []
-    told = expected.trace, expected.asked_at_ns, num_staged, num_here, adapter_hash
-    return [Prefetched(*told)]
+    return [Prefetched(expected.trace, expected.asked_at_ns, num_staged, num_here, adapter_hash)]

@@ -55,7 +55,7 @@ class Flights:
         return list(self._flights)
 
     def begin(self, flights: list[Flight], table: Pages, ready_at_ns: Sequence[int]) -> None:
-        """Loads that somebody waits for begin.
+        """Loads that a turn waits for begin.
 
         Args:
             flights: of each block.
@@ -74,7 +74,7 @@ class Flights:
     def begin_prefetch(
         self, flights: list[Flight], layer: int, pages: list[int], ready_at_ns: int
     ) -> None:
-        """Loads of pages of one layer begin that nobody waits for yet."""
+        """Loads of pages of one layer begin that no turn waits for yet."""
         self._layer[pages] = layer
         self._ready_at_ns[pages] = ready_at_ns
         self._prefetches.update(zip(pages, flights, strict=True))
@@ -93,12 +93,12 @@ class Flights:
 
     @property
     def num_prefetching(self) -> int:
-        """Pages for sessions that are expected; somebody waits for all others."""
+        """Pages for announced sessions; turns wait for all others."""
         return len(self._prefetches)
 
     def call_back(self, num_pages: int, now_ns: int) -> list[int] | None:
-        """Those of prefetches whose blocks nobody uses, but for those that were called back before;
-        None if all that may be given are fewer than so many."""
+        """Those of prefetches whose blocks are not in use, but for those that were called back
+        before; None if all that may be given are fewer than so many."""
         unused = {
             page: flight
             for page, flight in self._prefetches.items()
@@ -118,7 +118,7 @@ class Flights:
 
     def arrivals(self, table: Pages, page_ns: float, now_ns: int) -> list[int]:
         """For each layer, when the last page of a table [blocks, num_layers] will probably be
-        there; 0 where none is under way. Lower layers come first, whoever waits for them, and what
+        there; 0 where none is under way. Lower layers come first, whatever waits for them, and what
         was begun as a prefetch comes behind all that; no page is copied before it is in the arena.
 
         Args:
@@ -134,5 +134,5 @@ class Flights:
         wait_ns = np.maximum(ready_at_ns - now_ns, 0) + num_own * page_ns
         at_ns = now_ns + MARGIN * np.maximum(wait_ns, num_ahead * page_ns)
         latest_ns = np.maximum.accumulate(np.where(num_own > 0, at_ns, 0.0))
-        told: list[int] = np.where(num_own > 0, latest_ns, 0.0).astype(np.int64).tolist()
-        return told
+        arrivals: list[int] = np.where(num_own > 0, latest_ns, 0.0).astype(np.int64).tolist()
+        return arrivals

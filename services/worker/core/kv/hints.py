@@ -1,5 +1,5 @@
 """What expected sessions may keep in the pool: a share of its pages, and each tenant a share of
-them. A hint is a guess, and a stranger's: whoever sends many keeps nobody else's pages out.
+them. A hint is a guess, and a stranger's: a sender of many must not crowd out other tenants' pages.
 """
 
 from dataclasses import dataclass, field

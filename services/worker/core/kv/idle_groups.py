@@ -78,7 +78,7 @@ class IdleGroups:
 
         Args:
             prefetch_layer: of the page that is wanted for an announced turn, which must not take
-                what others need as much (see `EvictionOrder`); None: somebody needs it now.
+                what others need as much (see `EvictionOrder`); None: it is in use.
         """
         num_blocks = -(-count // self._num_layers) if self._is_whole else count
         run: list[Block] = []

@@ -1,8 +1,8 @@
 """One model's connection to the kvstore of its host: what is asked of it, and which answers count.
 
-A worker that cannot be sure that the kvstore heard everything opens again, as a new incarnation:
+A worker that cannot be sure that the kvstore got everything opens again, as a new incarnation:
 that gives back whatever the old one held. What was promised to the old one means nothing from then
-on, and is told apart by the epoch.
+on; the epoch tells them apart.
 """
 
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,7 @@ class KvLink:
     _leased: set[int] = field(default_factory=set)  # nor committed
     _seq: int = 0
     _num_leases: int = 0
-    _num_leases_heard: int = 0
+    _num_leases_acked: int = 0
 
     def open(self, incarnation: str) -> KvOpen:
         """Introduce ourselves, as a new incarnation each time: a call of ours that the kvstore
@@ -79,8 +79,8 @@ class KvLink:
     def on_error(self, error: SymphonyError, epoch: int) -> bool:
         """A call of this epoch failed; whether the connection is lost by that, and was not before.
 
-        A kvstore that answers that it has no room is there. After any other failure nobody knows
-        what it heard.
+        A kvstore that answers that it has no room is there. After any other failure it is
+        unknown what it got.
         """
         has_answered = isinstance(error, NoCapacity) and error.code == NoCapacity.code
         if has_answered or epoch != self.epoch or not self.is_open:
@@ -97,12 +97,12 @@ class KvLink:
             tickets=pack_ints(sorted(self._tickets), "Q"),
             page_bytes=self.page_bytes,
             leased=pack_ints(sorted(self._leased)),
-            heard=self._num_leases_heard,
+            heard=self._num_leases_acked,
             used=pack_keys(used),
         )
 
     def on_renewed(self, reply: KvRenewed) -> tuple[float, dict[HostId, float]]:
-        """How fast pages come up lately, bytes/s, 0: not told; and from other hosts.
+        """How fast pages come up lately, bytes/s, 0: unknown; and from other hosts.
 
         Raises:
             MalformedMessage: it is no speed.
@@ -132,7 +132,7 @@ class KvLink:
         """
         if epoch != self.epoch:
             return None
-        self._num_leases_heard = self._num_leases
+        self._num_leases_acked = self._num_leases
         pages = leased_pages(reply, self._num_arena_pages)
         self._leased.update(pages)
         return pages
@@ -203,7 +203,7 @@ class KvLink:
             page_bytes=self.page_bytes,
             pages=pack_ints(pages or []),
             seq=self._next_seq(),
-            heard=self._num_leases_heard,
+            heard=self._num_leases_acked,
         )
 
     def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> KvCommit:
@@ -230,7 +230,7 @@ class KvLink:
             page_bytes=self.page_bytes,
             blocks=blocks,
             seq=self._next_seq(),
-            heard=self._num_leases_heard,
+            heard=self._num_leases_acked,
         )
 
     def _next_seq(self) -> int:

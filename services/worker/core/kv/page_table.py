@@ -30,12 +30,12 @@ class Block:
             `given_up_epoch`; 1 too if it was given up untried, for lack of room; 0: it has a copy,
             or waits for its first.
         loading: how many pages have bytes on their way from the arena.
-        is_late: a pass waited for some of those long enough: nobody waits in a pass for the rest.
+        is_late: a pass waited for some of those long enough: no pass waits for the rest.
         lost: a load failed; the block serves no new turn.
         group: of idle blocks, see `idle_groups`; 0: it is not idle.
         owner: the session for which it was computed or brought up.
         expiry_s: how long it outlives its last use below; 0: as every tier has it.
-        is_forgotten: its session was deleted; nobody finds it, and it goes when its last user does.
+        is_forgotten: its session was deleted; it cannot be found, and is freed with its last user.
         is_gapped: a layer that has a page may stand above one that has none.
     """
 
@@ -112,7 +112,7 @@ class PageTable:
         return self._free[self.num_free : self.num_free + count]
 
     def free_pages(self, pages: Pages) -> None:
-        """Nobody has these any more."""
+        """These are free again."""
         self._free[self.num_free : self.num_free + len(pages)] = pages
         self.num_free += len(pages)
 
@@ -125,7 +125,7 @@ class PageTable:
         return self._free_rows.pop()
 
     def free_block(self, block: Block) -> None:
-        """Its row and the pages in it are nobody's; the block is over."""
+        """Free the block's row and its pages."""
         assert block.row != NO_ROW, "the block has ended already"
         row = self.table[block.row]
         self.free_pages(row if block.num_present == self.num_layers else row[row != NO_PAGE])

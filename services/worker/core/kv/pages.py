@@ -1,7 +1,7 @@
 """GPU pages and the blocks cached in them: who may take which page.
 
-A page is one block's KV in one layer; any page holds any layer of any session. A block that nobody
-runs on keeps its pages until somebody needs them, in the order of `shared.eviction`, of which
+A page is one block's KV in one layer; any page holds any layer of any session. A block that no
+turn runs on keeps its pages until they are needed, in the order of `shared.eviction`, of which
 `idle_groups` keeps account. Pages of a block that has no copy below yet are dirty and are never
 taken.
 """
@@ -160,7 +160,7 @@ class PagePool(PageTable):
 
     def remove_page(self, block: Block, page: int) -> None:
         """No bytes come into this page of a block that is not idle: it is free."""
-        assert not block.group, "somebody may have taken it"
+        assert not block.group, "its pages may have been taken"
         layer = int(np.flatnonzero(self.table[block.row] == page)[0])
         self.table[block.row, layer] = NO_PAGE
         block.num_present -= 1
@@ -172,8 +172,8 @@ class PagePool(PageTable):
         return self._owned.of(owner)
 
     def forget(self, block: Block) -> None:
-        """Nobody finds `block` any more. Its pages are free at once, or when nobody runs on it and
-        no bytes are on their way into it.
+        """`block` cannot be found any more. Its pages are free at once, or when it is not in use
+        and no bytes are loading into it.
         """
         self._unlist(block)
         block.is_forgotten = True
@@ -187,7 +187,7 @@ class PagePool(PageTable):
         block.refs += 1
 
     def release(self, blocks: list[Block]) -> None:
-        """A turn leaves `blocks` (in sequence order); those nobody else runs on become the most
+        """A turn leaves `blocks` (in sequence order); those without another user become the most
         recently used group."""
         idle = []
         for block in blocks:
@@ -246,7 +246,7 @@ class PagePool(PageTable):
 
     def drop(self, block: Block) -> None:
         """Forget an idle block and free its pages."""
-        assert block.refs == 0, "somebody runs on it"
+        assert block.refs == 0, "it is in use"
         assert block.loading == 0, "bytes are on their way into it"
         self.withdraw(block)
         if self.blocks.get(block.key) is block:

@@ -1,11 +1,11 @@
-"""What must be on the device, whoever needs it.
+"""What must be on the device, for any user.
 
-Somebody needs a `Chain`: blocks under keys of which each names all before it, one page a layer. The
+A user needs a `Chain`: blocks under keys of which each names all before it, one page a layer. The
 first user is a turn, whose chain is the KV of its prefix. Whatever else is cut into such blocks and
 found under such keys fits as well, in pages of the same pool. The verbs stand in the order in which
 a chain meets them: `want` what is here, `ask` the kvstore for the rest and `stage` its answer,
 `load` that, gate each layer by what is `awaited` and `settle` what has come, use it, `release` it.
-What nobody uses stays until its pages are needed: eviction is the pool's (`num_available`).
+What is not in use stays until its pages are needed: eviction is the pool's (`num_available`).
 
 What is worth it, what is asked again and what becomes of a user whose chain did not come are the
 user's to decide, and the question that goes to the kvstore is an effect of the user's own.
@@ -27,7 +27,7 @@ class Chain:
 
     Attributes:
         owner: for whom blocks are brought up, as blocks name it.
-        keys: what is needed, in order; its user tells them before it wants them.
+        keys: what is needed, in order; its user sets them before `want`.
         is_indivisible: a part is of no use: nothing is loaded unless all can be.
         blocks: what it holds, in order. A user that makes blocks itself adds those that others can
             find.
@@ -101,7 +101,7 @@ class Residency:
 
     def ask(self, chain: Chain, answer_due_at_ns: int) -> list[BlockKey]:
         """The question for the kvstore: what to stage for the chain, nothing if it must not be
-        asked. Whoever asks hands the answer to `stage`.
+        asked. The answer goes to `stage`.
         """
         keys = chain.missing if chain.may_ask else []
         chain.is_asked = bool(keys)
@@ -119,8 +119,8 @@ class Residency:
             num_wanted: of these blocks, as many of the first as the user wants brought up rather
                 than make them itself; None: all.
 
-        It stays pinned if it is of use, until `load` or `release`. One that nobody waits for any
-        more is let go, and so is one to an earlier question of this chain: the answer to the last
+        It stays pinned if it is of use, until `load` or `release`. One that is not awaited any
+        more is released, and so is one to an earlier question of this chain: the answer to the last
         one is still to come then.
         """
         if not chain.is_asked:
@@ -152,7 +152,7 @@ class Residency:
         lack, and let the stage go. Call `want` just before.
 
         A missing block takes at most a page a layer. Where pages run out it stops, or, if the chain
-        is indivisible, does not begin; what is missing then tells. What stood before the stage may
+        is indivisible, does not begin; see `missing` then. What stood before the stage may
         have been let go since, to make room; then it is no use.
         """
         staged, chain.staged = chain.staged, None
@@ -206,7 +206,7 @@ class Residency:
         return True
 
     def give_up(self, chain: Chain) -> None:
-        """What has not come by now comes too late for this user, and for whoever else waits. The
+        """What has not come by now comes too late for this user, and for others that wait. The
         kvstore is not asked again for this chain, unless its user allows it (`may_ask`)."""
         for block in chain.coming:
             if block.loading:
@@ -215,7 +215,7 @@ class Residency:
 
     def put_off(self, chain: Chain) -> None:
         """What has not come by now comes too late for a pass, but is still wanted: see `is_late`.
-        Whoever has these blocks in a chain waits for them outside."""
+        Users of these blocks wait for them outside of passes."""
         for block in chain.coming:
             block.is_late = block.loading > 0
 
@@ -235,10 +235,10 @@ class Residency:
     # Use is holding blocks. Release, and what is evicted then.
 
     def release(self, chain: Chain) -> list[Effect]:
-        """Let go of the stage and of all blocks. Those that nobody else holds, and of which there
-        is a copy below, may be taken from now on, but stay until their pages are needed: who wants
-        the chain again finds them. No step in flight may read them any more. A question that is out
-        stays out.
+        """Let go of the stage and of all blocks. Those without another holder, and of which there
+        is a copy below, may be taken from now on, but stay until their pages are needed: the next
+        user of the chain finds them. No step in flight may read them any more. A request in flight
+        stays in flight.
         """
         effects: list[Effect] = []
         if chain.staged is not None:
@@ -252,7 +252,7 @@ class Residency:
     @property
     def num_available(self) -> int:
         """Pages that a user could get now: free ones, and behind them those of idle blocks, which
-        are taken in the order of `shared.eviction`. A page of a block that somebody holds, that has
+        are taken in the order of `shared.eviction`. A page of a block that is held, that has
         no copy below or that bytes are on their way into is never taken.
         """
         return self.pool.num_available
@@ -263,7 +263,7 @@ class Residency:
         return all(block is not None and self.pool.is_whole(block) for block in blocks)
 
     def forget(self, blocks: list[Block]) -> None:
-        """Nobody finds these any more. Each goes with its last user."""
+        """These cannot be found any more. Each is freed with its last user."""
         for block in blocks:
             self.pool.forget(block)
 
@@ -274,7 +274,7 @@ class Residency:
             block = self.pool.blocks.get(key)
             if block is not None and block.lost:
                 return False
-            # The pages of an idle block are counted as takeable until somebody holds it.
+            # The pages of an idle block are counted as takeable until it is held.
             is_held = block is not None and not block.group
             num_pages += num_layers - (block.num_present if block is not None and is_held else 0)
         return num_pages <= self.num_available

@@ -15,8 +15,8 @@ class Staged:
         num_from_disk: pages that come from disk first.
         epoch: connection to a kvstore that the pages belong to; another one's mean nothing.
         ready_in_ns: for each layer, when its last page was promised to be in the arena, from when
-            the answer was heard; empty: all are there.
-        source_bytes_per_s: how fast pages come into the arena lately; 0: not told.
+            the answer came; empty: all are there.
+        source_bytes_per_s: how fast pages come into the arena lately; 0: unknown.
         num_here: its first blocks that are in the arena already, all layers.
         coming_from: where the first of the others is; None: all are here.
         heard_at_ns: when the answer came.

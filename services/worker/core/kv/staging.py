@@ -146,7 +146,7 @@ class Stager:
 
     @property
     def num_demanded(self) -> int:
-        """Pages that somebody waits for."""
+        """Loading pages that turns wait for."""
         return len(self.flights) - self.flights.num_prefetching
 
     def num_loading_of(self, block: Block) -> int:
@@ -211,14 +211,14 @@ class Stager:
         return loads.effects()
 
     def make(self, filled: list[tuple[Block, list[int]]]) -> None:
-        """Somebody makes the bytes of the pages that acquired blocks were just given: each block
+        """The caller makes the bytes of the pages that acquired blocks were just given: each block
         with the layers that it had lacked."""
         self._begin(filled, NO_TICKET, [0] * self.pool.num_layers)
 
     def _begin(
         self, filled: list[tuple[Block, list[int]]], ticket: int, ready_at_ns: list[int]
     ) -> int:
-        """Bytes are on their way into so many pages from now on, and somebody waits for them."""
+        """Bytes are on their way into so many pages from now on, and a turn waits for them."""
         num_layers, num_pages = self.pool.num_layers, 0
         table = self.pool.table[[block.row for block, _ in filled]]
         for at, (block, layers) in enumerate(filled):
@@ -231,7 +231,7 @@ class Stager:
         return num_pages
 
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
-        """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
+        """Loads ended. After a bad one the block is lost: it is dropped once it is not in use."""
         if not pages:
             return []
         self.num_failures += 0 if is_good else len(pages)
@@ -257,7 +257,7 @@ class Stager:
         return self._settle(flights)
 
     def _settle(self, flights: list[Flight]) -> list[Effect]:
-        """Blocks that nothing is on its way into any more are idle, if nobody uses them."""
+        """Blocks that nothing is on its way into any more are idle, if they are not in use."""
         landed = Counter(flight.ticket for flight in flights)
         idle: dict[int, list[Block]] = {}
         last = {flight.block: flight.ticket for flight in flights}
@@ -309,8 +309,8 @@ class Stager:
         effects = self._drop_prefetches(lambda prefetch: prefetch.name == name)
         room = self.hints.room(name, expected.tenant, now_ns) // self.pool.num_layers
         if not room or (is_indivisible and room < staged.num_blocks):
-            told = prefetched(expected, staged.num_blocks, 0, name[1])
-            return [*effects, ReleaseTicket(staged.ticket), *told]
+            outcome = prefetched(expected, staged.num_blocks, 0, name[1])
+            return [*effects, ReleaseTicket(staged.ticket), *outcome]
         num_staged = staged.num_blocks
         if room < num_staged:
             effects.append(TrimTicket(staged.ticket, room))
@@ -344,7 +344,7 @@ class Stager:
         return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
-        """Start the prefetch loads for which there is room that nobody needs. Where the pool is not
+        """Start the prefetch loads for which there is spare room. Where the pool is not
         cooperative, what was staged stays pinned in the arena until its turn is here."""
         self.pool.on_time(now_ns)
         effects = self._expire(now_ns)

@@ -45,7 +45,7 @@ class Unwritten:
 @dataclass(slots=True)
 class _Storing:
     """A write under way. If it is void, its block was forgotten meanwhile: others may have its
-    pages by now, and nobody is to find what was copied."""
+    pages by now, and what was copied must not be found."""
 
     write: BlockWrite
     unwritten: Unwritten
@@ -289,7 +289,7 @@ class WriteBehind:
         return effects
 
     def forget(self, blocks: list[Block]) -> None:
-        """These blocks are not to be copied below. The kvstore is told of those that it has."""
+        """These blocks are not to be copied below. The kvstore is notified of those it has."""
         gone = {id(block) for block in blocks}
         for block in blocks:
             late = self._committing.get(block.key)

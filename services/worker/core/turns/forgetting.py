@@ -12,8 +12,8 @@ from shared.owners import OwnerKey
 def forget_session(
     history: History, turns: Iterable[Turn], owner: OwnerKey, keys: list[BlockKey]
 ) -> tuple[int, list[Effect]]:
-    """Nobody finds the blocks that `owner` made, or those of `keys`, from now on, and none of them
-    goes below any more. Its turns go on to their ends, on pages that are only theirs.
+    """The blocks that `owner` made, and those of `keys`, cannot be found from now on, and none of
+    them is offloaded any more. Its turns go on to their ends, on pages that are only theirs.
 
     Returns:
         How many blocks could be found until now.

@@ -2,7 +2,7 @@
 
 That its blocks are on the device is `residency`'s concern. Here is what is so of KV alone: which
 blocks can be reused, whether to fetch or to compute them, how computed ones enter the cache and go
-below, and whose use is told there.
+below, and whose use is reported there.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from shared.blocks import BlockKey, child_key
 
 PROMISE_UNKNOWN_NS = 2_000_000_000  # so late it is rather computed, whatever that takes
 COMPUTE_UNKNOWN_NS = 1_000_000_000  # before any prompt was computed
-USED_MAX = 256  # sequences whose use is told at once; of more, the latest
+USED_MAX = 256  # sequences whose use is reported at once; of more, the latest
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class History:
         )
 
     def _compute_ns(self, num_tokens: int, num_decodes: int) -> float:
-        """What computing so many prompt tokens takes; 0 while nobody knows."""
+        """What computing so many prompt tokens takes; 0 while that is unknown."""
         if self.costs.is_known:
             return self.costs.prefill_ns(num_tokens, num_decodes, self.limits.prefill_tokens_max)
         speed = self.estimates.prefill_tokens_per_s
@@ -184,7 +184,7 @@ class History:
 
     def is_overdue(self, turn: Turn, now_ns: int, num_decodes: int) -> bool:
         """Whether to compute what is on its way rather than to wait on. Others that came later may
-        have gone before it, layer by layer: while it comes at all, it is trusted anew, as of when
+        have gone before it, layer by layer: while it comes at all, the wait is extended, as of when
         something came last, so that what stops in the middle is waited for no longer than what
         never begins."""
         prefix = turn.cache.prefix
@@ -265,8 +265,8 @@ class History:
         self._write(turn, index, tokens)
 
     def lose(self, turn: Turn) -> None:
-        """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on
-        that. What others run on as well is good enough for them.
+        """A turn cannot be computed: what it alone ran on may be the reason, so no other turn may
+        run on that. What others run on as well is good enough for them.
         """
         for block in turn.cache.prefix.blocks:
             if block.refs == 1:

@@ -1,4 +1,4 @@
-"""What is said of a turn: its tokens, its end, why it has none."""
+"""What is sent of a turn: its tokens, its end, why it has none."""
 
 from services.worker.core.effects import Effect, Emit, Ended, TurnAccount, TurnTimes
 from services.worker.core.step import Sampled
@@ -10,7 +10,7 @@ from shared.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
 def token_delta(
     turn: Turn, sampled: Sampled, finish: FinishReason | None, now_ns: int, *, is_first: bool
 ) -> TurnDelta:
-    """The token that was just appended. The first one tells more: of the prompt, and of times."""
+    """The token that was just appended. The first one has more: on the prompt, and on times."""
     logprobs = None if sampled.logprobs is None else [sampled.logprobs]
     if not is_first:
         return TurnDelta(
@@ -49,7 +49,7 @@ def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> Fini
 
 
 def ended(turn: Turn, reason: FinishReason) -> Ended:
-    """How an attempt is told to be over."""
+    """The end of an attempt, for its reports."""
     num_computed = turn.num_prompt - min(turn.cache.num_cached, turn.num_prompt)
     return Ended(
         TurnEnd(turn_id=turn.request.turn_id, attempt=turn.request.attempt, reason=reason),

@@ -3,8 +3,8 @@
 When a turn ends, what it computed of its last block is kept under a key of its own, that of just
 these tokens (`shared.blocks.child_key`), in the pool and below. The session's next turn asks for it
 by the same key, and goes on in the same block: that must be its own alone. So a turn that begins to
-run takes its tail out of everybody's sight, or leaves it if somebody else holds it. Bytes behind
-the tokens of a tail's key may be anything: whoever runs on it writes there before it reads.
+run hides its tail from other turns, or leaves it if another one holds it. Bytes behind
+the tokens of a tail's key may be anything: a turn that runs on it writes there before it reads.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Tails:
 
     def is_all_but(self, turn: Turn, staged: list[BlockKey]) -> bool:
         """Whether these blocks are all that were asked for but the tail, while the turn has full
-        ones from there on, for which nobody was asked."""
+        ones from there on, which the kvstore was not asked for."""
         prefix = turn.cache.prefix
         if not turn.has_tail or turn.num_reusable_blocks <= turn.cache.tail_index:
             return False
@@ -54,7 +54,7 @@ class Tails:
         turn.on_prefix()
 
     def claim(self, turn: Turn) -> None:
-        """The turn runs: from now on nobody else finds its tail, nor is it copied below. What a
+        """The turn runs: from now on no other turn finds its tail, nor is it copied below. What a
         copy that has begun gives is not used: it may have some of the turn's tokens."""
         self.leave_shared(turn)
         if turn.cache.tail is not None:

@@ -1,4 +1,4 @@
-"""What helpers are told: once, what they work for; with each pass, whose images it runs on; and
+"""What helpers get: once, what they work for; with each pass, whose images it runs on; and
 with each order, which rows.
 """
 

@@ -36,7 +36,7 @@ class PageCopier(Protocol):
     """
 
     def attach(self, arena: Arena) -> None:
-        """Get ready for copies from and to this arena, for as long as somebody holds it."""
+        """Get ready for copies from and to this arena, for as long as it is in use."""
         ...
 
     def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:

@@ -108,7 +108,7 @@ class CudaLink:
 
 
 def from_first(memory: Bytes, pages: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """The same pages of memory that begins with the first of them: whoever launches a kernel looks
+    """The same pages of memory that begins with the first of them: who launches a kernel looks
     whether the device addresses where its memory begins, and an arena may not be registered there.
     """
     first = min(pages)

@@ -38,7 +38,7 @@ class PageGate:
             self._changed.notify_all()
 
     def settle(self, good: list[int], bad: list[int]) -> None:
-        """Loads ended; wakes whoever waits."""
+        """Loads ended; wakes those that wait."""
         with self._changed:
             self._state[good] = READY
             self._state[bad] = FAILED
@@ -68,7 +68,7 @@ class PageGate:
 
         Returns:
             The copies to run behind. Whether their bytes are the promised ones turns out later:
-            `wait` tells.
+            `wait` says.
         """
         if self.has(pages):
             return []

@@ -1,7 +1,7 @@
 """Loads that wait: in what order they are copied, and which are still to come to the arena.
 
 Pages that wait for their bytes stand beside the queue, not in it: a session on a slow disk keeps
-nobody waiting whose pages are there.
+no turn waiting whose pages are there.
 """
 
 from collections.abc import Sequence, Set

@@ -37,7 +37,7 @@ class MoverGone(Exception):
 
 
 class ArenaReader(Protocol):
-    """Whoever is to know which arena there is."""
+    """Reads the arena as well."""
 
     def attach(self, arena: Arena, epoch: int) -> None:
         """This one, of connection `epoch`, from now on."""
@@ -191,7 +191,7 @@ class KvMover:
             self._on_moved(CalledBack(taken))
 
     def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Copy blocks to the arena behind what was computed up to now; each is told to be over,
+        """Copy blocks to the arena behind what was computed up to now; the end of each is reported,
         stored or not. Never waits for room.
         """
         arena = self._arena

@@ -50,13 +50,13 @@ class DecodeInputs:
     ) -> None:
         """Enter a step's rows, and pad."""
         num_rows = len(slots)
-        for kept, told in (
+        for kept, given in (
             (self.tokens, tokens),
             (self.positions, positions),
             (self.slots, slots),
             (self.context_lens, context_lens),
         ):
-            kept[:num_rows] = told
+            kept[:num_rows] = given
             kept[num_rows:] = 0
 
 

@@ -52,7 +52,7 @@ class StepChosen:
 @dataclass(slots=True)
 class GpuLaunched:
     """Attributes:
-    started_at_ns: tells when a step began that was launched and ended at these times.
+    started_at_ns: returns when a step began that was launched and ended at these times.
     """
 
     plan: StepPlan
@@ -76,7 +76,7 @@ class GpuLaunched:
         self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
         for row, scores in self.chosen.scores.items():
             if row not in result.failed:
-                enter_scores(result, plan, row, scores.told())
+                enter_scores(result, plan, row, scores.listed())
         return result
 
     def _see_to_helpers(self) -> int:
@@ -108,5 +108,5 @@ class GpuLaunched:
                 result.broken[row] = NOT_FINITE
                 continue
             scores = self.chosen.logprobs.get(row)
-            logprobs = None if scores is None else scores.told()[0]
+            logprobs = None if scores is None else scores.listed()[0]
             result.sampled[row] = Sampled(token, logprobs)

@@ -1,4 +1,4 @@
-"""What a step tells the device, in one copy."""
+"""What the device needs of a step, in one copy."""
 
 from typing import Any
 

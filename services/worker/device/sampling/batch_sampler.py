@@ -86,7 +86,7 @@ def _choose(
 def _penalized(
     logits: torch.Tensor, rows: list[RowSampling], carried: torch.Tensor
 ) -> torch.Tensor:
-    """Repetition, frequency and presence penalties, of the tokens told and of the carried ones."""
+    """Repetition, frequency and presence penalties, of the known tokens and of the carried ones."""
     num_rows, vocab = logits.shape
     params = [row.params for row in rows]
     factors = [max(each.repetition_penalty, REPETITION_PENALTY_MIN) for each in params]
@@ -161,7 +161,7 @@ def _bias_and_mask(
 
 
 def _hold_to(logits: torch.Tensor, masks: Mapping[int, Words]) -> None:
-    """Only what grammars allow; in place. Bits are told apart on the device: a mask is an eighth of
+    """Only what grammars allow; in place. Bits are unpacked on the device: a mask is an eighth of
     a byte a token on its way there."""
     vocab, device = logits.shape[1], logits.device
     at, words = upload([np.array(list(masks), np.int32), np.stack(list(masks.values()))], device)

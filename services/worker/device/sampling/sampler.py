@@ -28,7 +28,7 @@ class TopLogprobs:
 
     back: ReadBack
 
-    def told(self) -> list[TokenLogprobs]:
+    def listed(self) -> list[TokenLogprobs]:
         """What they are, once they are here."""
         return [
             TokenLogprobs(token=token, logprob=logprob, top=list(zip(top, at, strict=True)))
@@ -116,7 +116,7 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
     Args:
         logits: ``[len(tokens), vocab]``.
     """
-    return top_logprobs(logits, torch.tensor(tokens, device=logits.device), num_top).told()
+    return top_logprobs(logits, torch.tensor(tokens, device=logits.device), num_top).listed()
 
 
 def top_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TopLogprobs:
