@@ -354,7 +354,7 @@ class EngineCore:
         ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             turn.on_landed(is_sampled=plan.sampling[index] is not None)
-            if turn.trace.context and result.stall_at_ns:
+            if result.stall_at_ns and turn.trace.context:
                 turn.trace.add_waits(result)
             if not turn.is_void:
                 effects += self.landing.on_row(turn, index, end, result, now_ns)

@@ -40,10 +40,9 @@ class Landing:
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # noted at once: others may be waiting for the same
-                self.history.residency.put_off(
-                    turn.cache.prefix
-                )  # it is not known whether it was this,
-                self.adapters.on_failed(turn.adapter)  # or its adapter, or both
+                # It is not known whether it was its history, its adapter, or both.
+                self.history.residency.put_off(turn.cache.prefix)
+                self.adapters.on_failed(turn.adapter)
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             if self.history.has_news(turn):

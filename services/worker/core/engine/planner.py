@@ -132,9 +132,9 @@ class Planner:
         rows = by_adapter(draft.rows) if self.adapters.images else draft.rows
         turns = [row.turn for row in rows]
         adapters, stager = self.adapters, self.residency.stager
-        uses = [turn.adapter for turn in turns]
-        sources = adapters.assists(uses)
-        plan = step_plan(rows, self.residency.pool, adapters.streams(uses), sources)
+        sources = adapters.assists(turn.adapter for turn in turns)
+        streams = adapters.streams(turn.adapter for turn in turns)
+        plan = step_plan(rows, self.residency.pool, streams, sources)
         if plan.awaited:
             plan = self._with_patience(plan, rows, draft)
         for row in rows:
@@ -320,9 +320,9 @@ class Planner:
 
     def _add_decode(self, turn: Turn, draft: Draft) -> None:
         """A row of one token; mostly nothing of what a row may need has to be looked after."""
-        start = turn.num_planned
-        is_covered = start < turn.cache.num_blocks * turn.cache.block_tokens
-        if is_covered and turn.adapter.image is None and not turn.cache.prefix.coming:
+        start, cache = turn.num_planned, turn.cache
+        is_covered = start < cache.num_blocks * cache.block_tokens
+        if is_covered and turn.adapter.image is None and not cache.prefix.coming:
             draft.rows.append(Row(turn, start, start + 1, []))
         else:
             self._add_row(turn, 1, draft)
@@ -439,4 +439,5 @@ def _is_decode(turn: Turn) -> bool:
         return False
     if turn.num_flights:
         return True
-    return not any(block.loading or block.lost for block in turn.cache.prefix.coming)
+    coming = turn.cache.prefix.coming
+    return not coming or not any(block.loading or block.lost for block in coming)

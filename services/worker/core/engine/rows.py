@@ -75,7 +75,7 @@ def step_plan(
         scoring={index: each for index, row in enumerate(rows) if (each := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
         entries=_entries(turns, pool),
-        adapters=np.array([_line(turn) for turn in turns], np.int32),
+        adapters=_lines(turns) if on_adapters else np.full(len(turns), NO_LINE, np.int32),
         images=_images(on_adapters, pool),
         streams=streams,
         assists={
@@ -98,6 +98,10 @@ def by_adapter(rows: list[Row]) -> list[Row]:
     decodes.sort(key=lambda row: (_line(row.turn) == shared, _line(row.turn)))
     prompts.sort(key=lambda row: (_line(row.turn) != shared, _line(row.turn)))
     return decodes + prompts
+
+
+def _lines(turns: list[Turn]) -> Ints:
+    return np.array([_line(turn) for turn in turns], np.int32)
 
 
 def _line(turn: Turn) -> int:

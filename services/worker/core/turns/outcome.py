@@ -11,11 +11,11 @@ def token_delta(
     turn: Turn, sampled: Sampled, finish: FinishReason | None, now_ns: int, *, is_first: bool
 ) -> TurnDelta:
     """The token that was just appended. The first one has more: on the prompt, and on times."""
-    logprobs = None if sampled.logprobs is None else [sampled.logprobs]
+    request, logprobs = turn.request, None if sampled.logprobs is None else [sampled.logprobs]
     if not is_first:
         return TurnDelta(
-            turn_id=turn.request.turn_id,
-            attempt=turn.request.attempt,
+            turn_id=request.turn_id,
+            attempt=request.attempt,
             index=turn.num_generated - 1,
             tokens=[sampled.token],
             finish=finish,
@@ -23,8 +23,8 @@ def token_delta(
         )
     started_at_ns = turn.trace.first_step_at_ns or now_ns
     return TurnDelta(
-        turn_id=turn.request.turn_id,
-        attempt=turn.request.attempt,
+        turn_id=request.turn_id,
+        attempt=request.attempt,
         index=turn.num_generated - 1,
         tokens=[sampled.token],
         finish=finish,
@@ -32,7 +32,7 @@ def token_delta(
         prompt_logprobs=turn.prompt_logprobs or None,
         cached_tokens=min(turn.cache.num_cached, turn.num_prompt),
         cached_in=turn.cache.cached_in(turn.num_prompt),
-        queue_ns=started_at_ns - turn.request.arrived_at_ns,
+        queue_ns=started_at_ns - request.arrived_at_ns,
         prefill_ns=now_ns - started_at_ns,
     )
 

@@ -26,7 +26,7 @@ from services.worker.device.assist.waiting import Bell
 
 # Written by the worker, all but the last two; the bells ring behind what each side wrote. Behind
 # them the helper has a word for each letter's place: the last letter of which it refused an order.
-LETTER, AWAKE, ASKED, CALLED, ANSWERED, DONE = range(6)
+LETTER, AWAKE, ASKED, CALLED, ANSWERED, FINISHED = range(6)
 NUM_WORDS = 6
 LINE_BYTES = 64
 ORDER_NUMBERS = 8  # a cache line
@@ -100,7 +100,7 @@ class Channel:
         self._words: npt.NDArray[np.uint64] = np.frombuffer(words, np.uint64)[:: LINE_BYTES // 8]
         address = self._words.ctypes.data
         self.called = Bell(address + CALLED * LINE_BYTES)
-        self.done = Bell(address + DONE * LINE_BYTES)
+        self.done = Bell(address + FINISHED * LINE_BYTES)
         num_orders = shape.orders_max
         self._orders: npt.NDArray[np.int64] = np.frombuffer(orders, np.int64)
         self._orders = self._orders[: num_orders * ORDER_NUMBERS].reshape(num_orders, -1)

@@ -498,7 +498,7 @@ def test_who_goes_to_sleep_in_a_pass_is_woken_by_the_next_order(one: Scene) -> N
     assert one.crew._pass is not None
     (helper,) = one.crew._pass.helpers
     helper.channel.is_awake = False  # it goes to sleep, as it does when it has long been idle
-    helper.told_at_ns = 0
+    helper.sent_at_ns = 0
     want = one.ask()
     assert_close(one.crew.collect(LONG_NS), want)
     one.crew.end()
@@ -508,13 +508,13 @@ def test_only_who_heard_nothing_for_long_is_woken(alone: Alone) -> None:
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None and process.stdout is not None
     helper = HelperProcess(process, alone.channel, alone.handoff, 0)
-    helper.told_at_ns = time.monotonic_ns()
+    helper.sent_at_ns = time.monotonic_ns()
     helper.see_awake()
-    helper.told_at_ns -= IDLE_NS
+    helper.sent_at_ns -= IDLE_NS
     helper.see_awake()
     process.stdin.close()
     assert process.stdout.read() == b"\0", "woken once"
-    helper.told_at_ns -= IDLE_NS
+    helper.sent_at_ns -= IDLE_NS
     helper.see_awake()  # it is over, and nothing is written anywhere
     helper.reap()
 

@@ -166,9 +166,9 @@ def test_a_helper_that_stands_still_is_replaced(
 
 def test_who_sleeps_over_an_order_is_woken(ahead: Ahead) -> None:
     begun = ahead.begin()
-    for helper in begun.told.helpers:
+    for helper in begun.summoned.helpers:
         helper.channel.is_awake = False  # it goes to sleep, as it does when it has long been idle
-        helper.told_at_ns = time.monotonic_ns() + LONG_NS  # and whoever gives it one does not see
+        helper.sent_at_ns = time.monotonic_ns() + LONG_NS  # and whoever gives it one does not see
     got, want = ahead.launch(begun, 1)
     assert ahead.finish(begun) is not None
     assert_close(got.cpu(), want)
