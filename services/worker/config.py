@@ -41,10 +41,10 @@ class WorkerConfig(ServiceConfig):
     oneshot_queue_max: batches held at a time; more are refused.
     oneshot_pull_ms: how long after its expected start a batch waits for inputs.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
-    layerwise: passes begin while later layers of a prompt's history are on their way; off, to see
+    layerwise: passes begin while later layers of a prompt's history are loading; off, to see
         what that is worth.
     slo_ttft_ms: target for the time to the first token of turns that bring none; 0: none.
-    lora_start: how turns begin whose adapter is on its way: `wait` for all of it, `stream` its
+    lora_start: how turns begin whose adapter is loading: `wait` for all of it, `stream` its
         layers behind the pass where they come in time, `assist` by computing on the host what is
         not there, or `auto`, the best that there is.
     assist_helpers: processes for that; 0: one a core, beside a GPU at most eight.

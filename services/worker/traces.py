@@ -1,5 +1,5 @@
 """Traces of attempts: a span each, with what it waited for and what was computed as its parts; and
-of what was brought up for turns to come.
+of what was prefetched for announced turns.
 """
 
 from collections import OrderedDict
@@ -66,7 +66,7 @@ class TurnTraces:
         opened.span.end(now_ns)
 
     def on_prefetched(self, prefetched: Prefetched) -> None:
-        """Nothing more is brought up for an announced turn."""
+        """Nothing more is prefetched for an announced turn."""
         attributes: dict[str, Value] = {
             "symphony.worker_id": self._worker_id,
             "symphony.of": "adapter" if prefetched.adapter_hash else "history",

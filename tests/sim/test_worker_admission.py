@@ -34,7 +34,7 @@ class DeferringWorld(EngineWorld):
         target_ns = self.random.choice([2, 10, 50]) * MS
         self.step_ns = 300 * US
         limits = replace(self.core.limits, prefill_admission="deferred", slo_ttft_ns=target_ns)
-        self.core.limits = limits
+        self.core.limits = self.core.admitting.limits = limits
         for rows in range(1, 21):
             self.core.costs.on_step(0, rows, 300 * US + 10 * US * rows)
             self.core.costs.on_step(64, rows, 300 * US + 10 * US * (64 + rows))

@@ -58,7 +58,7 @@ class StageSession:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """What came of a traced advisory here: nothing more is brought up for it.
+    """The outcome of a traced advisory here: nothing more is loaded for it.
 
     Attributes:
         trace: of the advisory.

@@ -18,7 +18,7 @@ from shared.messages import Prompt, PromptReply, TurnRef, TurnStart, decode
 
 TOKENS_MAX = 65_536  # of prompts in one reply, so that it stays well below the server's limit
 TURNS_MAX = 64
-DELETED_NS = 600_000_000_000  # longer than any start can be on its way
+DELETED_NS = 600_000_000_000  # longer than any start can be in flight
 DELETED_MAX = 4096
 
 
@@ -55,7 +55,7 @@ class Pulling:
         return turn_id in self._pulling
 
     def refs(self) -> list[TurnRef]:
-        """Attempts whose prompt is on its way."""
+        """Attempts whose prompt is in flight."""
         return [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self._pulling.values()]
 
     def on_start(self, start: TurnStart, now_ns: int) -> Prompt | None:

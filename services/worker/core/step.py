@@ -133,7 +133,7 @@ class StepPlan:
             `short_rope_max`.
         sampling: for each row, None where nothing is sampled yet.
         scoring: by row.
-        awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
+        awaited: by row, for each layer, pool pages of its history that are loading.
         patience_ns: how much later than planned those of a row may be, by row; later it fails.
         starts_in_ns, pass_ns: when the pass begins, from when it was planned, and how long it takes
             if it waits for nothing, as far as is known: it goes through its layers evenly. A host
@@ -142,8 +142,8 @@ class StepPlan:
         adapters: int32 [R]: each row's line in the adapter tables; negative: the base model's. Rows
             of one adapter follow each other, among the decodes and among the prompts.
         images: entries of the adapter tables.
-        streams: by line of those, for each layer, pool pages of the adapter that bytes are on their
-            way into.
+        streams: by line of those, for each layer, pool pages of the adapter that are
+            loading.
         assists: those of these lines whose layers that are not here can be computed from the arena.
     """
 

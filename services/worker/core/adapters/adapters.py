@@ -1,7 +1,7 @@
 """Adapters on the device: the images of those that turns run on, or are about to.
 
 An image (`shared.adapters.layout`) is a chain of blocks like a turn's history, in pages of the same
-pool, and `residency` brings it up. One image serves every turn of its adapter. It is needed as a
+pool, and `residency` loads it. One image serves every turn of its adapter. It is needed as a
 whole, though a pass may begin before its later layers are here (`streaming`); what the kvstore does
 not have is built from the adapter's files, and goes below like blocks that were computed. An image
 that no turn runs on is clean pages that any turn may take.
@@ -59,7 +59,7 @@ class Adapters:
     """Attributes:
     lines_max: of the executor's adapter tables.
     images: by hash, those that turns want.
-    _ahead: by number, those of them that are here or on their way and that no turn runs on.
+    _ahead: by number, those of them that are here or loading and that no turn runs on.
     _streamed: by number, those that turns run on and that are not all here.
     _paused: by number, when those that failed are tried again.
     """
@@ -165,7 +165,7 @@ class Adapters:
         if image.num_failures > len(PAUSES_NS):
             return Readiness.LOST
         if not (image.running or image.number in self._ahead):
-            return Readiness.COMING  # others are brought up first, or it is tried again later
+            return Readiness.COMING  # others are loaded first, or it is tried again later
         if image.num_failures and self.loading.has_remains(image):
             return Readiness.COMING  # what fails of the last try must not fail this one
         if chain.missing and not (chain.is_asked or chain.staged or image.must_build):
@@ -299,7 +299,7 @@ class Adapters:
         }
 
     def _coming_for(self, uses: Iterable[AdapterUse]) -> list[Image]:
-        """Images on their way that these turns run on, each once."""
+        """Loading images that these turns run on, each once."""
         if not self._streamed:
             return []
         wanted = dict.fromkeys(use.image for use in uses)

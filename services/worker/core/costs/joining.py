@@ -1,4 +1,4 @@
-"""When a prompt whose history is on its way joins a step.
+"""When a prompt whose history is loading joins a step.
 
 A pass waits, layer by layer, for the history of every row in it, and all rows wait together. So a
 prompt joins when every layer will be there no later than the pass comes to it, and until then its

@@ -241,7 +241,7 @@ class EngineCore:
         self.announcements.withdraw(owner)
         return self.stager.forget(owner)
 
-    # History comes up.
+    # History is loaded.
 
     def on_kv_connected(self, epoch: int) -> None:
         """There is a connection to the kvstore, numbered `epoch`."""

@@ -30,7 +30,7 @@ from services.worker.core.turns.history import History
 from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.turn import Turn, TurnState
 
-LOOKS = 4  # at a prompt whose history is on its way, while what is left of its wait halves or so
+LOOKS = 4  # at a prompt whose history is loading, while what is left of its wait halves or so
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Draft:
     Attributes:
         is_ahead: a step is in flight.
         is_short: a turn was left out because it needs pages that others have.
-        lost: turns whose adapter cannot be brought up.
+        lost: turns whose adapter cannot be loaded.
         budget: prompt tokens that the step can still take.
         num_kept: tokens that each prompt keeps back.
         starts_at_ns: when it will probably begin.
@@ -433,7 +433,7 @@ def _has_to_end(turn: Turn) -> bool:
 
 
 def _is_decode(turn: Turn) -> bool:
-    """Whether a turn that runs has a row in any step. One with all its history but on its way has
+    """Whether a turn that runs has a row in any step. One whose history is still loading has
     not, however little is left to compute, until a pass waits for that."""
     if not turn.is_decoding:
         return False

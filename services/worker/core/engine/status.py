@@ -32,7 +32,7 @@ class EngineTotals:
     Attributes:
         num_prefix_queries, num_prefix_hits: reusable blocks that turns came with, and those of them
             that did not have to be computed.
-        num_load_failures: pages that did not come up.
+        num_load_failures: pages that could not be loaded.
         busy_ns, idle_ns: of the device: in steps, and between steps that could follow.
         targets: turns by target, and whether it was met.
     """

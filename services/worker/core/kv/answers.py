@@ -69,7 +69,7 @@ def staged_blocks(
 
 
 def source_speed(bytes_per_s: float) -> float:
-    """How fast pages come up, as the kvstore measured; 0: unknown.
+    """How fast pages are loaded, as the kvstore measured; 0: unknown.
 
     Raises:
         MalformedMessage: it is no speed.

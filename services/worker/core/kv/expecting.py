@@ -1,6 +1,6 @@
 """Sessions whose turns were announced, until what they will run on is asked for.
 
-An advisory may come hours before its turn. What the turn needs is brought up a little before it is
+An advisory may come hours before its turn. What the turn needs is prefetched a little before it is
 expected, and until then the advisory holds nothing, neither here nor in the arena. Source:
 SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earlier ones is ours.
 """
@@ -74,8 +74,8 @@ class Expecting:
         return self._due[0][0] if self._due else None
 
     def wait(self, expected: Expected, start_at_ns: int) -> None:
-        """Bring it up then, in place of what was known of the session. Where too many wait, or too
-        many of its tenant, it is brought up when its turn is here."""
+        """Prefetch it then, in place of what was known of the session. Where too many wait, or too
+        many of its tenant, it is loaded when its turn is here."""
         self.drop(expected.owner)
         if not self._shares.room(expected.tenant):
             return
@@ -89,7 +89,7 @@ class Expecting:
             heapify(self._due)
 
     def take_due(self, now_ns: int) -> list[Expected]:
-        """Turns to bring up what they need for, now."""
+        """Turns to prefetch for, now."""
         taken = []
         while self._due and self._due[0][0] <= now_ns:
             _, number, owner = heappop(self._due)

@@ -1,4 +1,4 @@
-"""Which pool pages bytes are on their way into, for whom, and when they will probably be there."""
+"""Which pool pages are loading, for whom, and when they will probably be there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ MARGIN = 1.25  # what is to come takes so much longer, to be on the safe side
 
 @dataclass(slots=True)
 class Flight:
-    """Why bytes are on their way into some pages of a block."""
+    """Why some pages of a block are loading."""
 
     block: Block
     ticket: int
@@ -112,7 +112,7 @@ class Flights:
         return pages
 
     def of(self, table: Pages) -> list[list[int]]:
-        """Pages of a table [blocks, num_layers] that bytes are on their way into, by layer."""
+        """Pages of a table [blocks, num_layers] that are loading, by layer."""
         under_way = self._layer[table] != NO_LAYER
         return [pages[at].tolist() for pages, at in zip(table.T, under_way.T, strict=True)]
 

@@ -102,7 +102,7 @@ class KvLink:
         )
 
     def on_renewed(self, reply: KvRenewed) -> tuple[float, dict[HostId, float]]:
-        """How fast pages come up lately, bytes/s, 0: unknown; and from other hosts.
+        """How fast pages come into the arena lately, bytes/s, 0: unknown; and from other hosts.
 
         Raises:
             MalformedMessage: it is no speed.

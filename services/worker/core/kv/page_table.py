@@ -25,15 +25,15 @@ class Block:
         num_present: layers that have a page.
         key: `NO_KEY` as long as it is of one turn alone; others can find it under a key.
         refs: turns that run on it.
-        backed: a copy exists below (or was given up on): pages may be taken when `refs` is 0.
+        backed: a copy exists below (or is not made): pages may be taken when `refs` is 0.
         times_given_up: how often copying it below failed, on the connection to a kvstore that is
-            `given_up_epoch`; 1 too if it was given up untried, for lack of room; 0: it has a copy,
+            `given_up_epoch`; 1 too if it was abandoned untried, for lack of room; 0: it has a copy,
             or waits for its first.
-        loading: how many pages have bytes on their way from the arena.
+        loading: how many pages are loading from the arena.
         is_late: a pass waited for some of those long enough: no pass waits for the rest.
         lost: a load failed; the block serves no new turn.
         group: of idle blocks, see `idle_groups`; 0: it is not idle.
-        owner: the session for which it was computed or brought up.
+        owner: the session for which it was computed or prefetched.
         expiry_s: how long it outlives its last use below; 0: as every tier has it.
         is_forgotten: its session was deleted; it cannot be found, and is freed with its last user.
         is_gapped: a layer that has a page may stand above one that has none.
@@ -91,7 +91,7 @@ class PageTable:
         return pages
 
     def is_whole(self, block: Block) -> bool:
-        """Whether every layer has its page; bytes may still be on their way there."""
+        """Whether every layer has its page; some may still be loading."""
         return block.num_present == self.num_layers
 
     def highest_layer(self, blocks: list[Block]) -> int:

@@ -41,7 +41,7 @@ class PagePool(PageTable):
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
         num_takeable: pages of idle blocks.
-        num_unsafe: those of them that have no copy below, because it was given up.
+        num_unsafe: those of them that have no copy below, because it was abandoned.
     """
 
     eviction: EvictionName = "layer"
@@ -168,7 +168,7 @@ class PagePool(PageTable):
         self.free_pages(np.array([page], np.int32))
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
-        """Blocks to be found here that were made or brought up for this session."""
+        """Blocks to be found here that were computed or prefetched for this session."""
         return self._owned.of(owner)
 
     def forget(self, block: Block) -> None:
@@ -198,7 +198,7 @@ class PagePool(PageTable):
         self.rest(idle)
 
     def set_backed(self, blocks: list[Block]) -> None:
-        """Copies of `blocks` exist below, or are given up on: their pages may be taken when
+        """Copies of `blocks` exist below, or were abandoned: their pages may be taken when
         idle."""
         fresh = [block for block in blocks if not block.backed]
         for block in fresh:
@@ -206,7 +206,7 @@ class PagePool(PageTable):
         self.rest(fresh)
 
     def set_unbacked(self, block: Block) -> None:
-        """A block whose copy below was given up is to have one after all."""
+        """A block whose copy below was abandoned is to have one after all."""
         assert block.backed, "it has no copy yet"
         self.withdraw(block)
         block.backed = False
@@ -247,7 +247,7 @@ class PagePool(PageTable):
     def drop(self, block: Block) -> None:
         """Forget an idle block and free its pages."""
         assert block.refs == 0, "it is in use"
-        assert block.loading == 0, "bytes are on their way into it"
+        assert block.loading == 0, "it is loading"
         self.withdraw(block)
         if self.blocks.get(block.key) is block:
             self._unlist(block)

@@ -26,21 +26,21 @@ class Chain:
     """Blocks that one user needs on the device. Users of the same keys have a chain each.
 
     Attributes:
-        owner: for whom blocks are brought up, as blocks name it.
+        owner: for whom blocks are loaded, as blocks name it.
         keys: what is needed, in order; its user sets them before `want`.
         is_indivisible: a part is of no use: nothing is loaded unless all can be.
         blocks: what it holds, in order. A user that makes blocks itself adds those that others can
             find.
-        coming: those of them that were on their way up when it got them, as far as that is not
+        coming: those of them that were loading when it got them, as far as that is not
             known to be over.
         may_ask: whether the kvstore may be asked for it.
         is_asked: the kvstore's answer is out.
         answer_due_at_ns: how long that is waited for.
         staged: the kvstore's answer, pinned until the loads from it are under way.
         staged_from: the block that was the first of those asked for last.
-        give_up_at_ns: when its user takes other ways than to wait for what is on its way; 0: not
+        give_up_at_ns: when its user takes other ways than to wait for what is loading; 0: not
             decided.
-        num_lacking: pages that were on their way when that was decided.
+        num_lacking: pages that were loading when that was decided.
     """
 
     owner: OwnerKey
@@ -73,7 +73,7 @@ class Chain:
 
 @dataclass(slots=True)
 class Residency:
-    """The pool, what is on its way into it, and who may rely on what of that."""
+    """The pool, what is loading into it, and which user may rely on what of that."""
 
     pool: PagePool
     stager: Stager = field(init=False)
@@ -86,7 +86,7 @@ class Residency:
     def want(self, chain: Chain) -> None:
         """Hold what is here of the chain, as far as it has no gap.
 
-        From now on those blocks keep all their pages. Bytes may still be on their way into some:
+        From now on those blocks keep all their pages. Some may still be loading:
         that are those in `coming`.
         """
         pool = self.pool
@@ -116,7 +116,7 @@ class Residency:
         """The kvstore's answer; None if it could not be asked.
 
         Args:
-            num_wanted: of these blocks, as many of the first as the user wants brought up rather
+            num_wanted: of these blocks, as many of the first as the user wants loaded rather
                 than make them itself; None: all.
 
         It stays pinned if it is of use, until `load` or `release`. One that is not awaited any
@@ -175,7 +175,7 @@ class Residency:
 
     def fill(self, chain: Chain) -> list[tuple[Block, list[int]]]:
         """Hold all blocks that the chain lacks, with pages for bytes that its user makes and puts
-        there itself, as a load would: they are on their way from now on.
+        there itself, as a load would: they count as loading from now on.
 
         Returns:
             Each block with the layers that it had lacked; nothing if there is no room for all.
@@ -220,7 +220,7 @@ class Residency:
             block.is_late = block.loading > 0
 
     def arrivals(self, chain: Chain, page_ns: float, now_ns: int) -> list[int]:
-        """For each layer, when the last of what is on its way of the chain will probably be here; 0
+        """For each layer, when the last loading page of the chain will probably be here; 0
         where nothing is.
 
         Args:
@@ -229,7 +229,7 @@ class Residency:
         return self.stager.arrivals(chain.coming, page_ns, now_ns)
 
     def is_late(self, chain: Chain) -> bool:
-        """Whether a pass must not wait for what is on its way of the chain."""
+        """Whether a pass must not wait for loading pages of the chain."""
         return any(block.is_late for block in chain.coming)
 
     # Use is holding blocks. Release, and what is evicted then.
@@ -253,7 +253,7 @@ class Residency:
     def num_available(self) -> int:
         """Pages that a user could get now: free ones, and behind them those of idle blocks, which
         are taken in the order of `shared.eviction`. A page of a block that is held, that has
-        no copy below or that bytes are on their way into is never taken.
+        no copy below or that is loading is never taken.
         """
         return self.pool.num_available
 

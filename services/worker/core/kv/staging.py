@@ -1,4 +1,4 @@
-"""History on its way up: stages asked for, loads in flight, prefetches waiting for room."""
+"""Loading history: stages asked for, loads in flight, prefetches waiting for room."""
 
 import heapq
 from collections import Counter
@@ -150,11 +150,11 @@ class Stager:
         return len(self.flights) - self.flights.num_prefetching
 
     def num_loading_of(self, block: Block) -> int:
-        """Pages of a block that bytes are on their way into."""
+        """Loading pages of a block."""
         return sum(page in self.flights for page in self.pool.pages_of(block))
 
     def loading_pages(self, blocks: list[Block]) -> list[list[int]]:
-        """Pages of `blocks` that bytes are on their way into, for each layer."""
+        """Loading pages of `blocks`, for each layer."""
         return self.flights.of(self._table_of(blocks))
 
     def arrivals(self, blocks: list[Block], page_ns: float, now_ns: int) -> list[int]:
@@ -218,7 +218,7 @@ class Stager:
     def _begin(
         self, filled: list[tuple[Block, list[int]]], ticket: int, ready_at_ns: list[int]
     ) -> int:
-        """Bytes are on their way into so many pages from now on, and a turn waits for them."""
+        """So many pages are loading from now on, and a turn waits for them."""
         num_layers, num_pages = self.pool.num_layers, 0
         table = self.pool.table[[block.row for block, _ in filled]]
         for at, (block, layers) in enumerate(filled):
@@ -257,7 +257,7 @@ class Stager:
         return self._settle(flights)
 
     def _settle(self, flights: list[Flight]) -> list[Effect]:
-        """Blocks that nothing is on its way into any more are idle, if they are not in use."""
+        """Blocks of which nothing is loading any more are idle, if they are not in use."""
         landed = Counter(flight.ticket for flight in flights)
         idle: dict[int, list[Block]] = {}
         last = {flight.block: flight.ticket for flight in flights}
@@ -337,7 +337,7 @@ class Stager:
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
-        not brought up."""
+        not prefetched."""
         return [*self.on_arrived(owner), *self._end_prefetches(owner)]
 
     def _end_prefetches(self, owner: OwnerKey) -> list[Effect]:

@@ -19,7 +19,7 @@ STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest s
 STEP_MEMORY = 0.98  # how much of the largest step is remembered from one to the next
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the newest blocks stay without a copy below
 TRIES_MAX = 2  # to copy a block on a connection, before nothing behind it is copied either
-LATE_MAX = 1024  # blocks that were given up and are remembered, to be written when there is room
+LATE_MAX = 1024  # blocks that were abandoned and are remembered, to be written when there is room
 LATE_PAUSE_NS = 1_000_000_000  # before they are looked at again; doubled each time while it idles
 LATE_PAUSE_MAX_NS = 64_000_000_000
 LEASE_PAUSE_NS = 50_000_000  # between two questions for pages while the kvstore has too few
@@ -72,7 +72,7 @@ class WriteBehind:
     _is_asking: bool = False
     _ask_at_ns: int = 0
     _unwritten: "deque[Unwritten]" = field(default_factory=deque)
-    _late: dict[int, Unwritten] = field(default_factory=dict)  # given up for now, by identity
+    _late: dict[int, Unwritten] = field(default_factory=dict)  # abandoned for now, by identity
     _looked_at_ns: int = 0  # at those, the last time
     _late_pause_ns: int = LATE_PAUSE_NS  # until the next
     _num_computed: int = 0  # blocks since the last pump
@@ -93,7 +93,7 @@ class WriteBehind:
 
     @property
     def next_ask_at_ns(self) -> int | None:
-        """When to ask again for pages that blocks wait for, or for those that were given up."""
+        """When to ask again for pages that blocks wait for, or for those that were abandoned."""
         if self._unwritten and not self._is_asking:
             return self._ask_at_ns
         is_late = self._late and self.is_connected and self._late_pause_ns <= LATE_PAUSE_MAX_NS
@@ -202,7 +202,7 @@ class WriteBehind:
     ) -> None:
         """A block was computed: it is to be written, if a kvstore is there and room to wait.
 
-        What waits is given up from the end, and nothing is written behind a block that was given
+        What waits is abandoned from the end, and nothing is written behind a block that was given
         up for good: without those `before` it, a block is of no use below.
         """
         self._num_computed += 1
@@ -221,7 +221,7 @@ class WriteBehind:
         return self.is_connected and num_pages <= UNWRITTEN_SHARE_MAX * self.pool.num_pages
 
     def _take_up_late(self) -> bool:
-        """Blocks that were given up are written after all, as far as there are pages for them.
+        """Blocks that were abandoned are written after all, as far as there are pages for them.
         Answers whether any are.
         """
         num_blocks = len(self._stock) // self.pool.num_layers
@@ -249,7 +249,7 @@ class WriteBehind:
         return was_given_up and self.is_connected and not is_gone
 
     def _tries(self, block: Block) -> int:
-        """How often its copy was given up; what was on earlier connections counts as once."""
+        """How often its copy was abandoned; what was on earlier connections counts as once."""
         is_of_now = block.given_up_epoch == self.epoch
         return block.times_given_up if is_of_now else min(block.times_given_up, 1)
 

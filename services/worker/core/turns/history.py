@@ -145,7 +145,7 @@ class History:
         return num_tokens * 1e9 / speed if speed else 0.0
 
     def acquire_resident(self, turn: Turn) -> None:
-        """Extend the turn's blocks by those whose every layer is here or on its way."""
+        """Extend the turn's blocks by those whose every layer is here or loading."""
         self.tails.want(turn)
         turn.on_prefix()
 
@@ -168,7 +168,7 @@ class History:
         return self.residency.arrivals(turn.cache.prefix, page_ns, now_ns)
 
     def trust(self, turn: Turn, now_ns: int, num_decodes: int) -> None:
-        """Decide how long to wait for what is on its way: until it is overdue by as much as
+        """Decide how long to wait for what is loading: until it is overdue by as much as
         computing it takes. So a promise that is not kept costs about that much again.
         """
         prefix = turn.cache.prefix
@@ -183,7 +183,7 @@ class History:
         prefix.num_lacking = sum(block.loading for block in prefix.blocks)
 
     def is_overdue(self, turn: Turn, now_ns: int, num_decodes: int) -> bool:
-        """Whether to compute what is on its way rather than to wait on. Others that came later may
+        """Whether to compute what is loading rather than to wait on. Others that came later may
         have gone before it, layer by layer: while it comes at all, the wait is extended, as of when
         something came last, so that what stops in the middle is waited for no longer than what
         never begins."""

@@ -2,7 +2,7 @@
 something is in it.
 
 A file without a name, one for each helper: it ends with the two processes, and a helper that is
-given up because it is late can write nothing that anybody reads. A word stands in a cache line of
+abandoned because it is late can write nothing that is read. A word stands in a cache line of
 its own and is written by one side. What a word announces is written before it, and is left alone
 until the other side's word says that it was used; what is overwritten nevertheless, because a pass
 was abandoned, is named by its number. Orders and letters stand in rings, so that the worker can

@@ -133,7 +133,7 @@ class HelperProcess:
             self.process.kill()
 
     def reap(self) -> None:
-        """Wait for the end of one that was given up, or has ended."""
+        """Wait for the end of one that was abandoned, or has ended."""
         self.give_up()
         self.process.wait()
         with self._waking:  # else a byte might go to whatever gets the number of the closed file

@@ -67,7 +67,7 @@ class StreamCrew(AssistCrew):
 
         Returns:
             None: none is: there is no helper now, an image is of another connection, or too many
-            passes are on their way.
+            passes are in flight.
         """
         of_pass = self._spec.orders_max // self._spec.passes_max
         with self._changed:  # else the end of another one might dismiss who was just summoned
@@ -119,7 +119,7 @@ class StreamCrew(AssistCrew):
         return sum(self._stream.between_ns(first, last) for first, last in begun.waits)
 
     def abandon(self, begun: StreamPass) -> None:
-        """A pass was not launched to its end, and what was may be on its way: nothing waits."""
+        """A pass was not launched to its end, and what was may be in flight: nothing waits."""
         self._watch.abandon(begun.summoned.helpers)
         self._abandoned.append(begun)  # its memory may still be copied from and to
         self._end(begun)

@@ -27,7 +27,7 @@ class PageGate:
         self._changed = threading.Condition()
 
     def set_loading(self, pages: list[int]) -> None:
-        """Bytes are on their way into these pages."""
+        """These pages are loading."""
         self._state[pages] = LOADING
 
     def set_copying(self, pages: list[int], copy: Copy) -> None:
@@ -51,7 +51,7 @@ class PageGate:
         return not self._state[pages].any()
 
     def has_started(self, pages: list[int]) -> bool:
-        """Whether every page is ready, or on its way at last: then it is soon."""
+        """Whether every page is ready, or being copied: then it is soon."""
         states = self._state[pages]
         return bool(((states == READY) | (states == COPYING)).all())
 

@@ -35,7 +35,7 @@ def cuda_executor(
 ) -> GpuExecutor:
     """An executor on this process's GPU. Steps run on the device's default stream, whichever
     thread launches them; decodes are recorded where our own kernels attend, which read nothing back
-    on their way.
+    in flight.
     """
     device, form = model.device, model.stored_form
     stream = torch.cuda.default_stream(device)

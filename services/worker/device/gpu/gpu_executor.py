@@ -49,7 +49,7 @@ class DeviceInputs:
     Attributes:
         sampled_at: places, in the logits, of the rows that choose a token.
         before: of each of those, its carried token or `NO_CARRIED`.
-        back: the same on its way to the host, where a grammar asks for it.
+        back: the same being copied to the host, where a grammar asks for it.
         is_long: see `StepContext`.
         adapters: see `DeviceLines.inputs`; None: all rows are the base model's.
     """

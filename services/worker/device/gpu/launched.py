@@ -1,4 +1,4 @@
-"""A step on its way through a device whose host is ahead of it, and what it gives."""
+"""A step in flight on a device whose host is ahead of it, and what it gives."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from services.worker.device.sampling.scoring import NOT_FINITE, enter_scores
 
 @dataclass(slots=True)
 class Pass:
-    """What a launch finds out on its way.
+    """What a launch finds out.
 
     Attributes:
         failed: rows whose history or adapter did not come.
@@ -34,7 +34,7 @@ class Pass:
 
 @dataclass(slots=True)
 class StepChosen:
-    """What a step gives, while it is on its way back.
+    """What a step gives, while it is copied back.
 
     Attributes:
         rows: that chose a token; `back` has their tokens, and whether those are any.

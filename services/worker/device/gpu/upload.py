@@ -38,7 +38,7 @@ def upload(arrays: list[npt.NDArray[Any]], device: torch.device) -> list[torch.T
 
 
 class ReadBack:
-    """Tensors of a device on their way to the host."""
+    """Tensors of a device being copied to the host."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None

@@ -120,7 +120,7 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
 
 
 def top_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TopLogprobs:
-    """The same, on its way from the device; `tokens` ``[num_rows]`` is there."""
+    """The same, being copied from the device; `tokens` ``[num_rows]`` is there."""
     # What cannot be is very unlikely: JSON has no word for minus infinity.
     logprobs = logits.float().log_softmax(-1).clamp_(min=LOGPROB_MIN)
     own = logprobs.gather(1, tokens.long()[:, None])[:, 0]
