@@ -158,7 +158,7 @@ class EngineDevice(World):
         self.steps.append(Step(plan, self.core.flights[-1].turns))
         short_max = self.core.limits.short_rope_max
         long = [self.steps[-1].turns[row] for row in plan.long.tolist()]
-        self.outgrown |= {turn.turn_id for turn in long if turn.num_known <= short_max}
+        self.outgrown |= {turn.request.turn_id for turn in long if turn.num_known <= short_max}
         if len(self.steps) == 1:
             self._start_step(set())
 
