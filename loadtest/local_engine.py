@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -163,20 +163,15 @@ class LocalEngine:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._steps = StepLoop(
-            self.core,
-            SystemClock(),
-            self.executor,
-            DeviceThreads(self.thread),
-            self._perform,
-            self._send,
-            die,
-        )
-        self._hear()  # what moved before the loop was there
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(self._steps.run())
-            await self._is_over.wait()
-            running.cancel()
+        with closing(DeviceThreads(self.thread)) as threads:
+            self._steps = StepLoop(
+                self.core, SystemClock(), self.executor, threads, self._perform, self._send, die
+            )
+            self._hear()  # what moved before the loop was there
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(self._steps.run())
+                await self._is_over.wait()
+                running.cancel()
 
     def _hear(self) -> None:
         while self._moved:

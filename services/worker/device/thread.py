@@ -43,10 +43,11 @@ class DeviceThreads:
     their ends, so that a step is launched while the one before it computes.
 
     Args:
-        launching: an executor of one thread; made by default.
+        launching: an executor of one thread, which stays open; made, and closed, by default.
     """
 
     def __init__(self, launching: ThreadPoolExecutor | None = None) -> None:
+        self._is_own = launching is None
         self._launching = launching or ThreadPoolExecutor(1, "forward")
         self._reading: dict[str, ThreadPoolExecutor] = {}
 
@@ -65,7 +66,8 @@ class DeviceThreads:
         return await asyncio.to_thread(work)
 
     def close(self) -> None:
-        self._launching.shutdown()
+        if self._is_own:
+            self._launching.shutdown()
         for reading in self._reading.values():
             reading.shutdown(wait=False)
 
