@@ -16,15 +16,16 @@ from typing import Any, cast
 
 from loadtest.local_store import EPOCH, LocalStore
 from services.worker.core.effects import BlockWrite, StageTurn
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.staged import Staged
-from services.worker.core.turn import Turn
+from services.worker.core.turns.turn import Turn
+from services.worker.device.copying.mover import Moved
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Moved
+from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient
-from services.worker.runner import EngineRunner
+from services.worker.runner import EngineListeners, EngineRunner
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -217,9 +218,11 @@ class InProcessEngine:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         bus, kv = _LocalBus(self.steps), _LocalKv(self.store, self.core, self.adapters_path)
+        threads = DeviceThreads(self.thread)
         self._runner = runner = EngineRunner(
-            cast(Bus, bus), SystemClock(), self.core, self.executor, cast(KvClient, kv), self.thread
-        )
+            cast(Bus, bus), SystemClock(), self.core, self.executor, cast(KvClient, kv), threads,
+            EngineListeners(),
+        )  # fmt: skip
         if self.store is not None and not self.core.writeback.is_connected:
             runner.on_kv_connected(self.store.arena, EPOCH)
         self._take_moved()  # what moved before the loop was there
@@ -231,6 +234,7 @@ class InProcessEngine:
             running = group.create_task(runner.run())
             await runner.drain()
             running.cancel()
+        threads.close()
 
     def _take_moved(self) -> None:
         assert self._runner is not None

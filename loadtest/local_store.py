@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from services.worker.core.effects import BlockWrite
-from services.worker.core.staged import Staged
+from services.worker.core.kv.staged import Staged
 from shared.arena import Arena, PageState
 from shared.blocks import BlockKey
 

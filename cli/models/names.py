@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cli.models.catalog import DEMO
 from services.frontend.core.models.model_names import parse_name
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.errors import ConfigError
 
 

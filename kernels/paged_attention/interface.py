@@ -46,7 +46,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """Which packed rows belong to which sequence, told in the device's own memory.
+    """Which packed rows belong to which sequence, held in the device's own memory.
 
     Decodes come first, one row each, then prompt chunks. A sequence whose context is 0 is padding:
     it reads no page, and its rows become zeros. The three numbers choose how much is launched, and

@@ -148,7 +148,7 @@ def _launch(
     is_split = splits.count > 1
     partial, stats = _partials(out, splits.count, num_rows) if is_split else (out, out)
     scale, cap = _scale_and_cap(shape)
-    # What both kernels are told, so that they cut the work in the same places.
+    # Arguments of both kernels, so that they cut the work in the same places.
     cut: dict[str, Any] = {
         "first": first, "num_splits": splits.count, "splits_wanted": splits.wanted,
         "share_min": splits.share_min, "share_max": splits.share_max, "reach": shape.reach,

@@ -1,4 +1,4 @@
-"""What the kernels of all devices are told."""
+"""The arguments of the kernels of all devices."""
 
 from typing import NamedTuple
 

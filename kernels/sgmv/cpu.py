@@ -2,11 +2,11 @@
 
 Two passes over all segments of a step: shrink (``x A``, for all targets of a site at once) and
 expand (``y += (x A) B``). Both are bound by reading weights. Where whole segments can be dealt out
-in about equal shares, one a thread, a thread does both passes of its own: threads are told once,
-and wait for nobody between the passes. Else each pass is cut into equal shares of *bytes*, wherever
-segments and targets begin: shrink between groups of four rank rows, expand between columns. bf16 is
-widened in registers. Tensors go in as addresses, because a decode calls this some fifty times a
-step.
+in about equal shares, one a thread, a thread does both passes of its own: threads are woken once,
+and do not wait for each other between the passes. Else each pass is cut into equal shares of
+*bytes*, wherever segments and targets begin: shrink between groups of four rank rows, expand
+between columns. bf16 is widened in registers. Tensors go in as addresses, because a decode calls
+this some fifty times a step.
 """
 
 import threading
@@ -49,7 +49,7 @@ SUMS = 4096  # of expand that are kept at once: 16 KB of the first cache
 ROWS_OF_SUMS = 32  # at most, so that rank rows are read in pieces of 128 columns or more
 # Reading a weight takes as long as multiplying it with so many rows.
 READING = 6
-# Costs (weights times rows) from which a second thread pays for being told. To wake it takes 50 to
+# Costs (weights times rows) from which a second thread pays for being woken. To wake it takes 50 to
 # 100 us between products of torch, which has threads of its own: below, that is more than it saves.
 SHARED_FROM = 1 << 23
 # How much more than its share a thread may have where segments are dealt out as wholes.

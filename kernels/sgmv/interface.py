@@ -1,4 +1,4 @@
-"""What an SGMV kernel is told: which rows run on which adapter, and where its weights lie.
+"""The arguments of an SGMV kernel: which rows run on which adapter, and where its weights lie.
 
 ``y[rows] += scale * (x[rows] A) B`` for each segment of rows of one adapter. The weights stay where
 they are, in pages of the model's KV pool, cut into tiles (`shared.adapters.layout`): a kernel works
@@ -51,7 +51,7 @@ class Site:
 
 @dataclass(slots=True)
 class AdapterTables:
-    """Where the weights of resident adapters lie, a line for each; grown by whoever keeps them.
+    """Where the weights of resident adapters lie, a line for each; grown by their owner.
 
     Attributes:
         pages: int32 [num_layers, lines, blocks]: pool page of each block of an image.

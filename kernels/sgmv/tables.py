@@ -1,4 +1,4 @@
-"""Tables of adapters: made empty, and grown by whoever keeps them."""
+"""Tables of adapters: made empty, and grown by their owner."""
 
 from collections.abc import Sequence
 

@@ -198,7 +198,7 @@ class _Ours:
         # All prompts fit in one step; the first decode is warm-up.
         at_ns = engine.times_ns(batch)
         assert len(at_ns) == steps + 1, "turns did not stay together"
-        device = engine.core.device_time
+        device = engine.core.steps.device_time
         name = "ahead" if steps_ahead_max else "in turn"
         self.idle_shares[name] = device.idle_ns / (device.busy_ns + device.idle_ns)
         return (at_ns[-1] - at_ns[0]) / steps / 1e6

@@ -12,7 +12,7 @@ from cli.adapters.offline import base_card
 from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
 from loadtest.chaos.sizes import sizes_of
 from services.worker.core.limits import LoraStart
-from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.settings import as_variables
 
 RANKS = (4, 8, 16)

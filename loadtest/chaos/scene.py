@@ -15,7 +15,7 @@ from loadtest.chaos.helpers import are_all_ready
 from loadtest.chaos.judge import Toll
 from loadtest.chaos.watch import Watch, free_ports
 from loadtest.deployment import Deployment, deployed
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 
 HEAL_WITHIN_S = 120.0
 POLL_S = 0.2

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from services.worker.device.sampler import uniform
+from services.worker.device.sampling.sampler import uniform
 
 TEMPERATURE = 0.8
 TOP_K = 5

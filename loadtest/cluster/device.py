@@ -16,7 +16,7 @@ from loadtest.sim.timeline import MS, SECOND, Action
 from loadtest.world.memory import ArenaMemory
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
-from services.worker.core.turn import Turn
+from services.worker.core.turns.turn import Turn
 from shared.arena import PageState
 from shared.urgency import Order, load_order
 

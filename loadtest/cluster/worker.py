@@ -11,12 +11,12 @@ from loadtest.sim.timeline import MS
 from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.worker import Worker
-from services.worker.core.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
-from services.worker.core.intake import ModelShape
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
-from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
+from services.worker.core.turns.intake import ModelShape
 from shared.ids import TurnId
 from shared.messages import TurnDelta
 
@@ -111,7 +111,7 @@ class ClusterWorker(Worker):
     def _stage_turn(self, effect: StageTurn) -> None:
         """A turn that was moved while it ran finds its KV wherever that is."""
         turn = self.core.turns.get(effect.turn_id)
-        if self._history_from == "any" or (turn is not None and turn.num_generated_before):
+        if self._history_from == "any" or (turn is not None and turn.request.num_generated_before):
             super()._stage_turn(effect)
             return
 

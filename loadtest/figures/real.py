@@ -7,8 +7,8 @@ import torch
 
 from loadtest.figures.base import Effort, Results
 from loadtest.models import MODELS_DIR, make_llama_125m
-from services.worker.demo_model import make_demo_model
 from services.worker.device.layers.packed import can_pack
+from services.worker.models.demo_model import make_demo_model
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CPU_INFO = Path("/proc/cpuinfo")

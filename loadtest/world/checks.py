@@ -11,10 +11,10 @@ from services.scheduler.core.jobs import JobsCore
 from services.scheduler.core.turns.expected_turns import ExpectedTurns
 from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
-from services.worker.core.engine import EngineCore
-from services.worker.core.pages import NO_PAGE, Block
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.core.turn import Turn, TurnState
+from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
 from shared.locations import OBJECTS
 from shared.owners import NOBODY
@@ -32,9 +32,9 @@ def check_worker(core: EngineCore) -> None:
     refs: dict[int, int] = {}
     turns = [*core.running, *core.waiting]
     for turn in turns:
-        for block in turn.prefix.blocks:
+        for block in turn.cache.prefix.blocks:
             refs[id(block)] = refs.get(id(block), 0) + 1
-        for block in turn.own:
+        for block in turn.cache.own:
             rows.append(block.row)
             places += table[block.row]
     for image in core.adapters.images.values():
@@ -52,7 +52,7 @@ def check_worker(core: EngineCore) -> None:
         assert len(present) == block.num_present
         assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
         num_clean += _check_block(core, block, pages)
-    tails = [turn.tail for turn in core.running if turn.tail is not None]
+    tails = [turn.cache.tail for turn in core.running if turn.cache.tail is not None]
     assert all(tail.is_forgotten and tail.refs == 1 for tail in tails), "others may find a tail"
     for block in pool.forgotten.values():
         assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
@@ -92,9 +92,13 @@ def check_deferred(core: EngineCore, plan: StepPlan, now_ns: int) -> int:
     if not has_room or len(core.running) >= limits.turns_running_max:
         return 0
     for turn in core.waiting:
-        if turn.state is TurnState.WAITING and not turn.prefix.is_asked and not turn.is_called:
+        if (
+            turn.state is TurnState.WAITING
+            and not turn.cache.prefix.is_asked
+            and not turn.targets.admitted_by_deadline
+        ):
             num_kept += 1
-            assert now_ns < turn.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
+            assert now_ns < turn.request.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
             assert not turn.num_generated, "its user has tokens already"
     return num_kept
 
@@ -107,29 +111,33 @@ def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
     for index, turn in enumerate(planned.turns):
         if index in result.failed or turn.is_void:
             if turn.num_flights == 1:  # it starts again now
-                late.append((turn, [block for block in turn.prefix.blocks if block.loading]))
+                late.append((turn, [block for block in turn.cache.prefix.blocks if block.loading]))
         elif index not in result.broken:
-            own.append((turn, len(turn.prefix.blocks)))
+            own.append((turn, len(turn.cache.prefix.blocks)))
 
     def check() -> None:
         for turn, blocks in late:
-            again = [block for block in turn.prefix.blocks if any(block is each for each in blocks)]
+            again = [
+                block for block in turn.cache.prefix.blocks if any(block is each for each in blocks)
+            ]
             is_outside = all(block.is_late or not block.loading for block in again)
-            assert is_outside, f"{turn.turn_id} waits again in a pass for what came too late"
+            assert is_outside, (
+                f"{turn.request.turn_id} waits again in a pass for what came too late"
+            )
         for turn, num_shared in own:
-            later = [*turn.prefix.blocks[num_shared:], *turn.own]
+            later = [*turn.cache.prefix.blocks[num_shared:], *turn.cache.own]
             is_own = not any(block.loading for block in later)
-            assert is_own, f"{turn.turn_id} gave up its own KV for what is on its way"
+            assert is_own, f"{turn.request.turn_id} gave up its own KV for what is on its way"
 
     return check
 
 
 def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
-    users = {turn for turn in turns if turn.adapter is not None}
+    users = {turn.adapter for turn in turns if turn.adapter.ref is not None}
     images = core.adapters.images.values()
-    assert users == {turn for image in images for turn in image.users}, "an adapter without users"
+    assert users == {use for image in images for use in image.users}, "an adapter without users"
     assert all(image.users or image.is_wished for image in images), "an adapter without users"
-    live, leaving = set(map(id, core.turns.values())), set(map(id, core._leaving))
+    live, leaving = set(map(id, core.turns.values())), set(map(id, core.landing.leaving))
     held = set(map(id, turns))
     assert len(held) == len(turns), "a turn is queued twice"
     assert live | leaving == held and not live & leaving, "a turn is in no queue"

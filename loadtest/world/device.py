@@ -21,7 +21,7 @@ from loadtest.world.model import BREAKER, KILLER, NO_ADAPTER, Model
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult
-from services.worker.core.turn import Turn
+from services.worker.core.turns.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.arena import PageState
 from shared.messages import AdapterRef
@@ -328,7 +328,7 @@ class Device:
                     step.streamed.update(away)
             self._write_new(turn, row, slots[index], step.tokens[index])
         duration_ns = model.step_ns + model.token_ns * plan.num_tokens
-        if any(turn.sampling.seed == KILLER for turn in step.turns):
+        if any(turn.request.sampling.seed == KILLER for turn in step.turns):
             owner.later(self._random.randrange(duration_ns), owner.die_of_poison)
         owner.later(duration_ns, self._computed)
 
@@ -396,7 +396,7 @@ class Device:
         result = StepResult([], step.failed, duration_ns=self._owner.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self._model.num_layers
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
-            if turn.sampling.seed == BREAKER:
+            if turn.request.sampling.seed == BREAKER:
                 result.broken[index] = "it cannot be computed"
             if index in step.failed or index in result.broken or index in step.void:
                 void_slots.add(slots[index])
@@ -459,32 +459,35 @@ class Device:
             tokens = tuple(known[first : first + size])
             for layer in range(self._model.num_layers):
                 held = self._memory.get(int(self._tables.pages[layer, slot, number]))
-                assert held is not None, f"{turn.turn_id} reads garbage in block {number}"
+                assert held is not None, f"{turn.request.turn_id} reads garbage in block {number}"
                 held = (held[0], held[1], held[2][: len(tokens)])
                 assert held == (layer, chain[number], tokens), (
-                    f"{turn.turn_id} reads wrong KV: block {number}, layer {layer}: {held}"
+                    f"{turn.request.turn_id} reads wrong KV: block {number}, layer {layer}: {held}"
                 )
 
     def _verify_adapter(self, turn: Turn, line: int, read: dict[int, Content]) -> str:
         """The pages of a row's adapter hold, in every layer, its own image, or helpers `read` it
         for them in the arena; returns its hash."""
-        adapter = turn.adapter
+        adapter = turn.adapter.ref
         if adapter is None:
-            assert line == NO_LINE, f"{turn.turn_id} runs on an adapter"
+            assert line == NO_LINE, f"{turn.request.turn_id} runs on an adapter"
             return NO_ADAPTER
         image = self._images[line]
-        assert image.adapter_hash == adapter.adapter_hash, f"{turn.turn_id} runs on another adapter"
+        assert image.adapter_hash == adapter.adapter_hash, (
+            f"{turn.request.turn_id} runs on another adapter"
+        )
         for number, pages in enumerate(image.pages.tolist()):
             for layer, page in enumerate(pages):
                 held = read.get(page, self._memory.get(page))
                 assert held == _image_page(adapter, layer, number), (
-                    f"{turn.turn_id} runs on other weights: block {number}, layer {layer}: {held}"
+                    f"{turn.request.turn_id} runs on other weights:"
+                    f" block {number}, layer {layer}: {held}"
                 )
         return adapter.adapter_hash
 
     def _root(self, turn: Turn) -> Origin:
-        adapter_hash = NO_ADAPTER if turn.adapter is None else turn.adapter.adapter_hash
-        return (turn.tenant, self._model.fingerprint, adapter_hash)
+        adapter_hash = NO_ADAPTER if turn.adapter.ref is None else turn.adapter.ref.adapter_hash
+        return (turn.request.tenant, self._model.fingerprint, adapter_hash)
 
 
 def _image_page(adapter: AdapterRef, layer: int, number: int) -> Content:

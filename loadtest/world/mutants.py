@@ -30,15 +30,17 @@ JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 FOLLOWER = "services/tracker/core/agents/follower.py"
 TRACKER_SHARDS = "services/tracker/core/shards.py"
-ENGINE = "services/worker/core/engine.py"
-HISTORY = "services/worker/core/history.py"
-TAILS = "services/worker/core/tails.py"
-ROWS = "services/worker/core/rows.py"
-PAGES = "services/worker/core/pages.py"
-RESIDENCY = "services/worker/core/residency.py"
-STAGING = "services/worker/core/staging.py"
-WRITEBACK = "services/worker/core/writeback.py"
-LINK = "services/worker/core/kv_link.py"
+ENGINE = "services/worker/core/engine/engine.py"
+LANDING = "services/worker/core/engine/landing.py"
+TURN = "services/worker/core/turns/turn.py"
+HISTORY = "services/worker/core/turns/history.py"
+TAILS = "services/worker/core/turns/tails.py"
+ROWS = "services/worker/core/engine/rows.py"
+PAGES = "services/worker/core/kv/pages.py"
+RESIDENCY = "services/worker/core/kv/residency.py"
+STAGING = "services/worker/core/kv/staging.py"
+WRITEBACK = "services/worker/core/kv/writeback.py"
+LINK = "services/worker/core/kv/kv_link.py"
 PULLING = "services/worker/core/pulling.py"
 BATCHES = "services/worker/oneshot/core.py"
 STORE = "services/kvstore/core/store.py"
@@ -56,7 +58,7 @@ OBJECT_TIER = "services/kvstore/core/tiers/object_tier.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
 IMAGE_LOADING = "services/worker/core/adapters/loading.py"
-INTAKE = "services/worker/core/intake.py"
+INTAKE = "services/worker/core/turns/intake.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,8 @@ MUTANTS = (
         "        if held is not None and held.model_id == model_id:",
     ),
     Mutant(
-        "what is announced for tomorrow is brought up today", ENGINE,
+        "what is announced for tomorrow is brought up today",
+        "services/worker/core/engine/announcements.py",
         "        if start_at_ns > now_ns:", "        if False:",
     ),
     Mutant(
@@ -298,8 +301,8 @@ MUTANTS = (
         "            return []",
     ),
     Mutant(
-        "who waited for too long tells the others late", ENGINE,
-        "if index in result.failed:  # told at once", "if False:  # told at once",
+        "who waited for too long tells the others late", LANDING,
+        "if index in result.failed:  # noted at once", "if False:  # noted at once",
     ),
     Mutant(
         "loading blocks are not lost", RESIDENCY,
@@ -312,21 +315,22 @@ MUTANTS = (
         "elif twin.lost or not pool.is_whole(twin):",
     ),
     Mutant(
-        "a failed row counts as computed", ENGINE,
+        "a failed row counts as computed", LANDING,
         "if why_broken is not None or index in result.failed:", "if why_broken is not None:",
     ),
     Mutant(
-        "a turn is ended while it runs", ENGINE,
+        "a turn is ended while it runs", LANDING,
         "        if not turn.num_flights:\n            return self._let_go",
         "        if True:\n            return self._let_go",
     ),
     Mutant(
         "a failed turn starts again while it runs", ENGINE,
-        "            if not turn.num_flights:\n                effects += self._settle",
-        "            if True:\n                effects += self._settle",
+        "            if not turn.num_flights:\n                effects += self.landing.settle",
+        "            if True:\n                effects += self.landing.settle",
     ),
     Mutant(
-        "a block is given back while a step in flight reads it", ENGINE,
+        "a block is given back while a step in flight reads it",
+        "services/worker/core/engine/steps_in_flight.py",
         "            self.flights[-1].retired += blocks", "            self.pool.give_back(blocks)",
     ),
     Mutant(
@@ -339,7 +343,7 @@ MUTANTS = (
     ),
     Mutant(
         "private pages are not given back", HISTORY,
-        "        self.residency.pool.give_back(turn.own)\n", "",
+        "        self.residency.pool.give_back(turn.cache.own)\n", "",
     ),
     Mutant(
         "a stage is adopted though what it stands on is gone", RESIDENCY,
@@ -518,7 +522,7 @@ MUTANTS = (
     ),
     Mutant(
         "an adapter's new line is not told", ADAPTERS,
-        "image.line, image.is_told = self._lines.pop(), False",
+        "image.line, image.is_reported = self._lines.pop(), False",
         "image.line = self._lines.pop()",
     ),
     Mutant(
@@ -547,19 +551,19 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "what a void step planned counts as computed", "services/worker/core/turn.py",
+        "what a void step planned counts as computed", TURN,
         "        self.num_planned = self.num_computed\n\n",
         "        self.num_computed = self.num_planned\n\n",
     ),
     Mutant(
-        "history that is overdue is waited for", "services/worker/core/history.py",
+        "history that is overdue is waited for", "services/worker/core/turns/history.py",
         "if not 0 < prefix.give_up_at_ns <= now_ns:",
         "if True:",
     ),
     # The last, partial block of a session.
     Mutant(
         "a tail that changes is found", TAILS,
-        "            self.residency.forget([turn.tail])\n", "",
+        "            self.residency.forget([turn.cache.tail])\n", "",
     ),
     Mutant(
         "two turns of a session go on in one tail", TAILS,
@@ -569,7 +573,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy of a tail is told though its turn goes on in it", TAILS,
-        "            self.writeback.forget([turn.tail])\n", "",
+        "            self.writeback.forget([turn.cache.tail])\n", "",
     ),
     Mutant(
         "a tail's key names a token that has no KV", HISTORY,
@@ -577,22 +581,22 @@ MUTANTS = (
         "tokens = turn.tokens[num_tokens - num_more : num_tokens + 1]",
     ),
     Mutant(
-        "a turn goes on behind a token that its tail has not", "services/worker/core/turn.py",
-        "            return min(self.num_history, self.num_reusable)\n",
-        "            return min(self.num_history + 1, self.num_reusable)\n",
+        "a turn goes on behind a token that its tail has not", TURN,
+        "            return min(cache.num_history, self.num_reusable)\n",
+        "            return min(cache.num_history + 1, self.num_reusable)\n",
     ),
     # Placement.
     Mutant(
         "a turn does not count what was loaded for it", HISTORY,
-        "        effects = self.residency.load(turn.prefix)\n        turn.on_prefix()\n",
-        "        effects = self.residency.load(turn.prefix)\n",
+        "        effects = self.residency.load(turn.cache.prefix)\n        turn.on_prefix()\n",
+        "        effects = self.residency.load(turn.cache.prefix)\n",
     ),
     Mutant(
         "a place that is told of again is expected twice", RESERVATIONS,
         "        worker.expected.remove(held.arrives_at_ns)\n", "",
     ),
     Mutant(
-        "a paused turn keeps its row in the step", "services/worker/core/planner.py",
+        "a paused turn keeps its row in the step", "services/worker/core/engine/planner.py",
         "        draft.rows = [row for row in draft.rows if row.turn not in victims]\n", "",
     ),
     Mutant(

@@ -12,7 +12,8 @@ from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
-from services.worker.core.costs import StepCosts
+from services.worker.core.costs.costs import StepCosts
+from services.worker.core.costs.speeds import SpeedReports
 from services.worker.core.effects import (
     BuildImage,
     CallBack,
@@ -30,16 +31,15 @@ from services.worker.core.effects import (
     StoreBlocks,
     TrimTicket,
 )
-from services.worker.core.engine import EngineCore
-from services.worker.core.intake import ModelShape, expected_turn, take_in
-from services.worker.core.kv_link import KvLink
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.kv_link import KvLink
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import AdmissionName, EngineLimits
-from services.worker.core.outcome import refuse_start
-from services.worker.core.pages import PagePool
 from services.worker.core.pulling import Pull, Pulling
-from services.worker.core.speeds import Telling
-from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
+from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
+from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
@@ -140,7 +140,7 @@ class Worker(Process):
         self._incarnation = f"{self.name}.{self.life}"
         self.is_touched = True
         self._num_reports = 0
-        self._telling = Telling()
+        self._telling = SpeedReports()
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
         self.num_deferred = 0
@@ -152,7 +152,9 @@ class Worker(Process):
             model.block_tokens, model.fingerprint,
         )  # fmt: skip
         self._teach(self.core.costs)
-        self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
+        self.core.adapters.loading.start_modes.assist_tokens = self.house.random.choice(
+            ASSIST_TOKENS
+        )
         self.core.adapters.loading.is_stored = not model.is_rounded
         self.device = self.new_device()
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns

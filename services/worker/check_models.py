@@ -7,8 +7,8 @@ from typing import Any
 
 from services.worker.config import WorkerConfig
 from services.worker.load import plan_models
+from services.worker.models.weights import load_weights
 from services.worker.oneshot.model import ServedTask
-from services.worker.weights import load_weights
 from shared.config import load_config
 from shared.errors import SymphonyError
 

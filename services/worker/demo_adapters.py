@@ -21,7 +21,7 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from services.worker.demo_model import DEMO_MODEL_ID, HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB
+from services.worker.models.demo_model import DEMO_MODEL_ID, HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB
 
 Matrix = npt.NDArray[np.float32]
 

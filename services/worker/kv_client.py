@@ -1,18 +1,19 @@
-"""The worker's side of the kvstore: opens, leases, stages, commits; comes back by itself."""
+"""The worker's side of the kvstore: opens, leases, stages, commits; reconnects by itself."""
 
 import asyncio
-import fcntl
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.worker import metrics
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
-from services.worker.core.kv_link import KvLink
-from services.worker.core.staged import Staged
+from services.worker.core.kv.kv_link import KvLink
+from services.worker.core.kv.staged import Staged
 from services.worker.device.executor import ModelInfo
+from services.worker.device.thread import DeviceThread
+from services.worker.ports import HostFiles, Lock
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
@@ -31,17 +32,34 @@ PROBE_S = 1.0  # between two questions whether the kvstore still knows us
 CALL_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHooks:
+    """What follows from a connection to the kvstore.
+
+    Attributes:
+        on_connected: called with the arena and the epoch each time a connection is opened.
+        on_disconnected: called when the kvstore stops answering or has forgotten the connection.
+        before_open: called, outside of the event loop, before a connection is opened, which ends
+            every lease of the one before: nothing may be written to their pages when it returns.
+        before_use: called, outside of the event loop, with an arena that is to be used next.
+        take_used: returns which blocks below were used since it was called last.
+        on_source: called with the speed at which pages come into the arena, bytes/s, 0: unknown;
+            and with the speeds from other hosts.
+    """
+
+    on_connected: Callable[[Arena, int], None]
+    on_disconnected: Callable[[], None]
+    before_open: Callable[[], None] = lambda: None
+    before_use: Callable[[Arena], None] = lambda arena: None
+    take_used: Callable[[], list[BlockKey]] = list
+    on_source: Callable[[float, Mapping[HostId, float]], None] = lambda own, others: None
+
+
 class KvClient:
-    """The shell around `core.kv_link`: one model's connection to the kvstore of this host.
+    """The shell around `core.kv.kv_link`: one model's connection to the kvstore of this host.
 
     Args:
-        on_connected: called with the arena and the epoch each time a kvstore knows us (anew).
-        on_disconnected: called when it stops answering or has forgotten us.
-        before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
-            every lease of ours: nothing may be written to their pages any more when it returns.
-        take_used: gives what was used of blocks below since it was called last.
-        on_source: told how fast pages come up there lately, bytes/s, 0: not told; and from others.
-        before_use: called, in a thread, with an arena that is to be used next.
+        worker_id: under which the kvstore knows this model of this worker.
 
     Attributes:
         adapters_path: folder of this host with the files of every adapter; empty: none is known.
@@ -53,24 +71,18 @@ class KvClient:
         host_id: HostId,
         worker_id: WorkerId,
         info: ModelInfo,
-        on_connected: Callable[[Arena, int], None],
-        on_disconnected: Callable[[], None],
-        before_open: Callable[[], None] = lambda: None,
-        before_use: Callable[[Arena], None] = lambda arena: None,
-        take_used: Callable[[], list[BlockKey]] = list,
-        on_source: Callable[[float, Mapping[HostId, float]], None] = lambda own, others: None,
+        hooks: KvHooks,
+        files: HostFiles,
+        thread: DeviceThread,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
         self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.stored_page_bytes)
-        self._on_connected = on_connected
-        self._on_disconnected = on_disconnected
-        self._before_open = before_open
-        self._before_use = before_use
-        self._take_used = take_used
-        self._on_source = on_source
+        self._hooks = hooks
+        self._files = files
+        self._thread = thread
         self.adapters_path = ""
-        self._lease_lock: int | None = None
+        self._lease_lock: Lock | None = None
         self._lost = asyncio.Event()
         self._lost.set()
         self._met = asyncio.Event()
@@ -86,14 +98,14 @@ class KvClient:
 
     @property
     def has_met(self) -> bool:
-        """Whether a kvstore ever knew us."""
+        """Whether there ever was a connection."""
         return self._met.is_set()
 
     async def maintain(self) -> None:
         """Keep the connection: open, and open again whenever it is lost. Runs for ever.
 
-        A kvstore that was restarted knows nobody. It is told now and then what we hold, so that an
-        idle worker learns of it before its next turn, whose new blocks would else go nowhere.
+        A kvstore that was restarted knows no worker. Renewing now and then lets an idle worker
+        notice before its next turn, whose new blocks would otherwise not be stored.
         """
         has_warned = False
         while True:
@@ -110,22 +122,22 @@ class KvClient:
                 await asyncio.sleep(RETRY_S)
 
     async def _renew(self) -> None:
-        request = self._link.renew(self._take_used())
+        request = self._link.renew(self._hooks.take_used())
         reply = await self._call(self._bus.request(KV_RENEW, request, self._host_id))
         if reply is None:
             return
         try:
-            self._on_source(*self._link.on_renewed(reply))
+            self._hooks.on_source(*self._link.on_renewed(reply))
         except MalformedMessage as error:
             _reject("renew", error)
 
     async def wait_met(self, timeout_s: float) -> None:
-        """Return once a kvstore knows us for the first time, or after `timeout_s` without one."""
+        """Return once there was a connection, or after `timeout_s` without one."""
         await wait_set(self._met, timeout_s)
 
     async def lease(self, num_pages: int) -> list[int] | None:
         """Arena pages to write into; few or none when the arena is full or the kvstore away. None
-        if another connection was made meanwhile: nobody waits for them any more.
+        if another connection was made meanwhile: the request was of an earlier epoch.
         """
         request, epoch = self._link.lease(num_pages), self.epoch
         reply = await self._call(self._bus.request(KV_LEASE, request, self._host_id))
@@ -138,7 +150,7 @@ class KvClient:
             return []
 
     async def stage(self, keys: list[BlockKey]) -> Staged | None:
-        """Bring blocks that a turn waits for into the arena; None: the kvstore cannot be asked."""
+        """Bring blocks that a turn waits for into the arena; None: it cannot be asked."""
         return await self._stage(self._link.stage(keys), keys)
 
     async def stage_turn(self, effect: StageTurn) -> Staged | None:
@@ -166,29 +178,25 @@ class KvClient:
         return await self._call(self._bus.request(KV_COMMIT, request, self._host_id)) is not None
 
     def close(self) -> None:
-        """Let the lease go: the kvstore may take back what we hold."""
+        """Unlock the lease file: the kvstore may take back what we hold."""
         if self._lease_lock is not None:
-            os.close(self._lease_lock)
+            self._lease_lock.close()
             self._lease_lock = None
 
     async def _open(self) -> None:
-        await asyncio.to_thread(self._before_open)
+        await self._thread.run_beside(self._hooks.before_open)
         incarnation = new_id("inc")
         request = self._link.open(incarnation)
         opened = await self._bus.request(KV_OPEN, request, self._host_id, timeout_s=CALL_TIMEOUT_S)
-        arena = Arena.attach(Path(opened.arena_path))
+        arena = self._files.attach(opened.arena_path)
         self.close()
-        lock = os.open(
-            opened.lease_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        self._lease_lock = lock
-        await asyncio.to_thread(self._before_use, arena)
+        self._lease_lock = self._files.lock(opened.lease_path)
+        await self._thread.run_beside(partial(self._hooks.before_use, arena))
         self.adapters_path = opened.adapters_path
         self._link.on_opened(incarnation, arena.num_pages)
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
-        self._on_connected(arena, self.epoch)
+        self._hooks.on_connected(arena, self.epoch)
         self._met.set()
 
     async def _stage(self, request: KvStage, keys: list[BlockKey] | None) -> Staged | None:
@@ -204,7 +212,7 @@ class KvClient:
             return None
 
     async def _call(self, call: Awaitable[T]) -> T | None:
-        """Await a call to the kvstore. None, and a new connection, if it is not to be reached."""
+        """Await a call to the kvstore. None, and a new connection, if it cannot be reached."""
         epoch = self.epoch
         try:
             return await call
@@ -212,7 +220,7 @@ class KvClient:
             if self._link.on_error(error, epoch):
                 log.warning("kvstore lost", extra={"error": error.message, "code": error.code})
                 self._lost.set()
-                self._on_disconnected()
+                self._hooks.on_disconnected()
         return None
 
 

@@ -4,37 +4,63 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
-from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Moved
+from services.worker.device.thread import DeviceThread
+from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
+from services.worker.ports import OnMoved, TextModel
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import Task
 from shared.profiles import LatencyProfile
-from shared.zoo import ZooModel
+from shared.zoo import ZooModel, parse_emulation
 
 if TYPE_CHECKING:  # torch comes with it
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.stream_crew import StreamCrew
     from services.worker.device.loaded_model import LoadedModel
 
-OnMoved = Callable[[Moved], None]
-
 CPU_KV_BYTES = 1 << 30
 ASSIST_TOKENS_MAX = 512
 ASSIST_HELPERS = 8  # beside a GPU, where there are cores enough
 CORES_LEFT = 2  # of which, to the worker itself
+
+
+async def load_models(
+    config: WorkerConfig, thread: DeviceThread, on_moved: Callable[[str], OnMoved]
+) -> AsyncIterator[TextModel | OneshotModel]:
+    """Every model of the configuration, loaded on the device's thread. One-shot models come first:
+    the KV pool takes what they leave of a GPU.
+
+    Raises:
+        ConfigError: a model or a setting cannot be used.
+    """
+    if config.emulate:
+        emulation = parse_emulation(config.emulate)
+        for number, profile in enumerate(emulation.generative):
+            yield TextModel(number, make_emulated(config, profile, on_moved(profile.name)))
+        for oneshot in make_emulated_oneshots(config, emulation.oneshot):
+            yield oneshot
+        return
+    plan = await thread.run(partial(plan_models, config))
+    for model_id, source, task in plan:
+        if task != "generate":
+            yield await thread.run(partial(make_real_oneshot, config, model_id, source, task))
+    for number, (model_id, source, task) in enumerate(plan):
+        if task == "generate":
+            make = partial(make_real, config, model_id, source, on_moved(model_id))
+            yield TextModel(number, await thread.run(make))
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:
@@ -175,7 +201,7 @@ def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew
     if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.orders import Spec
-    from services.worker.device.cuda import cuda_crew
+    from services.worker.device.gpu.cuda import cuda_crew
 
     num_cores = len(os.sched_getaffinity(0)) - CORES_LEFT
     num_helpers = min(max(num_cores, 1), ASSIST_HELPERS)
@@ -189,7 +215,7 @@ def _make_cuda(
     config: WorkerConfig, model: "LoadedModel", model_id: str, on_moved: OnMoved
 ) -> Executor:
     # Only here: a worker on a CPU does not wait for what a GPU needs.
-    from services.worker.device.cuda import cuda_executor, free_bytes
+    from services.worker.device.gpu.cuda import cuda_executor, free_bytes
 
     kv_bytes = config.kv_bytes
     if not kv_bytes:

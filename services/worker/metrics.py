@@ -1,11 +1,10 @@
-"""What a worker tells Prometheus."""
+"""The worker's metrics."""
 
 from prometheus_client import Counter
 
-from services.worker.core.engine import EngineCore
+from services.worker.core.adapters.stats import AdapterTimes
+from services.worker.core.engine.status import EngineStatus
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.oneshot.effects import Ran
-from shared.messages import BatchDone
 from shared.metrics import TOKEN_BUCKETS, counter, gauge, histogram
 
 RUNNING = gauge("turns_running", "Turns in the batch", ["model"])
@@ -17,15 +16,9 @@ PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt blocks looked up", ["mo
 PREFIX_HITS = counter("prefix_cache_hits", "Prompt blocks that were not computed", ["model"])
 PREEMPTIONS = counter("num_preemptions", "Turns that gave their pages up", ["model"])
 PAUSES = counter("turns_paused", "Turns that made way for an urgent one", ["model"])
-LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
+LOAD_FAILURES = counter("kv_load_failures", "Pages that could not be loaded", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 POISONED = counter("turns_poisoned", "Turns that could not be computed", ["model"])
-ARENA_PIECES = counter(
-    "arena_pieces", "Pieces of arenas that the device was to address, by outcome", ["outcome"]
-)
-ARENA_DETOURS = counter(
-    "arena_detour_pages", "Pages copied from or to pieces that it does not address", ["direction"]
-)
 REJECTED = counter("worker_rejected", "Messages of peers that could not be used", ["what", "code"])
 DEVICE_SECONDS = counter(
     "device_seconds", "In steps (busy), and between steps that could follow (idle)",
@@ -61,15 +54,7 @@ STEP_MODEL_R2 = gauge(
     ["model", "units"],
 )  # fmt: skip
 
-ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
-ONESHOT_JOBS = counter("oneshot_jobs", "Inputs that one-shot models ran", ["model"])
-ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", ["model"])
-ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their start", ["model"])
-ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
-
-WAITING_TOLD_MAX = 64
-_told: dict[str, tuple[str, str, str]] = {}  # the labels of `LORA_INFO`, by model
-_reported: dict[Counter, float] = {}  # the core's totals at the last report
+WAITING_NAMES_MAX = 64
 
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
@@ -84,71 +69,63 @@ def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
             STALL_SECONDS.labels(model_id, str(layer)).inc(stall_ns / 1e9)
 
 
-def count_batch(model_id: str, size: int, ran: Ran) -> None:
-    """Add one run of a one-shot model."""
-    ONESHOT_RUN_SECONDS.labels(model_id).observe(ran.run_ns / 1e9)
-    if ran.values is not None:
-        ONESHOT_JOBS.labels(model_id).inc(size)
+class EngineMetrics:
+    """Exports the status of one engine."""
 
+    def __init__(self, model_id: str) -> None:
+        self._model_id = model_id
+        self._lora_labels: tuple[str, ...] = ()  # of `LORA_INFO`, as exported last
+        self._totals: dict[Counter, float] = {}  # the engine's at the last report
 
-def count_done(done: BatchDone) -> None:
-    """Add one end of a batch."""
-    if done.is_refused:
-        # The name may be anything that a scheduler sent.
-        ONESHOT_BATCHES.labels("", "refused").inc()
-        return
-    outcome = "ran" if done.size else "failed" if done.run_ns else "empty"
-    ONESHOT_BATCHES.labels(done.model_id, outcome).inc()
-    ONESHOT_WAIT_SECONDS.labels(done.model_id).observe(done.wait_ns / 1e9)
+    def report(self, status: EngineStatus, times: AdapterTimes) -> None:
+        """Set the gauges from the engine's status.
 
+        Args:
+            times: of adapters, since the last call.
+        """
+        self._report_adapters(status, times)
+        model_id = self._model_id
+        pool, counted = status.pool, status.totals
+        RUNNING.labels(model_id).set(status.num_running)
+        WAITING.labels(model_id).set(status.num_waiting)
+        NUM_WAITING.labels(model_id).set(status.num_waiting)
+        KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
+        KV_PAGES.labels(model_id, "free").set(pool.num_free)
+        KV_PAGES.labels(model_id, "clean").set(pool.num_takeable - pool.num_unsafe)
+        KV_PAGES.labels(model_id, "given_up").set(pool.num_unsafe)
+        KV_PAGES.labels(model_id, "active_or_dirty").set(
+            pool.num_pages - pool.num_free - pool.num_takeable
+        )
+        totals: dict[Counter, float] = {
+            PREFIX_QUERIES.labels(model_id): counted.num_prefix_queries,
+            PREFIX_HITS.labels(model_id): counted.num_prefix_hits,
+            PREEMPTIONS.labels(model_id): counted.num_preemptions,
+            PAUSES.labels(model_id): counted.num_pauses,
+            LOAD_FAILURES.labels(model_id): counted.num_load_failures,
+            ADAPTER_LOAD_FAILURES.labels(model_id): status.adapters.num_failures,
+            DEVICE_SECONDS.labels(model_id, "busy"): counted.busy_ns / 1e9,
+            DEVICE_SECONDS.labels(model_id, "idle"): counted.idle_ns / 1e9,
+        }
+        for (target, outcome), num_turns in counted.targets.items():
+            totals[TURN_TARGETS.labels(model_id, target, outcome)] = num_turns
+        for metric, total in totals.items():
+            metric.inc(total - self._totals.get(metric, 0))
+            self._totals[metric] = total
 
-def report(model_id: str, core: EngineCore) -> None:
-    """Set the gauges from the core's state."""
-    _report_adapters(model_id, core)
-    pool = core.pool
-    RUNNING.labels(model_id).set(len(core.running))
-    WAITING.labels(model_id).set(len(core.waiting))
-    NUM_WAITING.labels(model_id).set(len(core.waiting))
-    KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
-    KV_PAGES.labels(model_id, "free").set(pool.num_free)
-    KV_PAGES.labels(model_id, "clean").set(pool.num_takeable - pool.num_unsafe)
-    KV_PAGES.labels(model_id, "given_up").set(pool.num_unsafe)
-    KV_PAGES.labels(model_id, "active_or_dirty").set(
-        pool.num_pages - pool.num_free - pool.num_takeable
-    )
-    device = core.device_time
-    totals = {
-        PREFIX_QUERIES.labels(model_id): core.history.num_prefix_queries,
-        PREFIX_HITS.labels(model_id): core.history.num_prefix_hits,
-        PREEMPTIONS.labels(model_id): core.planner.num_preemptions,
-        PAUSES.labels(model_id): core.planner.pausing.num_pauses,
-        LOAD_FAILURES.labels(model_id): core.num_load_failures,
-        ADAPTER_LOAD_FAILURES.labels(model_id): core.adapters.stats.num_failures,
-        DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,
-        DEVICE_SECONDS.labels(model_id, "idle"): device.idle_ns / 1e9,
-    }
-    for (target, outcome), num_turns in core.targets.totals.items():
-        totals[TURN_TARGETS.labels(model_id, target, outcome)] = num_turns
-    for metric, total in totals.items():
-        metric.inc(total - _reported.get(metric, 0))
-        _reported[metric] = total
-
-
-def _report_adapters(model_id: str, core: EngineCore) -> None:
-    adapters = core.adapters
-    loads, first_tokens = adapters.stats.take()
-    for source, duration_ns in loads:
-        ADAPTER_LOAD_SECONDS.labels(model_id, source).observe(duration_ns / 1e9)
-    for start, duration_ns in first_tokens:
-        ADAPTER_FIRST_TOKEN_SECONDS.labels(model_id, start).observe(duration_ns / 1e9)
-    ADAPTER_PAGES.labels(model_id).set(adapters.num_pages)
-    for units, model in core.costs.models.solve().items():
-        STEP_MODEL_R2.labels(model_id, units).set(model.r2)
-    running = [each.adapter.name for each in adapters.images.values() if each.running]
-    waiting = [each.adapter.name for each in adapters.images.values() if not each.running]
-    told = str(adapters.lines_max), ",".join(running), ",".join(waiting[:WAITING_TOLD_MAX])
-    if (before := _told.get(model_id)) != told:
-        if before is not None:
-            LORA_INFO.remove(model_id, *before)
-        _told[model_id] = told
-    LORA_INFO.labels(model_id, *told).set_to_current_time()
+    def _report_adapters(self, status: EngineStatus, times: AdapterTimes) -> None:
+        model_id = self._model_id
+        for source, duration_ns in times.loads:
+            ADAPTER_LOAD_SECONDS.labels(model_id, source).observe(duration_ns / 1e9)
+        for start, duration_ns in times.first_tokens:
+            ADAPTER_FIRST_TOKEN_SECONDS.labels(model_id, start).observe(duration_ns / 1e9)
+        adapters = status.adapters
+        ADAPTER_PAGES.labels(model_id).set(adapters.num_pages)
+        for units, model in status.step_models.items():
+            STEP_MODEL_R2.labels(model_id, units).set(model.r2)
+        waiting = ",".join(adapters.waiting[:WAITING_NAMES_MAX])
+        labels = str(adapters.lines_max), ",".join(adapters.running), waiting
+        if self._lora_labels != labels:
+            if self._lora_labels:
+                LORA_INFO.remove(model_id, *self._lora_labels)
+            self._lora_labels = labels
+        LORA_INFO.labels(model_id, *labels).set_to_current_time()

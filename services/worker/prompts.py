@@ -45,7 +45,7 @@ class PromptPuller:
         return self._core.is_pulling(turn_id)
 
     def refs(self) -> list[TurnRef]:
-        """Attempts whose prompt is on its way."""
+        """Attempts whose prompt is in flight."""
         return self._core.refs()
 
     def start(self, start: TurnStart) -> None:
@@ -61,7 +61,7 @@ class PromptPuller:
         self._core.on_cancel(turn_id, attempt)
 
     def forget(self, tenant: TenantId, session_id: SessionId) -> None:
-        """A session was deleted: its prompts that are on their way do not say so."""
+        """A session was deleted: its prompts in flight do not say so."""
         self._core.on_forget(tenant, session_id, self._clock.now_ns())
 
     def _flush(self) -> None:

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from services.worker import metrics
+from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.effects import (
     BuildImage,
     CallBack,
@@ -29,13 +29,16 @@ from services.worker.core.effects import (
     TrimTicket,
     TurnAccount,
 )
-from services.worker.core.engine import GRAMMAR_FAILED, EngineCore
-from services.worker.core.intake import ModelShape, expected_turn, take_in
-from services.worker.core.integrity import check_integrity
-from services.worker.core.outcome import refuse_start
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.integrity import check_integrity
+from services.worker.core.engine.landing import GRAMMAR_FAILED
+from services.worker.core.engine.status import EngineStatus, status_of
 from services.worker.core.splitting import commit_blocks_max, split_deltas
+from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
+from services.worker.core.turns.outcome import refuse_start
+from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.executor import Executor
-from services.worker.device.mover import CalledBack, Loaded, Moved, Stored
+from services.worker.device.thread import DeviceThread
 from services.worker.kv_client import KvClient
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena
@@ -46,6 +49,7 @@ from shared.dying import die
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import FrontendId, TurnId
 from shared.messages import (
+    ModelSpeeds,
     Prefetch,
     Prompt,
     StepOutput,
@@ -77,16 +81,27 @@ class _Preparing:
     prompt: Prompt
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineListeners:
+    """Who hears of what, beside frontends and schedulers.
+
+    Attributes:
+        on_stuck: called when a step does not end.
+        on_progress: called when the worker should report before its next report is due.
+        on_ended: called with every attempt that is over.
+        on_prefetched: called with the outcome for announced turns that are traced.
+    """
+
+    on_stuck: Callable[[str], None] = die
+    on_progress: Callable[[], None] = lambda: None
+    on_ended: Callable[[Ended], None] = lambda ended: None
+    on_prefetched: Callable[[Prefetched], None] = lambda prefetched: None
+
+
 class EngineRunner:
     """Drives one `EngineCore` from the event loop; the forward pass runs in `thread`.
 
     The core is only touched here, in the event loop, by calls that do not await.
-
-    Args:
-        on_stuck: told that a step does not end.
-        on_progress: told that the worker should report before its next report is due.
-        on_ended: told of every attempt that is over.
-        on_prefetched: told what came of announced turns that are traced.
     """
 
     def __init__(
@@ -96,20 +111,15 @@ class EngineRunner:
         core: EngineCore,
         executor: Executor,
         kv: KvClient,
-        thread: ThreadPoolExecutor,
-        on_stuck: Callable[[str], None] = die,
-        on_progress: Callable[[], None] = lambda: None,
-        on_ended: Callable[[Ended], None] = lambda ended: None,
-        on_prefetched: Callable[[Prefetched], None] = lambda prefetched: None,
+        thread: DeviceThread,
+        listeners: EngineListeners,
     ) -> None:
         self.core = core
         self.executor = executor
         self._bus = bus
         self._clock = clock
         self._kv = kv
-        self._on_ended = on_ended
-        self._on_prefetched = on_prefetched
-        self._on_progress = on_progress
+        self._listeners = listeners
         info = executor.info
         self._shape = ModelShape(
             fingerprint=info.fingerprint,
@@ -118,24 +128,38 @@ class EngineRunner:
             vocab_size=info.vocab_size,
             lora=info.lora,
         )
-        self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
+        self._steps = StepLoop(
+            core, clock, executor, thread, self._perform, self._flush, listeners.on_stuck
+        )
         self._preparing: dict[TurnId, _Preparing] = {}
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[Ended] = []
-        self._is_telling_ends = False
+        self._is_sending_ends = False
         self._tasks = Tasks("performing an effect failed")
         self._commits = Tasks("committing blocks failed")
 
     @property
     def num_turns(self) -> int:
-        """Turns that are here."""
-        return len(self.core.turns) + len(self._preparing)
+        """Turns held here."""
+        return self.core.num_turns + len(self._preparing)
 
     def refs(self) -> list[TurnRef]:
-        """Every attempt that is here."""
+        """Every attempt held here."""
         starts = [preparing.start for preparing in self._preparing.values()]
         coming = [TurnRef(turn_id=start.turn_id, attempt=start.attempt) for start in starts]
         return self.core.refs() + coming
+
+    def status(self) -> EngineStatus:
+        """A snapshot of the engine, for reports and metrics."""
+        return status_of(self.core)
+
+    def speeds(self) -> ModelSpeeds:
+        """How fast the engine is."""
+        return self.core.speeds(self.executor.info.model_id)
+
+    def take_adapter_times(self) -> AdapterTimes:
+        """See `EngineCore.take_adapter_times`."""
+        return self.core.take_adapter_times()
 
     # Events.
 
@@ -163,13 +187,13 @@ class EngineRunner:
         now_ns = self._clock.now_ns()
         try:
             turn = take_in(start, prompt, self._shape, now_ns)
-        except SymphonyError as error:  # of the frontend that sent it, and of nobody else
+        except SymphonyError as error:  # the fault of the frontend that sent it: no other turn's
             self._reject(start, error)
         else:
             self._react(self.core.on_turn(turn, now_ns))
 
     async def _prepare(self, preparing: "_Preparing") -> None:
-        """See that a turn's grammar can be used before anybody may have to wait for that."""
+        """Compile a turn's grammar before a step may have to wait for it."""
         why, start = "it takes too long to compile", preparing.start
         with suppress(TimeoutError):
             sampling = preparing.prompt.sampling
@@ -203,7 +227,7 @@ class EngineRunner:
         self._react(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
-        """A session's turn is expected here."""
+        """A session's turn was announced."""
         try:
             expected = expected_turn(prefetch, self._shape, self._clock.now_ns())
         except SymphonyError as error:
@@ -212,12 +236,14 @@ class EngineRunner:
         self._react(self.core.on_expected(expected, self._clock.now_ns()))
 
     def on_prefetch_drop(self, owner: OwnerKey) -> None:
-        """It is not expected here any more."""
+        """The announcement was withdrawn."""
         self._react(self.core.on_unexpected(owner))
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool:
-        """A session was deleted. Returns once no block of it is here, or on its way to the kvstore:
-        whether one was, or a turn of it is.
+        """A session was deleted. Returns once no block of it is here or in flight to the kvstore.
+
+        Returns:
+            Whether one was, or a turn of it is held here.
 
         Raises:
             PeerUnavailable: the kvstore has not answered an earlier commit yet.
@@ -225,7 +251,7 @@ class EngineRunner:
         for preparing in self._preparing.values():
             if owner_key(preparing.start.tenant, preparing.start.session_id) == owner:
                 preparing.prompt = replace(preparing.prompt, is_private=True)
-        has_turn = any(turn.owner == owner for turn in self.core.turns.values())
+        has_turn = self.core.has_turn_of(owner)
         num_blocks, effects = self.core.on_forget(owner, keys)
         self._react(effects)
         if not await self._commits.wait(COMMITS_PATIENCE_S):
@@ -236,7 +262,7 @@ class EngineRunner:
         """The mover's report (called in the event loop)."""
         match moved:
             case Loaded():
-                self.core.estimates.on_load(moved.num_bytes, moved.duration_ns)
+                self.core.on_load_measured(moved.num_bytes, moved.duration_ns)
                 self._react(self.core.on_loaded(moved.good, moved.bad, self._clock.now_ns()))
             case Stored():
                 self._react(self.core.on_stored(moved.checksums))
@@ -244,14 +270,14 @@ class EngineRunner:
                 self._react(self.core.on_called_back(moved.pages))
 
     def on_kv_connected(self, arena: Arena, epoch: int) -> None:
-        """A kvstore knows us."""
+        """A connection to the kvstore was opened."""
         self.executor.mover.attach(arena, epoch)
-        self.core.writeback.connect(epoch)
+        self.core.on_kv_connected(epoch)
         self._steps.wake()
 
     def on_kv_disconnected(self) -> None:
         """The kvstore is away: nothing waits for it."""
-        self.core.writeback.disconnect()
+        self.core.on_kv_disconnected()
         self._steps.wake()
 
     # The loop.
@@ -281,24 +307,24 @@ class EngineRunner:
     def _is_busy(self) -> bool:
         if self.core.is_busy or self._preparing:
             return True
-        return self._kv.is_connected and self.core.writeback.num_unwritten > 0
+        return self._kv.is_connected and self.core.has_unwritten
 
     async def _flush(self) -> None:
-        """Send what turns have said, one message a frontend. Which of them ended is told soon."""
+        """Send the new tokens of turns, one message a frontend. The ends of turns follow soon."""
         if self._deltas:
             deltas, self._deltas = self._deltas, defaultdict(list)
-            for frontend_id, said in deltas.items():
-                for group in split_deltas(said, self._bus.payload_bytes_max):
+            for frontend_id, of_frontend in deltas.items():
+                for group in split_deltas(of_frontend, self._bus.payload_bytes_max):
                     output = StepOutput(deltas=group)
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
-        if self._ends and not self._is_telling_ends:
-            self._is_telling_ends = True
-            self._tasks.spawn(self._tell_ends())
+        if self._ends and not self._is_sending_ends:
+            self._is_sending_ends = True
+            self._tasks.spawn(self._send_ends())
 
-    async def _tell_ends(self) -> None:
-        """The scheduler needs no end at once: those of some steps go together."""
+    async def _send_ends(self) -> None:
+        """Send the ends of some steps to the scheduler together: it needs none of them at once."""
         await asyncio.sleep(ENDS_TOGETHER_S)
-        self._is_telling_ends = False
+        self._is_sending_ends = False
         ends, self._ends = self._ends, []
         await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=[ended.end for ended in ends]))
         for ended in ends:
@@ -318,9 +344,9 @@ class EngineRunner:
                     self._deltas[effect.frontend_id].append(effect.delta)
                 case Ended():
                     self._ends.append(effect)
-                    self._on_ended(effect)
+                    self._listeners.on_ended(effect)
                 case Prefetched():
-                    self._on_prefetched(effect)
+                    self._listeners.on_prefetched(effect)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
                 case CallBack(pool_pages):
@@ -344,7 +370,7 @@ class EngineRunner:
                 case ReturnPages():
                     self._tasks.spawn(self._kv.release(pages=effect.arena_pages))
                 case ReportSoon():
-                    self._on_progress()
+                    self._listeners.on_progress()
                 case StageSession():
                     self._tasks.spawn(self._stage_session(effect))
 
@@ -372,13 +398,13 @@ class EngineRunner:
             if await self._kv.commit(writes, effect.checksums[at : at + size]):
                 self.core.on_committed(keys)
             else:
-                self.core.writeback.on_refused(keys)
+                self.core.on_refused(keys)
         self._steps.wake()
 
     async def _lease(self, num_pages: int) -> None:
         pages = await self._kv.lease(num_pages)
         if pages is None:
-            return  # the core has forgotten that it asked
+            return  # of an earlier connection: the core has dropped the request
         self.core.on_leased(pages)
         if pages:
             self._steps.wake()

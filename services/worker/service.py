@@ -3,35 +3,30 @@
 import asyncio
 import logging
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Literal
 
 from services.worker import metrics
 from services.worker.config import WorkerConfig
-from services.worker.core.engine import EngineCore
+from services.worker.core.costs.speeds import SpeedReports
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.status import EngineStatus
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.speeds import Telling
 from services.worker.core.splitting import turns_held_max
+from services.worker.device.copying.mover import Moved
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Moved
-from services.worker.kv_client import KvClient
-from services.worker.load import (
-    OnMoved,
-    make_emulated,
-    make_emulated_oneshots,
-    make_real,
-    make_real_oneshot,
-    plan_models,
-)
+from services.worker.device.thread import DeviceThreads
+from services.worker.kv_client import KvClient, KvHooks
+from services.worker.load import load_models
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import OneshotModel
 from services.worker.oneshot.runner import OneshotRunner
+from services.worker.ports import OnMoved, SharedFiles, TextModel, WorkerPorts
 from services.worker.prompts import PromptPuller
-from services.worker.runner import EngineRunner
+from services.worker.runner import EngineListeners, EngineRunner
 from services.worker.traces import TurnTraces
 from shared.arena import Arena
 from shared.blocks import unpack_keys
@@ -65,7 +60,6 @@ from shared.subjects import (
     WORKER_START,
 )
 from shared.tasks import wait_set
-from shared.zoo import parse_emulation
 
 log = logging.getLogger(__name__)
 
@@ -80,27 +74,30 @@ STATES: dict[str, Literal["loading", "ready", "draining"]] = {
 class Worker:
     """Everything one worker process does between the bus and its engines."""
 
-    def __init__(self, runtime: Runtime, config: WorkerConfig) -> None:
+    def __init__(
+        self, runtime: Runtime, config: WorkerConfig, ports: WorkerPorts | None = None
+    ) -> None:
         self._runtime = runtime
         self._config = config
+        self._ports = ports or machine_ports()
         self._worker_id = WorkerId(f"{config.host_id}-w{config.instance}"[-64:])
         runtime.process = self._worker_id
         self._incarnation = new_id("inc")
-        self._thread = ThreadPoolExecutor(1, "forward")
         self._runners: dict[str, EngineRunner] = {}
+        self._metrics: dict[str, metrics.EngineMetrics] = {}  # of each runner
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
         self._traces = TurnTraces(runtime.tracer, runtime.clock, self._worker_id)
         self._num_reports = 0
-        self._telling = Telling()
-        self._created = int(time.time())
+        self._speed_reports = SpeedReports()
+        self._created = runtime.clock.wall_ns() // 1_000_000_000
         self._report_now = asyncio.Event()
 
     async def serve(self) -> None:
-        """Load, listen, and work until the process is told to stop."""
+        """Load, listen, and work until the process is to stop."""
         runtime = self._runtime
-        runtime.stack.callback(self._thread.shutdown)
+        runtime.stack.callback(self._ports.thread.close)
         runtime.spawn(self._report(), "report")
         await self._load()
         bus, me = runtime.bus, self._worker_id
@@ -119,38 +116,21 @@ class Worker:
         await runtime.stopping.wait()
         runtime.state = "draining"
         self._report_now.set()
-        if not runtime.exit_code:  # of a worker that failed nothing ends any more
+        if not runtime.exit_code:  # the turns of a worker that failed cannot end any more
             await self._drain()
 
     async def _load(self) -> None:
-        if self._config.emulate:
-            self._add_oneshots(await self._load_emulated())
-        else:
-            self._add_oneshots(await self._load_real())
-
-    async def _load_emulated(self) -> list[OneshotModel]:
         loop = asyncio.get_running_loop()
-        emulation = parse_emulation(self._config.emulate)
-        for number, profile in enumerate(emulation.generative):
-            on_moved = self._moved_callback(loop, profile.name)
-            self._add(make_emulated(self._config, profile, on_moved), number)
-        return make_emulated_oneshots(self._config, emulation.oneshot)
-
-    async def _load_real(self) -> list[OneshotModel]:
-        """Load every model, one-shot ones first: pages of KV take what they leave of a GPU."""
-        loop, config = asyncio.get_running_loop(), self._config
-        plan = await loop.run_in_executor(self._thread, plan_models, config)
         oneshots: list[OneshotModel] = []
-        for model_id, source, task in plan:
-            if task != "generate":
-                load = partial(make_real_oneshot, config, model_id, source, task)
-                oneshots.append(await loop.run_in_executor(self._thread, load))
-        for number, (model_id, source, task) in enumerate(plan):
-            if task == "generate":
-                on_moved = self._moved_callback(loop, model_id)
-                make = partial(make_real, config, model_id, source, on_moved)
-                self._add(await loop.run_in_executor(self._thread, make), number)
-        return oneshots
+        load = self._ports.load(
+            self._config, self._ports.thread, partial(self._moved_callback, loop)
+        )
+        async for model in load:
+            if isinstance(model, TextModel):
+                self._add(model.executor, model.number)
+            else:
+                oneshots.append(model)
+        self._add_oneshots(oneshots)
 
     def _moved_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnMoved:
         """The mover's callback, carried from its thread into the event loop."""
@@ -168,7 +148,7 @@ class Worker:
             self._worker_id,
             {model.card.model_id: model for model in models},
             BatchLimits(),
-            self._thread,
+            self._ports.thread,
             on_leader=self._report_now.set,
         )
         runtime.stack.callback(self._oneshot.close)
@@ -198,30 +178,28 @@ class Worker:
             info.fingerprint,
             info.stored_page_bytes,
         )
-        kv = KvClient(
-            runtime.bus,
-            config.host_id,
-            WorkerId(f"{self._worker_id}-m{number}"[-64:]),
-            info,
+        hooks = KvHooks(
             on_connected=partial(self._on_kv_connected, info.model_id),
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
             before_open=executor.mover.detach,
             before_use=executor.mover.prepare,
-            take_used=core.history.take_used,
-            on_source=core.estimates.on_source,
+            take_used=core.take_used,
+            on_source=core.on_source,
         )
-        runner = EngineRunner(
-            runtime.bus,
-            runtime.clock,
-            core,
-            executor,
-            kv,
-            self._thread,
+        ports = self._ports
+        kv_id = WorkerId(f"{self._worker_id}-m{number}"[-64:])
+        kv = KvClient(runtime.bus, config.host_id, kv_id, info, hooks, ports.files, ports.thread)
+        listeners = EngineListeners(
+            on_stuck=ports.on_stuck,
             on_progress=self._report_now.set,
             on_ended=self._traces.on_ended,
             on_prefetched=self._traces.on_prefetched,
         )
+        runner = EngineRunner(
+            runtime.bus, runtime.clock, core, executor, kv, ports.thread, listeners
+        )
         self._runners[info.model_id] = runner
+        self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
         runtime.stack.callback(executor.close)
         runtime.stack.callback(kv.close)
         runtime.spawn(runner.run(), f"engine {info.model_id}")
@@ -289,19 +267,20 @@ class Worker:
     async def _report(self) -> None:
         while True:
             self._report_now.clear()
-            if self._runtime.bus.connected:  # what is said meanwhile would be old when it is heard
-                await self._runtime.bus.publish(WORKER_REPORT, self._make_report())
-            for model_id, runner in self._runners.items():
-                metrics.report(model_id, runner.core)
+            statuses = {name: runner.status() for name, runner in self._runners.items()}
+            if self._runtime.bus.connected:  # what was published meanwhile would arrive too late
+                await self._runtime.bus.publish(WORKER_REPORT, self._make_report(statuses))
+            for model_id, status in statuses.items():
+                times = self._runners[model_id].take_adapter_times()
+                self._metrics[model_id].report(status, times)
             await wait_set(self._report_now, self._config.report_interval_ms / 1e3)
 
-    def _make_report(self) -> WorkerReport:
+    def _make_report(self, statuses: Mapping[str, EngineStatus]) -> WorkerReport:
         self._num_reports += 1
-        cores = [runner.core for runner in self._runners.values()]
         turns: list[TurnRef] = self._puller.refs()
         for runner in self._runners.values():
             turns += runner.refs()
-        pools = [core.pool for core in cores]
+        pools = [status.pool for status in statuses.values()]
         num_free = sum(pool.num_free for pool in pools)
         num_clean = sum(pool.num_takeable for pool in pools)
         num_pages = sum(pool.num_pages for pool in pools)
@@ -312,40 +291,40 @@ class Worker:
             seq=self._num_reports,
             host_id=self._config.host_id,
             state=STATES[self._runtime.state],
-            models=[self._card(runner) for runner in self._runners.values()],
+            models=[self._card(self._runners[name], each) for name, each in statuses.items()],
             turns=turns,
             has_kvstore=any(kv.has_met for kv in self._kvs),
-            num_running=sum(len(core.running) for core in cores),
-            num_waiting=sum(len(core.waiting) for core in cores),
-            num_waiting_tokens=sum(core.num_waiting_tokens for core in cores),
+            num_running=sum(status.num_running for status in statuses.values()),
+            num_waiting=sum(status.num_waiting for status in statuses.values()),
+            num_waiting_tokens=sum(status.num_waiting_tokens for status in statuses.values()),
             num_pages=num_pages,
             num_pages_free=num_free,
             num_pages_clean=num_clean,
             num_pages_dirty=num_pages - num_free - num_clean,
             interval_ns=self._config.report_interval_ms * 1_000_000,
-            pid=os.getpid(),
+            pid=self._ports.pid,
             oneshot=oneshot.cards() if oneshot is not None else [],
             batches=oneshot.refs() if oneshot is not None else [],
             fences=oneshot.fences if oneshot is not None else [],
-            adapters=pack_hashes([name for core in cores for name in core.adapters.resident()]),
+            adapters=pack_hashes(
+                [name for status in statuses.values() for name in status.adapters.resident]
+            ),
             turns_running_max=self._config.turns_running_max,
             step_models=[
                 StepModelFit(model_id=ModelId(model_id), name=name, **asdict(model))
-                for model_id, runner in self._runners.items()
-                for name, model in runner.core.costs.models.solve().items()
+                for model_id, status in statuses.items()
+                for name, model in status.step_models.items()
             ],
-            speeds=self._telling.next(
-                [runner.core.speeds(model) for model, runner in self._runners.items()]
-            ),
+            speeds=self._speed_reports.next([r.speeds() for r in self._runners.values()]),
         )
 
-    def _card(self, runner: EngineRunner) -> ModelCard:
+    def _card(self, runner: EngineRunner, status: EngineStatus) -> ModelCard:
         info = runner.executor.info
         return ModelCard(
             model_id=ModelId(info.model_id),
             source=info.source,
             fingerprint=info.fingerprint,
-            max_model_len=runner.core.tokens_max,
+            max_model_len=status.tokens_max,
             block_tokens=info.block_tokens,
             created=self._created,
             emulated=info.is_emulated,
@@ -363,7 +342,14 @@ class Worker:
         try:
             await asyncio.wait_for(asyncio.gather(*drains), self._config.drain_ms / 1e3)
         except TimeoutError:
-            log.warning("stopping with work unfinished: it is placed again")
+            log.warning("stopping with unfinished work, which schedulers will place again")
+
+
+def machine_ports() -> WorkerPorts:
+    """The machine that this process runs on."""
+    return WorkerPorts(
+        thread=DeviceThreads(), files=SharedFiles(), load=load_models, pid=os.getpid()
+    )
 
 
 async def main(runtime: Runtime, config: WorkerConfig) -> None:

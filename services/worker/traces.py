@@ -1,5 +1,5 @@
 """Traces of attempts: a span each, with what it waited for and what was computed as its parts; and
-of what was brought up for turns to come.
+of what was prefetched for announced turns.
 """
 
 from collections import OrderedDict
@@ -59,25 +59,25 @@ class TurnTraces:
             return
         now_ns = self._clock.now_ns()
         if ended.times is not None:
-            _tell(opened.span, opened.began_ns, ended.times, now_ns)
-        _tell_end(opened.span, ended.end)
+            _add_parts(opened.span, opened.began_ns, ended.times, now_ns)
+        _add_end(opened.span, ended.end)
         if ended.account is not None:
             opened.span.note({"gen_ai.usage.output_tokens": ended.account.num_generated})
         opened.span.end(now_ns)
 
-    def on_prefetched(self, told: Prefetched) -> None:
-        """Nothing more is brought up for an announced turn."""
+    def on_prefetched(self, prefetched: Prefetched) -> None:
+        """Nothing more is prefetched for an announced turn."""
         attributes: dict[str, Value] = {
             "symphony.worker_id": self._worker_id,
-            "symphony.of": "adapter" if told.adapter_hash else "history",
-            "symphony.blocks": told.num_staged,
-            "symphony.blocks_here": told.num_here,
+            "symphony.of": "adapter" if prefetched.adapter_hash else "history",
+            "symphony.blocks": prefetched.num_staged,
+            "symphony.blocks_here": prefetched.num_here,
         }
-        span = self._tracer.begin("prefetch", told.trace, told.asked_at_ns, attributes)
+        span = self._tracer.begin("prefetch", prefetched.trace, prefetched.asked_at_ns, attributes)
         span.end(self._clock.now_ns())
 
 
-def _tell(span: Span, began_ns: int, times: TurnTimes, now_ns: int) -> None:
+def _add_parts(span: Span, began_ns: int, times: TurnTimes, now_ns: int) -> None:
     """The parts of an attempt: up to its prompt, in the queue, and as far as it came behind it."""
     if times.arrived_at_ns > began_ns:
         span.add("prompt", began_ns, times.arrived_at_ns)
@@ -99,7 +99,7 @@ def _tell(span: Span, began_ns: int, times: TurnTimes, now_ns: int) -> None:
         part.add("wait for layer", wait.began_ns, wait.ended_ns, {"symphony.layer": wait.layer})
 
 
-def _tell_end(span: Span, end: TurnEnd) -> None:
+def _add_end(span: Span, end: TurnEnd) -> None:
     span.note({"gen_ai.response.finish_reasons": [end.reason]})
     if end.reason == "error":
         span.fail("error")

@@ -10,7 +10,7 @@ from typing import Any
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
 
 PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2

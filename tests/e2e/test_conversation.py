@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 from loadtest.deployment import processes_of, wait_until
-from services.worker.demo_model import DEMO_MODEL_ID, NUM_LAYERS
+from services.worker.models.demo_model import DEMO_MODEL_ID, NUM_LAYERS
 from shared.blocks import BLOCK_TOKENS
 from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
 from tests.cluster import Cluster

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
 from tests.e2e.replies import Reply
 

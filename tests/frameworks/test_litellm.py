@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.demo_model import DEMO_MODEL_ID
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
 from tests.frameworks.common import KEY, City, needs
 

@@ -49,7 +49,7 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     assert sum(core.pool.num_evicted for core in cores) > 100
     assert sum(core.writeback.num_given_up for core in cores) > 0
     assert sum(core.planner.num_preemptions for core in cores) > 10
-    assert sum(core.num_load_failures for core in cores) > 10
+    assert sum(core.stager.num_failures for core in cores) > 10
     assert sum(worker.num_deferred for worker in workers) > 10
 
 

@@ -5,13 +5,15 @@ import time
 from typing import Any
 
 from services.worker.core.effects import Effect, LoadPages
-from services.worker.core.engine import EngineCore
-from services.worker.core.expecting import Expected
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
-from services.worker.core.staged import Staged
 from services.worker.core.step import Sampled, StepResult
-from services.worker.core.turn import Turn
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import SamplingParams
@@ -54,7 +56,7 @@ class WorkerBench:
             idle = self._turn(f"i{number}", self._num_turns + number)
             self._core.on_turn(idle, self._now_ns)
             self._step()
-            self._core.on_cancel(idle.turn_id)
+            self._core.on_cancel(idle.request.turn_id)
 
     def decode(self, num_steps: int) -> dict[str, float]:
         """Milliseconds of planning and of the result, all turns decoding."""
@@ -85,7 +87,7 @@ class WorkerBench:
         took_s, _ = _timed(lambda: core.plan_step(self._now_ns))
         figures["make_room"] = page_figures(took_s, num_pages)
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
-        core.on_cancel(other.turn_id)
+        core.on_cancel(other.request.turn_id)
 
         expected = Expected(
             tenant=DEFAULT_TENANT,
@@ -119,7 +121,7 @@ class WorkerBench:
 
         def arrive() -> None:
             core.on_turn(turn, self._now_ns)
-            core.on_staged(turn.turn_id, 1, staged, self._now_ns)
+            core.on_staged(turn.request.turn_id, 1, staged, self._now_ns)
 
         took["arrive"], _ = _timed(arrive)
         took["stage"], (plan, effects) = _timed(lambda: core.plan_step(self._now_ns))
@@ -128,7 +130,7 @@ class WorkerBench:
             plan, _ = core.plan_step(self._now_ns)
             assert plan is not None
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
-        took["leave"], _ = _timed(lambda: core.on_cancel(turn.turn_id))
+        took["leave"], _ = _timed(lambda: core.on_cancel(turn.request.turn_id))
         core.writeback.disconnect()
         return took, len(keys) * core.pool.num_layers
 
@@ -153,18 +155,23 @@ class WorkerBench:
         return Staged(ticket, keys, pages, [[1] * len(keys) for _ in layers], epoch=1)
 
     def _turn(self, name: str, token: int) -> Turn:
-        return Turn(
+        request = TurnRequest(
             turn_id=TurnId(name),
             attempt=1,
             frontend_id=FrontendId("bench"),
             tenant=DEFAULT_TENANT,
             session_id=SessionId("s"),
-            root=ROOT,
-            tokens=[token] * self._context,
-            num_generated_before=0,
             sampling=SamplingParams(max_tokens=self._context, ignore_eos=True),
             arrived_at_ns=0,
-            block_tokens=BLOCK_TOKENS,
+        )
+        return Turn(
+            request,
+            TurnCache(
+                owner=request.owner,
+                tokens=[token] * self._context,
+                block_tokens=BLOCK_TOKENS,
+                root=ROOT,
+            ),
         )
 
 

@@ -16,8 +16,8 @@ from loadtest.bench.gpu.timing import median_s, rest
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.step import StepPlan
-from services.worker.device.gpu_executor import GpuExecutor
-from services.worker.device.launched import GpuLaunched
+from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.launched import GpuLaunched
 from shared.blocks import BLOCK_TOKENS
 
 STEPS = 24
@@ -111,7 +111,7 @@ class _Engine:
             self._executor.launch = launch  # type: ignore[method-assign]
         at_ns = engine.times_ns(rows)
         step_s = statistics.median(b - a for a, b in pairwise(at_ns)) / 1e9
-        device_time = engine.core.device_time
+        device_time = engine.core.steps.device_time
         idle = device_time.idle_ns / (device_time.busy_ns + device_time.idle_ns)
         return step_s, statistics.median(launching_s[2:]) / step_s, idle
 

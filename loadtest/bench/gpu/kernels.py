@@ -9,7 +9,7 @@ from kernels.paged_attention import AttentionShape, DeviceBatch, RaggedBatch, pa
 from loadtest.bench.gpu.ceilings import rounded
 from loadtest.bench.gpu.models import GpuShape, host_copier, wait_registered
 from loadtest.bench.gpu.timing import median_s, per_call_s
-from services.worker.device.copies import PageCopier
+from services.worker.device.copying.copies import PageCopier
 from shared.arena import Arena
 from shared.blocks import BLOCK_TOKENS
 
@@ -146,6 +146,6 @@ def measure_copies(
 def _copier(device: torch.device, pool: torch.Tensor) -> PageCopier:
     if device.type != "cuda":
         return host_copier(pool)
-    from services.worker.device.cuda_copier import cuda_copier
+    from services.worker.device.copying.cuda_copier import cuda_copier
 
     return cuda_copier(pool, torch.cuda.default_stream(device))

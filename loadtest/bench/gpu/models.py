@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from services.worker.device.attention import ATTENTION
-from services.worker.device.copies import HostCopier, PageCopier
-from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.copying.copies import HostCopier, PageCopier
+from services.worker.device.copying.mover import Moved
+from services.worker.device.copying.piecewise_copier import PiecewiseCopier
+from services.worker.device.gpu.gpu_executor import GpuExecutor
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.loaded_model import LoadedModel, prepare_model
-from services.worker.device.mover import Moved
-from services.worker.device.piecewise_copier import PiecewiseCopier
 from shared.arena import Arena
 
 SEED = 0
@@ -122,7 +122,7 @@ def make_executor(
 ) -> GpuExecutor:
     """The executor for GPUs; on a CPU without what is CUDA's."""
     if model.device.type == "cuda":
-        from services.worker.device.cuda import cuda_executor
+        from services.worker.device.gpu.cuda import cuda_executor
 
         executor = cuda_executor(
             model, "bench", num_pages, turns_max, on_moved, is_recorded=is_recorded

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
+
+NO_KEY = BlockKey(b"")  # of a block that cannot be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class StageSession:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """What came of a traced advisory here: nothing more is brought up for it.
+    """The outcome of a traced advisory here: nothing more is loaded for it.
 
     Attributes:
         trace: of the advisory.

@@ -27,9 +27,9 @@ class EngineLimits:
         lease_target_blocks: arena room for this many blocks is kept at hand for new KV, and for
             more where steps compute more.
         prefill_admission: when waiting prompts join a step, see `admission`.
-        layerwise: a pass may begin while later layers of a prompt's history are on their way.
+        layerwise: a pass may begin while later layers of a prompt's history are loading.
         slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
-        lora_start: how turns begin whose adapter is on its way: when all of it is here (`wait`), or
+        lora_start: how turns begin whose adapter is loading: when all of it is here (`wait`), or
             when its later layers will be here in time (`stream`), or at once, if helpers compute
             from the arena what is not here (`assist`).
     """
@@ -78,7 +78,7 @@ class Estimates:
             self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
 
     def on_source(self, bytes_per_s: float, of_peers: Mapping[HostId, float] | None = None) -> None:
-        """The kvstore tells how fast pages come up there lately; 0: it does not. And perhaps how
+        """How fast pages come into the arena lately, by the kvstore; 0: unknown. And perhaps how
         fast they come from other hosts."""
         if bytes_per_s > 0.0:
             self.source_bytes_per_s = bytes_per_s

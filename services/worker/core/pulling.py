@@ -18,7 +18,7 @@ from shared.messages import Prompt, PromptReply, TurnRef, TurnStart, decode
 
 TOKENS_MAX = 65_536  # of prompts in one reply, so that it stays well below the server's limit
 TURNS_MAX = 64
-DELETED_NS = 600_000_000_000  # longer than any start can be on its way
+DELETED_NS = 600_000_000_000  # longer than any start can be in flight
 DELETED_MAX = 4096
 
 
@@ -55,7 +55,7 @@ class Pulling:
         return turn_id in self._pulling
 
     def refs(self) -> list[TurnRef]:
-        """Attempts whose prompt is on its way."""
+        """Attempts whose prompt is in flight."""
         return [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self._pulling.values()]
 
     def on_start(self, start: TurnStart, now_ns: int) -> Prompt | None:
@@ -78,7 +78,7 @@ class Pulling:
             self._drop(turn_id)
 
     def on_forget(self, tenant: TenantId, session_id: SessionId, now_ns: int) -> None:
-        """A session was deleted: its prompts that are on their way are private, unsaid."""
+        """A session was deleted: its prompts in flight are private, though they do not say so."""
         deleted, key = self._deleted, (tenant, session_id)
         deleted.pop(key, None)
         deleted[key] = now_ns + DELETED_NS
@@ -109,17 +109,17 @@ class Pulling:
             if reply is None
             else {(prompt.turn_id, prompt.attempt): prompt for prompt in reply.prompts}
         )
-        told = [given.get((start.turn_id, start.attempt)) for start in pull.starts]
-        is_empty = not any(told)
+        prompts = [given.get((start.turn_id, start.attempt)) for start in pull.starts]
+        is_empty = not any(prompts)
         come = []
-        for start, prompt in zip(pull.starts, told, strict=True):
+        for start, prompt in zip(pull.starts, prompts, strict=True):
             if self._is_wanted(start) and (prompt is not None or is_empty):
                 is_private = self._drop(start.turn_id)
                 come.append((start, _as_private(prompt) if is_private else prompt))
         return come
 
     def again(self, pull: Pull) -> Pull | None:
-        """What to ask for next, after `on_reply`; None: everything was told."""
+        """What to ask for next, after `on_reply`; None: everything was answered."""
         starts = [start for start in pull.starts if self._is_wanted(start)]
         return Pull(pull.frontend_id, starts) if starts else None
 

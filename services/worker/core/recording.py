@@ -1,7 +1,7 @@
-"""Steps in a file, one JSON object a line: what an executor was told, and the tokens that it chose.
+"""Steps in a file, one JSON object a line: an executor's inputs, and the tokens that it chose.
 
 A recording that begins with an executor's first step can be run again on any device: plans hold all
-that a step depends on, except for history that was brought up from below.
+that a step depends on, except for history that was loaded from below.
 """
 
 from collections.abc import Iterable, Iterator

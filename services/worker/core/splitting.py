@@ -9,7 +9,7 @@ from shared.messages import TokenLogprobs, TurnDelta
 
 # Of a message's payload, leaving room: these are estimates, not sizes.
 SHARE = 0.5
-# Whatever it may hold: a frontend reads 256 KiB in 20 ms, and nobody else's tokens meanwhile.
+# Whatever it may hold: a frontend reads 256 KiB in 20 ms, and no other turn's tokens meanwhile.
 STEP_BYTES_MAX = 256 * 1024
 DELTA_BYTES = 400
 TOKEN_BYTES = 12

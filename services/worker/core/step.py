@@ -1,8 +1,8 @@
-"""One step as data: all that an executor is told, and all that it answers.
+"""One step as data: all that an executor gets, and all that it returns.
 
 A plan holds no turn and no block, so it can be run by any executor, written to a file and run
 again. Rows are in one order everywhere, decodes first, then chunks of prompts; R rows have T new
-tokens together. Pages are told once: they stay in the executor's block tables, one line a running
+tokens together. Pages are passed once: they stay in the executor's block tables, one line a running
 turn, until another entry takes their place.
 """
 
@@ -17,7 +17,7 @@ from shared.messages import SamplingParams, TokenLogprobs
 from shared.sampling import depends_on_reply
 
 Ints = npt.NDArray[np.int32]
-STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not tell
+STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TableEntries:
 
 @dataclass(slots=True)  # frozen, it would take three times as long: each row of each step has one
 class RowSampling:
-    """How the token behind a row's last one is chosen. Nobody changes it.
+    """How the token behind a row's last one is chosen. Not to be changed.
 
     Attributes:
         num_generated: tokens that the turn has generated so far, a carried one with them; with the
@@ -64,7 +64,7 @@ class RowScoring:
     """Log-probabilities of prompt tokens that a row is to give.
 
     Attributes:
-        num_top: likeliest tokens to tell with each.
+        num_top: likeliest tokens to return with each.
         targets: tokens that the row's positions are to be followed by; fewer than its positions
             where the prompt ends with it.
         is_first: the row begins with the prompt's first token, which nothing predicts.
@@ -133,7 +133,7 @@ class StepPlan:
             `short_rope_max`.
         sampling: for each row, None where nothing is sampled yet.
         scoring: by row.
-        awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
+        awaited: by row, for each layer, pool pages of its history that are loading.
         patience_ns: how much later than planned those of a row may be, by row; later it fails.
         starts_in_ns, pass_ns: when the pass begins, from when it was planned, and how long it takes
             if it waits for nothing, as far as is known: it goes through its layers evenly. A host
@@ -142,8 +142,8 @@ class StepPlan:
         adapters: int32 [R]: each row's line in the adapter tables; negative: the base model's. Rows
             of one adapter follow each other, among the decodes and among the prompts.
         images: entries of the adapter tables.
-        streams: by line of those, for each layer, pool pages of the adapter that bytes are on their
-            way into.
+        streams: by line of those, for each layer, pool pages of the adapter that are
+            loading.
         assists: those of these lines whose layers that are not here can be computed from the arena.
     """
 
@@ -207,7 +207,7 @@ class StepPlan:
         ]
 
     def sampled_rows(self, tokens: Ints) -> list[tuple[int, RowSampling]]:
-        """Rows that choose a token, told with the carried ones.
+        """Rows that choose a token, with the carried tokens filled in.
 
         Args:
             tokens: as `tokens`, with the carried ones filled in.
@@ -277,7 +277,7 @@ class StepResult:
         stall_ns: waiting for history and adapters, for each layer.
         stall_at_ns: by layer, when it began to wait, by the monotonic clock.
         assist_ns: waiting for what helpers computed.
-        started_at_ns: by the monotonic clock; 0 where nobody measured it.
+        started_at_ns: by the monotonic clock; 0 where it was not measured.
         duration_ns: of the whole step.
     """
 

@@ -1,7 +1,7 @@
 """Paged attention, plugged into transformers' models through its attention interface.
 
 A model built with `ATTENTION` as its attention implementation calls `_attend` once a layer, which
-finds in the running step where new keys and values go, and which history is still on its way.
+finds in the running step where new keys and values go, and which history is still loading.
 Whatever else a model asks of attention, this engine does not compute, and refuses.
 """
 
@@ -77,7 +77,7 @@ def _attend(
             raise UnsupportedModelError("keys and values of different sizes are not supported")
         return query.transpose(1, 2).contiguous(), None
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    step.await_history(layer)  # first: the last page on its way may be one that is gone on in
+    step.await_history(layer)  # first: the last loading page may be one that is gone on in
     store_kv(new_keys, new_values, step.pool, step.slot_pages[layer], step.slot_offsets)
     shape = AttentionShape(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,

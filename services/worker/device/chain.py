@@ -2,7 +2,7 @@
 
 A model's KV at a token depends on every token so far, and so does this: ``word = A * last + token +
 1`` modulo 2**32. So a page that belongs elsewhere, in place or in time, does not continue the one
-before it, and can be told from the right one.
+before it, and can be distinguished from the right one.
 """
 
 import numpy as np

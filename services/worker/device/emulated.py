@@ -17,18 +17,18 @@ import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
-from services.worker.demo_model import VOCAB
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
-from services.worker.device.copies import HostCopier, PageCopier
+from services.worker.device.copying.copies import HostCopier, PageCopier
+from services.worker.device.copying.gate import ADAPTER_STALL_NS, PageGate
+from services.worker.device.copying.mover import KvMover, Moved
+from services.worker.device.copying.slow_link import SlowLink
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
-from services.worker.device.gate import ADAPTER_STALL_NS, PageGate
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
 from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.mover import KvMover, Moved
-from services.worker.device.slow_link import SlowLink
 from services.worker.device.tables import BlockTables
+from services.worker.models.demo_model import VOCAB
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
@@ -104,7 +104,7 @@ class EmulatedExecutor:
         started_ns = time.monotonic_ns()
         self._tables.enter(plan.entries)
         entered: list[int] = plan.entries.slots[plan.entries.blocks == 0].tolist()
-        for slot in entered:  # somebody begins there, maybe again
+        for slot in entered:  # a turn begins there, maybe again
             self._computed.pop(slot, None)
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
         result.failed = self._failures.void(plan)
@@ -154,8 +154,8 @@ class EmulatedExecutor:
 
     def _masks(self, plan: StepPlan, failed: set[int]) -> Masks:
         """What grammars allow each row that is held to one."""
-        told = plan.sampled_rows(self._tables.tokens(plan))
-        rows = [row for row in told if row[0] not in failed]
+        sampled = plan.sampled_rows(self._tables.tokens(plan))
+        rows = [row for row in sampled if row[0] not in failed]
         masks = self.grammars.begin(asked_of(plan, rows))
         masks.wait()
         return masks

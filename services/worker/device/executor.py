@@ -1,12 +1,12 @@
 """The one interface behind which a forward pass happens, on a CPU, a GPU, or not at all."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.grammar import Grammars
-from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.mover import KvMover
+from shared.arena import Arena
 from shared.messages import LoraCard, SamplingDefaults
 
 
@@ -61,23 +61,54 @@ class Finished:
         return self.outcome
 
 
+class Mover(Protocol):
+    """Moves KV between the pool and the arena, as `KvMover` does."""
+
+    def prepare(self, arena: Arena) -> None: ...
+
+    def attach(self, arena: Arena, epoch: int) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def submit_loads(self, loads: list[PageLoads]) -> None: ...
+
+    def call_back(self, pool_pages: list[int]) -> None: ...
+
+    def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None: ...
+
+
+class Builder(Protocol):
+    """Makes adapters' images in the pool, as `ImageBuilder` does."""
+
+    def submit(self, build: BuildImage, folder: str) -> None: ...
+
+
+class GrammarCompiler(Protocol):
+    """Compiles the grammars that turns are held to, as `Grammars` does."""
+
+    def prepare(self, grammar: str, *, has_open_keys: bool = False) -> "Future[str]": ...
+
+
 class Executor(Protocol):
     """Runs plans in their order. One thread launches them, another one may wait for their ends.
 
     Attributes:
         info: the model it runs.
-        prefill_tokens_max: prompt tokens it likes to take in one step.
-        mover: moves KV between its pool and the arena.
-        builder: makes adapters' images in its pool.
-        grammars: walks the grammars that turns are held to.
+        prefill_tokens_max: prompt tokens that one step should have at most, by default.
         assist_tokens: new tokens of a step that helpers can take now; 0: there are none.
     """
 
     info: ModelInfo
     prefill_tokens_max: int
-    mover: KvMover
-    builder: ImageBuilder
-    grammars: Grammars
+
+    @property
+    def mover(self) -> Mover: ...
+
+    @property
+    def builder(self) -> Builder: ...
+
+    @property
+    def grammars(self) -> GrammarCompiler: ...
 
     @property
     def assist_tokens(self) -> int: ...

@@ -9,9 +9,9 @@ from queue import Full, Queue
 import numpy as np
 
 from services.worker.core.effects import BuildImage
-from services.worker.device.copies import PageCopier
-from services.worker.device.gate import PageGate
-from services.worker.device.mover import Loaded, Moved
+from services.worker.device.copying.copies import PageCopier
+from services.worker.device.copying.gate import PageGate
+from services.worker.device.copying.mover import Loaded, Moved
 from shared.arena import Bytes
 from shared.messages import AdapterRef
 

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 from kernels.sgmv import Site
 from services.worker.core.limits import StoredDtype
 from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.copying.int8_pages import Int8Pages
 from services.worker.device.executor import ModelInfo
-from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.positions.embeddings import embed_by_row

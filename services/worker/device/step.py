@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.device.gate import ADAPTER_STALL_NS
+from services.worker.device.copying.gate import ADAPTER_STALL_NS
 from services.worker.device.lora.assistance import Assistance
 from services.worker.device.lora.tables import LoraStep
 

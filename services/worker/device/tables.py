@@ -10,7 +10,7 @@ SLOTS_MIN, BLOCKS_MIN = 8, 64
 
 
 class BlockTables:
-    """One line a running turn, kept between steps: a step tells only what is new.
+    """One line a running turn, kept between steps: a step brings only what is new.
 
     Attributes:
         pages: int32 [num_layers, slots, blocks]; grows as entries need it.

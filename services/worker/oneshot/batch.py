@@ -17,7 +17,7 @@ class Batch:
         pull_until_ns: when it stops waiting for inputs.
         awaited: jobs whose inputs are still to come.
         values: inputs that have come.
-        results: what is to be told to frontends at the end.
+        results: what is to be sent to frontends at the end.
         run_order: jobs on the device; empty before it runs.
     """
 
@@ -101,7 +101,7 @@ class EndedBatches:
         return batch_id in self._ended
 
     def done(self, batch_id: BatchId) -> BatchDone | None:
-        """What the scheduler was told; None if the batch was cancelled before it was known."""
+        """What the scheduler was sent; None if the batch was cancelled before it was known."""
         return self._ended[batch_id][1]
 
     def add(self, batch_id: BatchId, done: BatchDone | None, now_ns: int) -> None:

@@ -2,7 +2,7 @@
 
 The scheduler decides what a batch is and when it should start. This core pulls the inputs as soon
 as a batch is known, while earlier ones still run, and runs batches one at a time in the order in
-which they came. An early start harms nobody: the device would be idle otherwise.
+which they came. An early start harms no one else: the device would be idle otherwise.
 
 Source: deferred batch scheduling, section 4.1 (backends pull inputs from frontends after the
 dispatch).
@@ -36,7 +36,7 @@ NOT_FINITE = "the model made a number that is not finite of this input"
 
 
 class BatchCore:
-    """Told an event and the time, returns what is to be done.
+    """Takes an event and the time, returns what is to be done.
 
     Args:
         cards: the models it may run.
@@ -92,7 +92,7 @@ class BatchCore:
 
     def on_batch_start(self, start: BatchStart, now_ns: int) -> list[Effect]:
         """A batch to run. One that is known already changes nothing; the end of one that has ended
-        is told again.
+        is sent again.
         """
         self._ended.forget(now_ns)
         if start.batch_id in self._ended:
@@ -264,7 +264,7 @@ class BatchCore:
             worker_id=self._worker_id,
             batch_id=start.batch_id,
             leadership=start.leadership,
-            fence=self.fence(start.leadership),  # tells an older leader that there is a newer one
+            fence=self.fence(start.leadership),  # shows an older leader that there is a newer one
             model_id=start.model_id,
             variant=start.variant,
             size=size,

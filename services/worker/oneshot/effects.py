@@ -1,4 +1,4 @@
-"""What the batch core is told and what it wants done."""
+"""Events and effects of the batch core."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Pulled:
 
     Attributes:
         value: ready for the model, which alone knows what it is.
-        is_gone: nobody wants its result any more.
+        is_gone: its result is not wanted any more.
         error: why the model cannot take it; empty if it can.
     """
 

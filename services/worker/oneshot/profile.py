@@ -20,7 +20,7 @@ from shared.messages import OneshotVariant
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is measured; raise it to measure anew
+VERSION = 1  # of what is measured; raise it to measure again
 RUNS = 3
 SHORT_RUNS = 7
 SHORT_NS = 20_000_000
@@ -109,7 +109,7 @@ def measure_variants(
 
 
 class ProfileCache:
-    """Profiles on disk, a file each; delete the folder to have them measured anew."""
+    """Profiles on disk, a file each; delete the folder to have them measured again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

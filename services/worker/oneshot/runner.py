@@ -4,10 +4,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from services.worker import metrics
+from services.worker.device.thread import DeviceThread
+from services.worker.oneshot import metrics
 from services.worker.oneshot.core import BatchCore
 from services.worker.oneshot.effects import (
     BatchLimits,
@@ -74,7 +74,7 @@ class OneshotRunner:
         worker_id: WorkerId,
         models: Mapping[ModelId, OneshotModel],
         limits: BatchLimits,
-        thread: ThreadPoolExecutor,
+        thread: DeviceThread,
         on_leader: Callable[[], None],
     ) -> None:
         self._bus = bus
@@ -115,7 +115,7 @@ class OneshotRunner:
         await self._bus.subscribe(LEADER_CHANGED, self._on_leader_changed)
 
     async def run(self) -> None:
-        """Tell the core what happens and do what it wants, for ever."""
+        """Pass events to the core and perform its effects, for ever."""
         while True:
             for effect in await self._events.next_effects():
                 await self._perform(effect)
@@ -198,8 +198,7 @@ class OneshotRunner:
         return Pulled(job_id=job.job_id, value=value)
 
     async def _run(self, effect: RunBatch, stop: threading.Event) -> None:
-        loop = asyncio.get_running_loop()
-        ran = await loop.run_in_executor(self._thread, self._compute, effect, stop)
+        ran = await self._thread.run(partial(self._compute, effect, stop))
         del self._stops[effect.batch_id]
         metrics.count_batch(effect.model_id, len(effect.values), ran)
         await self._events.put_surely(partial(self._core.on_ran, effect.batch_id, ran))
@@ -244,7 +243,7 @@ class OneshotRunner:
         try:
             await self._bus.publish(BATCH_DONE, done)
         except SymphonyError as error:  # the next report says that the batch is gone
-            log.warning("end of a batch not told", extra={"error": error.message})
+            log.warning("end of a batch not sent", extra={"error": error.message})
 
 
 def _log_results(effect: SendResults) -> None:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from services.worker.device.model import weights_digest
+from services.worker.models.weights import load_weights
 from services.worker.oneshot.files import (
     IMAGE_FILES,
     TOKENIZER_FILES,
@@ -27,7 +28,6 @@ from services.worker.oneshot.loaded import Head, LoadedOneshot
 from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values
 from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
 from services.worker.oneshot.probe import probe
-from services.worker.weights import load_weights
 from shared.errors import ConfigError
 from shared.ids import ModelId
 from shared.messages import OneshotCard, OneshotVariant, Task

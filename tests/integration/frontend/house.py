@@ -15,7 +15,7 @@ from loadtest.bench.core.frontend import InProcessTexts
 from services.frontend.config import FrontendConfig
 from services.frontend.ports import make_pools, open_ports
 from services.frontend.service import main
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import PeerUnavailable

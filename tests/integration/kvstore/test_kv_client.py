@@ -14,7 +14,9 @@ from services.kvstore.core import Effect, Limits, Renew
 from services.kvstore.core.worker_calls import WorkerCalls
 from services.worker import kv_client
 from services.worker.device.executor import ModelInfo
-from services.worker.kv_client import KvClient
+from services.worker.device.thread import DeviceThreads
+from services.worker.kv_client import KvClient, KvHooks
+from services.worker.ports import SharedFiles
 from shared import subjects
 from shared.bus import Bus
 from shared.errors import NotFound, PeerUnavailable
@@ -47,9 +49,11 @@ def place(nats_server: Server, redis_server: Server, tmp_path: Path) -> Place:
 async def client_at(bus: Bus) -> AsyncIterator[tuple[KvClient, list[int]]]:
     """A connected client, and the epochs of its connections."""
     epochs: list[int] = []
-    client = KvClient(
-        bus, HostId("h1"), WorkerId("w1"), INFO, lambda _, epoch: epochs.append(epoch), lambda: None
+    hooks = KvHooks(
+        on_connected=lambda _, epoch: epochs.append(epoch), on_disconnected=lambda: None
     )
+    threads = DeviceThreads()
+    client = KvClient(bus, HostId("h1"), WorkerId("w1"), INFO, hooks, SharedFiles(), threads)
     task = asyncio.create_task(client.maintain())
     try:
         await eventually(lambda: client.is_connected)
@@ -57,6 +61,7 @@ async def client_at(bus: Bus) -> AsyncIterator[tuple[KvClient, list[int]]]:
     finally:
         task.cancel()
         client.close()
+        threads.close()
 
 
 async def can_lease_all(worker: FakeWorker) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import metrics
 from services.worker.config import WorkerConfig
 from services.worker.service import main
 from shared.bus import Bus
@@ -34,8 +33,8 @@ from shared.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
 from tests.integration.kvstore.cluster import Place, kvstore
-from tests.unit.worker_device.test_lora import BASE, Peft, Served, serve
-from tests.unit.worker_device.test_torch_executor import prompt
+from tests.unit.worker.device.lora.test_lora import BASE, Peft, Served, serve
+from tests.unit.worker.device.test_torch_executor import prompt
 
 # What PEFT asks transformers is not ours to change.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -139,7 +138,6 @@ def worker(
     place: Place, instance: str, **settings: Any
 ) -> AbstractAsyncContextManager[InProcessRuntime]:
     """One life of a worker, in this process."""
-    metrics._reported.clear()  # by whoever lived here before
     config = WorkerConfig(
         nats_url=place.nats.url,
         data_dir=place.config.data_dir,

@@ -12,8 +12,8 @@ from tests.conftest import Server
 from tests.integration.harness import connected
 from tests.integration.kvstore.cluster import Place, kvstore
 from tests.integration.worker.test_adapters import CACHED_TOKENS, Frontend, Turn, until_over, worker
-from tests.unit.worker_device.test_lora import BASE
-from tests.unit.worker_device.test_torch_executor import prompt, save_model
+from tests.unit.worker.device.lora.test_lora import BASE
+from tests.unit.worker.device.test_torch_executor import prompt, save_model
 
 OFF_MAX = 0.02  # in log-probabilities, by what is rounded
 

@@ -19,7 +19,7 @@ from cli.inspection.status import render
 from cli.main import app
 from cli.runfile import RunningService, RunState
 from loadtest.deployment import symphony
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
 

@@ -12,7 +12,7 @@ from services.frontend.rendering import history
 from services.frontend.rendering.history import as_template_takes
 from services.frontend.rendering.texts import is_short
 from services.frontend.rendering.tokenizer import INLINE_CHARS_MAX, load_tokenizer
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 
 HERMES, MISTRAL = FAMILIES["hermes"], FAMILIES["mistral"]
 

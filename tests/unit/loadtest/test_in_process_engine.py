@@ -8,11 +8,11 @@ import torch
 from loadtest.bench.lora.made import make_adapters
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
-from services.worker.demo_model import make_demo_model
-from services.worker.device.copies import HostCopier
-from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.copying.copies import HostCopier
+from services.worker.device.gpu.gpu_executor import GpuExecutor
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
+from services.worker.models.demo_model import make_demo_model
 
 
 def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loadtest.models import Shape, add_model_options, model_source, shape_of, with_tokenizer
 from services.frontend.rendering.tokenizer import load_tokenizer
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 
 
 def test_a_named_model_is_measured_in_its_own_shape(tmp_path: Path) -> None:

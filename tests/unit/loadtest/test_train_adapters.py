@@ -10,7 +10,7 @@ from loadtest.train_adapters.knowledge import NUM_HELD, subjects
 from loadtest.train_adapters.talks import Talk, held_out, trained
 from loadtest.train_adapters.training import BATCH, NOT_SCORED, Trainer, save
 from loadtest.train_adapters.voices import VOICES
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 

@@ -12,13 +12,15 @@ from services.worker.core.effects import (
     StageTurn,
     StoreBlocks,
 )
-from services.worker.core.engine import EngineCore
-from services.worker.core.expecting import Expected
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.pages import PagePool
+from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
-from services.worker.core.pages import PagePool
-from services.worker.core.staged import Staged
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
-from services.worker.core.turn import Turn
+from services.worker.core.turns.request import TurnRequest
+from services.worker.core.turns.turn import Turn
+from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
@@ -75,7 +77,9 @@ def take_pages(pool: PagePool, count: int) -> list[int] | None:
 
 def pages_of(turn: Turn, pool: PagePool, num_blocks: int) -> list[list[int]]:
     """Pages of a turn's first blocks, block by block."""
-    return [pool.pages_of(block) for block in [*turn.prefix.blocks, *turn.own][:num_blocks]]
+    return [
+        pool.pages_of(block) for block in [*turn.cache.prefix.blocks, *turn.cache.own][:num_blocks]
+    ]
 
 
 def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> Staged:
@@ -116,20 +120,26 @@ def new_turn(
     num_history: int = 0,
 ) -> Turn:
     """A turn; one that is of a session leaves its last, partial block to be found as well."""
-    return Turn(
+    request = TurnRequest(
         turn_id=TurnId(name),
         attempt=attempt,
         frontend_id=FrontendId("f"),
         tenant=DEFAULT_TENANT,
         session_id=session_id,
-        root=ROOT,
-        tokens=list(tokens),
-        num_generated_before=num_generated_before,
         sampling=sampling or SamplingParams(max_tokens=100),
         arrived_at_ns=0,
-        block_tokens=BLOCK_TOKENS,
+        num_generated_before=num_generated_before,
         priority=priority,
-        num_history=num_history,
+    )
+    return Turn(
+        request,
+        TurnCache(
+            owner=request.owner,
+            tokens=list(tokens),
+            block_tokens=BLOCK_TOKENS,
+            root=ROOT,
+            num_history=num_history,
+        ),
     )
 
 
@@ -185,7 +195,7 @@ class Engine:
     def run(self, turn: Turn, token: int = PLAIN_TOKEN) -> list[TurnDelta]:
         """One turn from its arrival to its end, on its own."""
         effects = self.submit(turn)
-        while turn.turn_id in self.core.turns:
+        while turn.request.turn_id in self.core.turns:
             before = len(self.effects)
             self.step(token)
             effects = effects + self.effects[before:]

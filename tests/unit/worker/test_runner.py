@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from services.worker.core.effects import ReportSoon
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan
 from services.worker.device.executor import Finished
-from services.worker.runner import EngineRunner
-from shared.clock import ManualClock
+from services.worker.device.thread import DeviceThreads
+from services.worker.runner import EngineListeners, EngineRunner
+from shared.clock import ManualClock, SystemClock
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
 from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from shared.owners import owner_key
@@ -40,7 +41,7 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
         cast(Any, SimpleNamespace(info=info)),
         nothing,
         nothing,
-        on_progress=on_progress,
+        EngineListeners(on_progress=on_progress),
     )
 
 
@@ -72,11 +73,15 @@ def test_a_turn_keeps_the_targets_of_its_start(
     core = new_core()
     make_runner(core).on_prompt(start(target_ms, slo_tpot_ms=7.0), prompt())
     turn = core.turns[TurnId("t")]
-    assert (turn.slo_ttft_ns, turn.slo_tpot_ns, turn.arrived_at_ns) == (target_ns, 7 * MS, 7 * MS)
+    assert (turn.targets.slo_ttft_ns, turn.targets.slo_tpot_ns, turn.request.arrived_at_ns) == (
+        target_ns,
+        7 * MS,
+        7 * MS,
+    )
     core = new_core()
     make_runner(core).on_prompt(start(slo_tpot_ms=target_ms), prompt())
     turn = core.turns[TurnId("t")]
-    assert (turn.slo_ttft_ns, turn.slo_tpot_ns) == (None, target_ns)
+    assert (turn.targets.slo_ttft_ns, turn.targets.slo_tpot_ns) == (None, target_ns)
 
 
 def test_a_session_is_known_by_a_turn_that_has_no_block_yet() -> None:
@@ -142,7 +147,7 @@ def test_a_start_after_a_loss_makes_the_worker_report_soon() -> None:
     core, told = new_core(), list[None]()
     runner = make_runner(core, on_progress=lambda: told.append(None))
     runner.on_prompt(replace(start(), was_lost=True), prompt())
-    assert core.turns[TurnId("t")].was_lost and not told
+    assert core.turns[TurnId("t")].request.was_lost and not told
     runner._perform([ReportSoon()])
     assert len(told) == 1
 
@@ -167,6 +172,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
         assist_tokens = 0
         info = SimpleNamespace(
+            model_id="m",
             fingerprint="f",
             num_layers=NUM_LAYERS,
             block_tokens=BLOCK_TOKENS,
@@ -182,7 +188,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             raise AssertionError("let go")
 
     async def scenario() -> None:
-        monkeypatch.setattr("services.worker.core.engine.STEP_UNKNOWN_NS", 10 * MS)
+        monkeypatch.setattr("services.worker.core.engine.steps_in_flight.STEP_UNKNOWN_NS", 10 * MS)
         executor, core = Stuck(), new_core()
         told: list[str] = []
 
@@ -193,8 +199,8 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         nothing = cast(Any, None)
         with ThreadPoolExecutor(1) as thread:
             runner = EngineRunner(
-                nothing, ManualClock(7 * MS), core, cast(Any, executor), nothing,
-                thread, on_stuck,
+                nothing, SystemClock(), core, cast(Any, executor), nothing,
+                DeviceThreads(thread), EngineListeners(on_stuck=on_stuck),
             )  # fmt: skip
             runner.on_prompt(start(), prompt())
             with pytest.raises(AssertionError, match="let go"):

@@ -1,5 +1,6 @@
 """An attempt's span: what it waited for, what was computed, and how it ended."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -121,9 +122,9 @@ def test_attempts_whose_end_is_not_heard_of_are_let_go(monkeypatch: pytest.Monke
 def test_a_traced_turn_keeps_what_its_passes_waited_for() -> None:
     engine = Engine()
     traced, untraced = new_turn("t", [1, 2, 3, 4, 5]), new_turn("u", [6, 7, 8])
-    traced.trace = TRACE
-    traced.sampling = untraced.sampling = limited(2)
+    traced.trace.context = TRACE
     for turn in (traced, untraced):
+        turn.request = replace(turn.request, sampling=limited(2))
         engine.submit(turn)
     stalls: list[dict[int, int]] = [{0: 5, 1: 900_000}, {}]
     the_ends: list[Ended] = []
@@ -143,7 +144,7 @@ def test_a_traced_turn_keeps_what_its_passes_waited_for() -> None:
     assert times is not None and by_turn[TurnId("u")] is None
     assert times.waits == (LayerWait(1, 900_000, 900_000 + 3 * MS),), "what is short is no wait"
     assert times.first_step_at_ns == MS and times.first_token_at_ns == 2 * MS
-    assert untraced.waits == []
+    assert untraced.trace.waits == []
 
 
 def test_what_was_brought_up_ahead_is_a_part_of_its_advisory() -> None:

@@ -1,10 +1,10 @@
 """Adapters on the device: the images of those that turns run on, or are about to.
 
 An image (`shared.adapters.layout`) is a chain of blocks like a turn's history, in pages of the same
-pool, and `residency` brings it up. One image serves every turn of its adapter. It is needed as a
+pool, and `residency` loads it. One image serves every turn of its adapter. It is needed as a
 whole, though a pass may begin before its later layers are here (`streaming`); what the kvstore does
 not have is built from the adapter's files, and goes below like blocks that were computed. An image
-that nobody runs on is clean pages that anybody may take.
+that no turn runs on is clean pages that any turn may take.
 
 An adapter's way: `use` by a turn that came; `prepare`, which asks the kvstore, for those whose turn
 is near; `bring`, when the turn could be admitted, which takes the pages; `start` when it is.
@@ -16,24 +16,24 @@ from enum import Enum
 from itertools import islice
 
 from services.worker.core.adapters.image import NO_LINE, Image
+from services.worker.core.adapters.known import KnownAdapters
 from services.worker.core.adapters.loading import ImageLoading
 from services.worker.core.adapters.stats import AdapterStats, Source
 from services.worker.core.adapters.streaming import FirstPass
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
-from services.worker.core.expecting import Expected
-from services.worker.core.residency import Chain, Residency
-from services.worker.core.staged import Staged
-from services.worker.core.turn import Turn
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.kv.residency import Chain, Residency
+from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
 from shared.messages import AdapterRef
 from shared.owners import NOBODY, OwnerKey
 
-AHEAD_MAX = 8  # images on their way that no turn runs on yet
-# Before each further try of bringing one up; behind the last its turns are told that there is none.
-# A kvstore that is only starting knows no files yet: that is to cost nobody a turn.
+AHEAD_MAX = 8  # images loading that no turn runs on yet
+# Before each further attempt to load one; after the last its turns fail.
+# A kvstore that is only starting knows no files yet: no turn should fail because of that.
 PAUSES_NS = (0, 250_000_000, 1_000_000_000, 3_000_000_000, 6_000_000_000)
 WISHES_MAX = 1024  # announced, and not answered for
-KNOWN_MAX = 4096  # adapters that reports tell of
 
 
 class Readiness(Enum):
@@ -42,7 +42,7 @@ class Readiness(Enum):
     READY = "ready"
     COMING = "coming"
     SHORT = "short"  # of pages
-    LOST = "lost"  # it could not be brought up again and again
+    LOST = "lost"  # loading it failed again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,9 @@ class Adapters:
     """Attributes:
     lines_max: of the executor's adapter tables.
     images: by hash, those that turns want.
-    _ahead: by number, those of them that are here or on their way and that no turn runs on.
+    _ahead: by number, those of them that are here or loading and that no turn runs on.
     _streamed: by number, those that turns run on and that are not all here.
     _paused: by number, when those that failed are tried again.
-    _known: the last block of every adapter that was here lately, the latest used last.
     """
 
     residency: Residency
@@ -77,35 +76,35 @@ class Adapters:
     _ahead: dict[int, Image] = field(default_factory=dict)
     _streamed: dict[int, Image] = field(default_factory=dict)
     _paused: dict[int, int] = field(default_factory=dict)
-    _known: dict[str, BlockKey] = field(default_factory=dict)
+    _known: KnownAdapters = field(default_factory=KnownAdapters)
 
     def __post_init__(self) -> None:
         self._lines = list(range(self.lines_max - 1, -1, -1))  # low ones first: tables stay small
 
     # A turn wants it.
 
-    def use(self, turn: Turn, now_ns: int) -> list[Effect]:
+    def use(self, use: AdapterUse, now_ns: int) -> list[Effect]:
         """A turn has come, on an adapter or not."""
-        adapter = turn.adapter
+        adapter = use.ref
         if adapter is None:
             return []
         image = self.images.get(adapter.adapter_hash)
         if image is None:
-            image = self._add(adapter, turn.num_image_blocks)
-        image.users.add(turn)
-        turn.image = image
-        effects = self.prepare([turn], now_ns)
-        turn.adapter_start = "resident" if image.is_ready else "waited"
+            image = self._add(adapter, use.num_image_blocks)
+        image.users.add(use)
+        use.image = image
+        effects = self.prepare([use], now_ns)
+        use.start = "resident" if image.is_ready else "waited"
         return effects
 
-    def prepare(self, turns: Iterable[Turn], now_ns: int) -> list[Effect]:
+    def prepare(self, uses: Iterable[AdapterUse], now_ns: int) -> list[Effect]:
         """Ask for what these turns will need, in this order, as far as not too much is under way
         already."""
         effects: list[Effect] = []
-        for turn in turns:
+        for use in uses:
             if len(self._ahead) >= AHEAD_MAX:
                 break
-            image = turn.image
+            image = use.image
             if image is None or image.running or image.number in self._ahead:
                 continue
             if image.number not in self._paused:
@@ -128,20 +127,25 @@ class Adapters:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
         effects = self.residency.stage(image.chain, staged)
         image.must_build = not (image.chain.is_asked or image.chain.staged)
-        # Where there are pages that nobody has, its turn need not come to ask for them.
+        # Where there are free pages, its turn need not come to ask for them.
         num_pages = len(image.chain.missing) * self.residency.pool.num_layers
         if self.residency.pool.num_free >= num_pages + num_reserved:
             effects += self.loading.fetch(image, now_ns)
         return effects
 
-    def num_pages_wanted(self, turn: Turn) -> int:
+    def num_pages_wanted(self, use: AdapterUse) -> int:
         """Pages that its adapter's image still needs."""
-        if turn.image is None:
+        if use.image is None:
             return 0
-        return len(turn.image.chain.missing) * self.residency.pool.num_layers
+        return len(use.image.chain.missing) * self.residency.pool.num_layers
 
     def bring(
-        self, turn: Turn, num_reserved: int, first: FirstPass, now_ns: int, effects: list[Effect]
+        self,
+        use: AdapterUse,
+        num_reserved: int,
+        first: FirstPass,
+        now_ns: int,
+        effects: list[Effect],
     ) -> Readiness:
         """Get on with the adapter of a turn that could be admitted.
 
@@ -149,10 +153,10 @@ class Adapters:
             num_reserved: pages to leave to others.
             effects: what is to be done is added here.
         """
-        image = turn.image
+        image = use.image
         if image is None:
             return Readiness.READY
-        effects += self.prepare([turn], now_ns)
+        effects += self.prepare([use], now_ns)
         residency, chain = self.residency, image.chain
         if not self.loading.settle(image):
             if image.running:
@@ -161,7 +165,7 @@ class Adapters:
         if image.num_failures > len(PAUSES_NS):
             return Readiness.LOST
         if not (image.running or image.number in self._ahead):
-            return Readiness.COMING  # others are brought up first, or it is tried again later
+            return Readiness.COMING  # others are loaded first, or it is tried again later
         if image.num_failures and self.loading.has_remains(image):
             return Readiness.COMING  # what fails of the last try must not fail this one
         if chain.missing and not (chain.is_asked or chain.staged or image.must_build):
@@ -169,14 +173,11 @@ class Adapters:
         if chain.is_asked:
             return Readiness.COMING
         if chain.coming:
-            return (
-                Readiness.READY
-                if self.loading.may_begin(turn, image, first, now_ns)
-                else Readiness.COMING
-            )
+            may_begin = self.loading.may_begin(use, image, first, now_ns)
+            return Readiness.READY if may_begin else Readiness.COMING
         if not chain.missing:
             return Readiness.READY
-        if residency.num_available < self.num_pages_wanted(turn) + num_reserved:
+        if residency.num_available < self.num_pages_wanted(use) + num_reserved:
             return Readiness.SHORT
         effects += self.loading.fetch(image, now_ns)
         return Readiness.COMING
@@ -210,13 +211,13 @@ class Adapters:
     # It is expected.
 
     def expect(self, expected: Expected) -> list[Effect]:
-        """A session's turn was announced: like the session's blocks, its adapter's image comes up
-        where there is room that nobody needs, and stays idle until the turn is there."""
+        """A session's turn was announced: like the session's blocks, its adapter's image is loaded
+        where there are free pages, and stays idle until the turn is there."""
         adapter = expected.adapter
         if adapter is None:
             return []
         keys = self.loading.keys(adapter, expected.num_image_blocks)
-        if not self.loading.writeback.is_connected or self._is_here(keys):
+        if not self.loading.writeback.is_connected or self.residency.has_all(keys):
             return []
         self._last_number += 1
         self._wishes[self._last_number] = _Wanted(keys, adapter, expected)
@@ -225,7 +226,7 @@ class Adapters:
         return [StageImage(self._last_number, keys, expected.tenant)]
 
     def unexpect(self, owner: OwnerKey) -> None:
-        """A session is expected no more: what the kvstore answers for it is released."""
+        """An announcement was withdrawn: what the kvstore answers for it is released."""
         for number in [at for at, each in self._wishes.items() if each.expected.owner == owner]:
             del self._wishes[number]
 
@@ -253,86 +254,86 @@ class Adapters:
 
     # A turn runs on it.
 
-    def start(self, turn: Turn) -> None:
+    def start(self, use: AdapterUse) -> None:
         """A turn was admitted."""
-        if (image := turn.image) is None:
+        if (image := use.image) is None:
             return
         assert not image.chain.missing, "its adapter is not here"
         if image.chain.coming:
             self._streamed[image.number] = image
-            turn.adapter_start = "assisted" if image.is_assisted else "streamed"
+            use.start = "assisted" if image.is_assisted else "streamed"
         if image.line == NO_LINE:
-            image.line, image.is_told = self._lines.pop(), False
-        image.running.add(turn)
+            image.line, image.is_reported = self._lines.pop(), False
+        image.running.add(use)
         self._ahead.pop(image.number, None)
         self._note(image)
 
-    def is_good(self, turn: Turn) -> bool:
+    def is_good(self, use: AdapterUse) -> bool:
         """Whether a turn that runs can go on; False: it has to stop and to wait for its adapter."""
-        image = turn.image
+        image = use.image
         if image is None or not image.chain.coming:
             return True
         return self.loading.settle(image) and not self.residency.is_late(image.chain)
 
-    def on_failed(self, turn: Turn) -> None:
+    def on_failed(self, use: AdapterUse) -> None:
         """A row of this turn found something not there."""
-        image = turn.image
+        image = use.image
         if image is not None and image.chain.coming:
             self.residency.put_off(image.chain)
-            turn.adapter_start = "waited"
+            use.start = "waited"
 
-    def streams(self, turns: Iterable[Turn]) -> dict[int, list[list[int]]]:
+    def streams(self, uses: Iterable[AdapterUse]) -> dict[int, list[list[int]]]:
         """What a pass of these turns has to wait for: by line, for each layer, pages."""
         awaited = {
-            image.line: self.residency.awaited(image.chain) for image in self._coming_for(turns)
+            image.line: self.residency.awaited(image.chain) for image in self._coming_for(uses)
         }
         return {line: pages for line, pages in awaited.items() if any(pages)}
 
-    def assists(self, turns: Iterable[Turn]) -> dict[int, Staged]:
+    def assists(self, uses: Iterable[AdapterUse]) -> dict[int, Staged]:
         """By line, from where a pass of these turns can compute what is not here."""
         stager = self.residency.stager
         return {
             image.line: image.source
-            for image in self._coming_for(turns)
+            for image in self._coming_for(uses)
             if image.is_assisted and image.source is not None and stager.holds(image.source.ticket)
         }
 
-    def _coming_for(self, turns: Iterable[Turn]) -> list[Image]:
-        """Images on their way that these turns run on, each once."""
+    def _coming_for(self, uses: Iterable[AdapterUse]) -> list[Image]:
+        """Loading images that these turns run on, each once."""
         if not self._streamed:
             return []
-        wanted = dict.fromkeys(turn.image for turn in turns)
+        wanted = dict.fromkeys(use.image for use in uses)
         return [image for image in wanted if image is not None and image.chain.coming]
 
-    def stop(self, turn: Turn) -> None:
+    def stop(self, use: AdapterUse) -> None:
         """A turn runs no more, for now or for good; no step in flight has a row of it."""
-        image = turn.image
-        if image is None or turn not in image.running:
+        image = use.image
+        if image is None or use not in image.running:
             return
-        image.running.remove(turn)
+        image.running.remove(use)
         if not image.running:
             self._lines.append(image.line)
             image.line = NO_LINE
             self._ahead[image.number] = image
             self._streamed.pop(image.number, None)
 
-    def drop(self, turn: Turn) -> list[Effect]:
+    def drop(self, use: AdapterUse) -> list[Effect]:
         """A turn is over."""
-        self.stop(turn)
-        image, turn.image = turn.image, None
+        self.stop(use)
+        image, use.image = use.image, None
         if image is None:
             return []
-        image.users.remove(turn)
+        image.users.remove(use)
         if image.users:
             return []
         return self._let_go(image)
 
-    def make_room(self, turn: Turn) -> list[Effect]:
+    def make_room(self, use: AdapterUse) -> list[Effect]:
         """Nothing runs, and pages that other turns' adapters have are in the way of this one."""
         effects: list[Effect] = []
         for image in list(self.images.values()):
-            if image is not turn.image and image.chain.blocks:
-                assert not image.running, "somebody runs on it"
+            if image is not use.image and image.chain.blocks:
+                assert not image.running, "a turn runs on it"
                 effects += self._let_go(image)
         return effects
 
@@ -347,13 +348,12 @@ class Adapters:
 
     def resident(self) -> list[str]:
         """Hashes of the adapters that are here as a whole, in use or not; the latest used first."""
-        pool = self.residency.pool
-        here = []
-        for adapter_hash, last in reversed(self._known.items()):
-            block = pool.blocks.get(last)
-            if block is not None and pool.is_whole(block) and not (block.lost or block.loading):
-                here.append(adapter_hash)
-        return here
+        return self._known.resident(self.residency.pool)
+
+    def on_first_token(self, use: AdapterUse, duration_ns: int) -> None:
+        """A turn has its first token, so long after it arrived."""
+        if use.ref is not None:
+            self.stats.on_first_token(use.start, duration_ns)
 
     @property
     def num_pages(self) -> int:
@@ -364,9 +364,8 @@ class Adapters:
     @property
     def next_deadline_ns(self) -> int | None:
         """When an answer of the kvstore is overdue, or one that failed is tried again."""
-        asked = [
-            each.chain.answer_due_at_ns for each in self._ahead.values() if each.chain.is_asked
-        ]
+        chains = [image.chain for image in self._ahead.values()]
+        asked = [chain.answer_due_at_ns for chain in chains if chain.is_asked]
         return min([*asked, *self._paused.values()], default=None)
 
     def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
@@ -378,13 +377,8 @@ class Adapters:
         self._note(image)
         return image
 
-    def _is_here(self, keys: list[BlockKey]) -> bool:
-        pool = self.residency.pool
-        blocks = map(pool.blocks.get, keys)
-        return all(block is not None and pool.is_whole(block) for block in blocks)
-
     def _start_over(self, image: Image, now_ns: int, effects: list[Effect]) -> None:
-        """What was on its way will not come: its place is others' until it is tried again."""
+        """Its loads failed: it gives its turn to others until the next attempt."""
         pause_ns = next(islice(PAUSES_NS, image.num_failures, None), 0)
         image.num_failures += 1
         self.stats.num_failures += 1
@@ -395,7 +389,7 @@ class Adapters:
             self._paused[image.number] = now_ns + pause_ns
 
     def _let_go(self, image: Image) -> list[Effect]:
-        """What is here of it stays until its pages are needed. If nobody wants it, it is gone."""
+        """What is here of it stays until its pages are needed. Without users it is dropped."""
         self._ahead.pop(image.number, None)
         image.is_wished = False
         if not image.users:
@@ -404,13 +398,9 @@ class Adapters:
             self._paused.pop(image.number, None)
         effects = self.residency.unstage(image.chain)
         if image.built and not any(block.loading or block.lost for block in image.built):
-            self.loading.write(image)  # built, and nobody has looked since
+            self.loading.write(image)  # built, and not settled since
         image.built, image.must_build = [], False
         return effects + self.residency.release(image.chain)
 
     def _note(self, image: Image) -> None:
-        name = image.adapter.adapter_hash
-        self._known.pop(name, None)
-        self._known[name] = image.chain.keys[-1]
-        if len(self._known) > KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+        self._known.note(image.adapter.adapter_hash, image.chain.keys[-1])

@@ -1,11 +1,11 @@
-"""An adapter's image, on the device or on its way there."""
+"""An adapter's image, on the device or loading."""
 
 from dataclasses import dataclass, field
 
 from services.worker.core.adapters.streaming import Pace
-from services.worker.core.pages import Block
-from services.worker.core.residency import Chain
-from services.worker.core.staged import Staged
+from services.worker.core.kv.pages import Block
+from services.worker.core.kv.residency import Chain
+from services.worker.core.kv.staged import Staged
 from shared.messages import AdapterRef
 
 NO_LINE = -1
@@ -17,14 +17,14 @@ class Image:
 
     Attributes:
         number: names it, and no later image of the same adapter.
-        users: turns that want it, the running ones with them. Not their names: one that leaves may
-            be followed by another attempt under its own.
+        users: uses by turns that want it, the running ones with them: not turn ids, since a turn
+            that leaves may be followed by another attempt of the same id.
         line: in the executor's adapter tables while turns run on it.
-        is_told: a plan has told the executor what is in that line.
+        is_reported: a plan has passed its pages for that line to the executor.
         must_build: the kvstore does not have all of it.
         built: blocks that are being built.
-        is_wished: it is built for a turn that was announced, and let go when it is there.
-        since_ns: when it was asked for, as far as it is on its way.
+        is_wished: it is built for a turn that was announced, and released when it is there.
+        since_ns: when it was asked for, as far as it is loading.
         pace: of its loads.
         source: the kvstore's answer that the whole image is loaded from, as far as it is.
         is_assisted: its turns run though layers of it are not here in time.
@@ -37,7 +37,7 @@ class Image:
     users: set[object] = field(default_factory=set)
     running: set[object] = field(default_factory=set)
     line: int = NO_LINE
-    is_told: bool = False
+    is_reported: bool = False
     must_build: bool = False
     built: list[Block] = field(default_factory=list)
     is_wished: bool = False

@@ -2,15 +2,15 @@
 before all of it is here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.worker.core.adapters.image import Image
-from services.worker.core.adapters.streaming import FirstPass, Pace, Ways, keeps_up
+from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes, keeps_up
+from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, StageImage
+from services.worker.core.kv.residency import Residency
+from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import Estimates
-from services.worker.core.residency import Residency
-from services.worker.core.turn import Turn
-from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey, image_keys, image_root
 from shared.messages import AdapterRef
 
@@ -21,17 +21,17 @@ STAGE_PATIENCE_NS = 2_000_000_000
 class ImageLoading:
     """Attributes:
     page_bytes: of one pool page.
-    ways: in which turns may begin on an adapter of which not all is here.
+    start_modes: how turns may begin on an adapter of which not all is here.
     is_stored: pages are stored below as they are. Else images are built from files each time: they
         are no KV, and nothing of them may be rounded.
     """
 
     residency: Residency
     writeback: WriteBehind
+    estimates: Estimates
+    start_modes: StartModes
     fingerprint: str
     page_bytes: int
-    estimates: Estimates
-    ways: Ways = field(default_factory=Ways)
     is_stored: bool = True
 
     def keys(self, adapter: AdapterRef, num_blocks: int) -> list[BlockKey]:
@@ -62,23 +62,23 @@ class ImageLoading:
             return effects
         return self._build(image) if image.must_build else []
 
-    def may_begin(self, turn: Turn, image: Image, first: FirstPass, now_ns: int) -> bool:
+    def may_begin(self, use: AdapterUse, image: Image, first: FirstPass, now_ns: int) -> bool:
         """Whether a turn may begin before all of it is here. What is built comes at once."""
         if image.built or image.chain.missing or self.residency.is_late(image.chain):
             return False
-        ways, source, stager = self.ways, image.source, self.residency.stager
+        modes, source, stager = self.start_modes, image.source, self.residency.stager
         lacking = [len(pages) for pages in self.residency.awaited(image.chain)]
         num_lacking = sum(lacking)
         link_ns = self.estimates.load_ns(self.page_bytes)
         page_ns = max(link_ns, image.pace.page_ns(num_lacking, now_ns))
         num_ahead = stager.num_demanded - num_lacking
-        is_known = ways.can_stream and first.duration_ns > 0
+        is_known = modes.can_stream and first.duration_ns > 0
         if is_known and keeps_up(lacking, num_ahead, page_ns, first.duration_ns):
             return True
-        if source is None or not (turn.can_be_assisted and stager.holds(source.ticket)):
+        if source is None or not (use.can_be_assisted and stager.holds(source.ticket)):
             return False
         load_ns = (num_ahead + num_lacking) * page_ns
-        can_assist = ways.can_assist(first.num_tokens, load_ns)
+        can_assist = modes.can_assist(first.num_tokens, load_ns)
         image.is_assisted |= can_assist
         return can_assist
 

@@ -1,11 +1,39 @@
-"""How adapters came, for metrics: told in the core's time, and taken by whoever exports it."""
+"""How adapters were loaded, counted for metrics."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Source: TypeAlias = Literal["kvstore", "files"]
 Start: TypeAlias = Literal["resident", "streamed", "assisted", "waited"]
-NOTES_MAX = 4096  # between two takings; of more, the first
+NOTES_MAX = 4096  # between two calls of `take`; of more, the first
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTimes:
+    """See `AdapterStats`, of some time."""
+
+    loads: list[tuple[Source, int]]
+    first_tokens: list[tuple[Start, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStatus:
+    """The adapters of one engine, now.
+
+    Attributes:
+        lines_max: adapters that can be in one step.
+        running, waiting: names of those that turns run on, and of those that turns wait for.
+        resident: hashes of those that are here as a whole, the latest used first.
+        num_pages: pool pages of those that turns want.
+        num_failures: images that could not be loaded or built, since the start.
+    """
+
+    lines_max: int
+    running: list[str]
+    waiting: list[str]
+    resident: list[str]
+    num_pages: int
+    num_failures: int
 
 
 @dataclass(slots=True)
@@ -31,8 +59,8 @@ class AdapterStats:
         if len(self.first_tokens) < NOTES_MAX:
             self.first_tokens.append((start, duration_ns))
 
-    def take(self) -> tuple[list[tuple[Source, int]], list[tuple[Start, int]]]:
-        """Loads and first tokens since this was asked last."""
-        taken = self.loads, self.first_tokens
+    def take(self) -> AdapterTimes:
+        """Loads and first tokens since the last call."""
+        taken = AdapterTimes(self.loads, self.first_tokens)
         self.loads, self.first_tokens = [], []
         return taken

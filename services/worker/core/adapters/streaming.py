@@ -1,14 +1,14 @@
-"""Whether a pass may begin on an adapter of which later layers are still on their way.
+"""Whether a pass may begin on an adapter of which later layers are still loading.
 
 Each layer waits at its gate, so a forecast that is wrong costs time and never a wrong token. It
-costs everybody in the batch, though: so it errs to the safe side, and what is late all the same
-fails its own rows, soon.
+costs every turn in the batch, though: so the forecast errs to the safe side, and a layer that is
+late nevertheless fails only the rows of its adapter, soon.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.core.costs import Line
+from services.worker.core.costs.costs import Line
 from services.worker.core.limits import LoraStart
 
 TRY_AGAIN = 100  # what helpers took once may be different now
@@ -21,7 +21,7 @@ class FirstPass:
 
     Attributes:
         num_tokens: new ones, with those of turns in the same step that are assisted.
-        duration_ns: 0: nobody knows.
+        duration_ns: 0: not known.
     """
 
     num_tokens: int = 0
@@ -29,8 +29,8 @@ class FirstPass:
 
 
 @dataclass(slots=True)
-class Ways:
-    """How turns may begin whose adapter is on its way.
+class StartModes:
+    """How turns may begin whose adapter is loading.
 
     Attributes:
         assist_tokens: new tokens that helpers can take in a pass; 0: there are none now.
@@ -95,7 +95,7 @@ def keeps_up(lacking: Sequence[int], num_ahead: int, page_ns: float, pass_ns: in
     through its layers evenly and loads come in the layers' order.
 
     Args:
-        lacking: pages on their way, for each layer.
+        lacking: pages that are loading, for each layer.
         num_ahead: other pages that may come before them.
         page_ns: of a load.
 

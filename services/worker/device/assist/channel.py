@@ -2,12 +2,12 @@
 something is in it.
 
 A file without a name, one for each helper: it ends with the two processes, and a helper that is
-given up because it is late can write nothing that anybody reads. A word stands in a cache line of
-its own and is written by one side. What a word tells of is written before it, and is left alone
-until the other side's word says that it was used; what is written over all the same, because a pass
-was given up, is told by its number. Orders and letters stand in rings, so that the worker can write
-all of a pass, and of the next one, before a device's stream, which gives one order after another,
-has come to the first.
+abandoned because it is late can write nothing that is read. A word stands in a cache line of
+its own and is written by one side. What a word announces is written before it, and is left alone
+until the other side's word says that it was used; what is overwritten nevertheless, because a pass
+was abandoned, is named by its number. Orders and letters stand in rings, so that the worker can
+write all of a pass, and of the next one, before a device's stream, which gives one order after
+another, has come to the first.
 
 File layout: the words, orders, their rows' lines, letters, inputs, outputs.
 """
@@ -26,7 +26,7 @@ from services.worker.device.assist.waiting import Bell
 
 # Written by the worker, all but the last two; the bells ring behind what each side wrote. Behind
 # them the helper has a word for each letter's place: the last letter of which it refused an order.
-LETTER, AWAKE, ASKED, CALLED, ANSWERED, TOLD = range(6)
+LETTER, AWAKE, ASKED, CALLED, ANSWERED, FINISHED = range(6)
 NUM_WORDS = 6
 LINE_BYTES = 64
 ORDER_NUMBERS = 8  # a cache line
@@ -52,7 +52,7 @@ class Order:
     """Rows to compute.
 
     Attributes:
-        letter: number of the letter that tells of its pass.
+        letter: number of the letter that announces its pass.
         site: by number.
     """
 
@@ -68,7 +68,7 @@ class ChannelShape:
     rows_max: of an order.
     in_bytes, out_bytes: of its inputs and outputs, at most.
     orders_max: that may be written before the first of them is over.
-    letters_max: that may be posted before what the first of them tells of is over.
+    letters_max: that may be posted before the pass of the first of them is over.
     """
 
     rows_max: int
@@ -86,7 +86,7 @@ class Channel:
         memory: uint8, all of it.
         inputs: uint8, of one order.
         outputs: float32, of one order.
-        called, told: bells of the worker and of the helper.
+        called, done: bells of the worker and of the helper.
     """
 
     def __init__(self, file_number: int, shape: ChannelShape) -> None:
@@ -100,7 +100,7 @@ class Channel:
         self._words: npt.NDArray[np.uint64] = np.frombuffer(words, np.uint64)[:: LINE_BYTES // 8]
         address = self._words.ctypes.data
         self.called = Bell(address + CALLED * LINE_BYTES)
-        self.told = Bell(address + TOLD * LINE_BYTES)
+        self.done = Bell(address + FINISHED * LINE_BYTES)
         num_orders = shape.orders_max
         self._orders: npt.NDArray[np.int64] = np.frombuffer(orders, np.int64)
         self._orders = self._orders[: num_orders * ORDER_NUMBERS].reshape(num_orders, -1)
@@ -114,7 +114,7 @@ class Channel:
 
     @classmethod
     def create(cls, shape: ChannelShape) -> "Channel":
-        """Make the file; whoever gets its number can `attach` to it.
+        """Make the file; a process that gets its number can `attach` to it.
 
         Raises:
             OSError: there is no memory for it (it is reserved now, not at first touch).
@@ -214,7 +214,7 @@ class Channel:
         if outcome is Outcome.REFUSED:
             self._words[NUM_WORDS + letter % len(self._letters)] = letter
         self._words[ANSWERED] = over(number) | outcome
-        self.told.ring()
+        self.done.ring()
 
     def has_done(self, number: int, letter: int) -> bool:
         """Whether all orders of a letter up to this one are done; later ones may be as well."""

@@ -35,7 +35,7 @@ class Summoned:
     """Helpers that are with a pass.
 
     Attributes:
-        letter: number of the one that told them of it.
+        letter: number of the one that announced it.
         rows_max: that one of them is given before another one helps.
     """
 
@@ -100,7 +100,7 @@ class AssistCrew:
             self._file = ArenaFile(epoch, arena.path, arena.identity)
 
     def detach(self) -> None:
-        """There is no arena: nobody is assisted."""
+        """There is no arena: no pass is assisted."""
         with self._attached:
             self._file = None
 
@@ -122,7 +122,7 @@ class AssistCrew:
             return None
         letter = pickle.dumps(Pass(file, images))
         if len(letter) > LETTER_BYTES_MAX:
-            log.warning("more images than helpers can be told of", extra={"images": len(images)})
+            log.warning("more images than helpers can be sent", extra={"images": len(images)})
             return None
         self._letter += 1
         helpers = [each for each in helpers if each.summon(self._letter, letter)]

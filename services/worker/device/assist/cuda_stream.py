@@ -79,5 +79,5 @@ def _check(status: int) -> None:
 
 
 def _unregister(address: int) -> None:
-    """Nobody holds the memory any more; it is unmapped next."""
+    """The memory is not in use any more; it is unmapped next."""
     torch.cuda.cudart().cudaHostUnregister(address)

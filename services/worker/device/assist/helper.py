@@ -102,7 +102,7 @@ class Helper:
                 return
 
     def let_go(self) -> None:
-        """Hold no arena: the next pass tells which it is."""
+        """Hold no arena: the next pass names it."""
         self._file = self._arena = None
         self._pool = torch.empty(0)
         self._passes = {}
@@ -120,15 +120,15 @@ class Helper:
         letter = self._channel.read_letter(number)
         if letter is None:  # another one takes its place
             return
-        told: Pass = pickle.loads(letter)
+        announced: Pass = pickle.loads(letter)
         self._letter = max(number, self._letter)
-        there = self._use(told.arena)  # else what it had for others is gone with their arena
+        there = self._use(announced.arena)  # else what it had for others is gone with their arena
         while len(self._passes) >= self._spec.passes_max:
             del self._passes[min(self._passes)]
         its_pages = self._passes[number] = {}
         if not there or self._arena is None:
             return
-        for line, image in told.images.items():
+        for line, image in announced.images.items():
             pages = self._enter(line, image)
             if pages.are_in(self._arena):
                 its_pages[line] = pages
@@ -165,7 +165,7 @@ class Helper:
         its_pages = self._passes.get(order.letter, {})
         if self._arena is None:
             return Outcome.REFUSED
-        # They may be those of a later order by now: then nobody takes the answer to this one.
+        # They may be those of a later order by now: then the answer to this one is ignored.
         segments = segments_of(self._channel.read_lines(number, order.num_rows))
         lines = set(segments.lines.tolist())
         if not lines <= its_pages.keys():

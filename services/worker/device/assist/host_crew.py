@@ -1,4 +1,4 @@
-"""Helpers beside a model on the CPU: whoever runs a pass waits for what they compute."""
+"""Helpers beside a model on the CPU: a pass waits for what they compute."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ class HostCrew(AssistCrew):
             images: by line, of all that are to be assisted.
 
         Returns:
-            False: nobody is: there is no helper now, or an image is of another connection.
+            False: none is: there is no helper now, or an image is of another connection.
         """
         self.end()
         self._pass = self._summon(images)

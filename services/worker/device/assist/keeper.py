@@ -116,7 +116,7 @@ class Keeper:
             if now_ns >= place.losses.restart_at_ns:
                 self._start(place)
         elif not helper.rows_max and now_ns - helper.started_at_ns > START_NS:
-            helper.give_up()  # its end is heard
+            helper.give_up()  # its end is noticed
 
     def _start(self, place: _Place) -> None:
         try:
@@ -139,8 +139,8 @@ class Keeper:
             place.losses.on_lost(time.monotonic_ns())
             log.warning("a helper of adapters ended", extra={"code": helper.process.returncode})
         else:
-            told = {"pid": helper.process.pid, "rows_max": helper.rows_max}
-            log.info("a helper of adapters is ready", extra=told)
+            fields = {"pid": helper.process.pid, "rows_max": helper.rows_max}
+            log.info("a helper of adapters is ready", extra=fields)
         with self._changed:
             self._changed.notify_all()
 
@@ -152,7 +152,7 @@ class Keeper:
         helper.reap()
 
     def _left_s(self) -> float | None:
-        """Until something is due that nobody tells of."""
+        """Sleep until the next timer."""
         due_ns = [
             place.losses.restart_at_ns
             if place.helper is None

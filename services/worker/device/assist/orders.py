@@ -1,4 +1,4 @@
-"""What helpers are told: once, what they work for; with each pass, whose images it runs on; and
+"""What helpers get: once, what they work for; with each pass, whose images it runs on; and
 with each order, which rows.
 """
 
@@ -72,12 +72,12 @@ class Spec:
 
     @property
     def passes_max(self) -> int:
-        """That may be on their way at once."""
+        """That may be in flight at once."""
         return PASSES_AHEAD if self.is_streamed else 1
 
     @property
     def orders_max(self) -> int:
-        """That may be on their way at once: all of some passes, or one."""
+        """That may be in flight at once: all of some passes, or one."""
         of_pass = len(self.sites) * self.card.num_layers
         return self.passes_max * of_pass if self.is_streamed else 1
 

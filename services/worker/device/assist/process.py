@@ -41,7 +41,7 @@ class HelperProcess:
     """Attributes:
     rows_max: that its core is given before another one helps; 0: it is not ready yet.
     is_gone: it has ended, or will in a moment.
-    told_at_ns: when it was last told something.
+    sent_at_ns: when it was last sent something.
     """
 
     process: subprocess.Popen[bytes]
@@ -50,7 +50,7 @@ class HelperProcess:
     started_at_ns: int
     rows_max: int = 0
     is_gone: bool = False
-    told_at_ns: int = 0
+    sent_at_ns: int = 0
     _waking: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -108,12 +108,12 @@ class HelperProcess:
         self.channel.is_awake = False
 
     def see_awake(self) -> None:
-        """To be called behind every order: a helper that heard nothing for long went to sleep, or
+        """To be called behind every order: a helper that got nothing for long went to sleep, or
         is just about to."""
         now_ns = time.monotonic_ns()  # behind the word: until then it saw none for less long
-        if now_ns - self.told_at_ns > IDLE_NS // 2:
+        if now_ns - self.sent_at_ns > IDLE_NS // 2:
             self.wake()
-        self.told_at_ns = now_ns
+        self.sent_at_ns = now_ns
 
     def await_outcome(self, number: int, until_ns: int) -> Outcome | None:
         """How an order ended; None: it is late, or gone."""
@@ -122,18 +122,18 @@ class HelperProcess:
         def is_over() -> bool:
             return self.is_gone or channel.outcome(number) is not None
 
-        wait_for(is_over, until_ns, channel.told)
+        wait_for(is_over, until_ns, channel.done)
         return channel.outcome(number)
 
     def give_up(self) -> None:
-        """End it, even if it stands still: what it writes from now on is in memory that nobody
+        """End it, even if it stands still: what it writes from now on is in memory that no process
         reads."""
         self.is_gone = True
         with suppress(ProcessLookupError):
             self.process.kill()
 
     def reap(self) -> None:
-        """Wait for the end of one that was given up, or has ended."""
+        """Wait for the end of one that was abandoned, or has ended."""
         self.give_up()
         self.process.wait()
         with self._waking:  # else a byte might go to whatever gets the number of the closed file
@@ -145,13 +145,13 @@ class HelperProcess:
         """See that it does not sleep."""
         stdin = self.process.stdin
         assert stdin is not None
-        self.told_at_ns = time.monotonic_ns()
+        self.sent_at_ns = time.monotonic_ns()
         with self._waking:
             if stdin.closed:
                 return
             try:
                 os.write(stdin.fileno(), b"\0")
-            except BlockingIOError:  # it has not yet heard many others
+            except BlockingIOError:  # it has not yet read many others
                 return
             except BrokenPipeError:
                 self.is_gone = True

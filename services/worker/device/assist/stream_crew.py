@@ -28,14 +28,14 @@ class StreamPass:
         waits: where the stream waits for each product, and where it goes on.
     """
 
-    told: Summoned
+    summoned: Summoned
     last: dict[HelperProcess, int] = field(default_factory=dict)
     waits: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 class StreamCrew(AssistCrew):
     """A pass is `begin`, then `add` while it is launched, by one thread, none of which waits; then
-    `finish`, by whoever waited for its end, or `abandon`.
+    `finish`, once its end was awaited, or `abandon`.
 
     Args:
         patience_ns: for one product; then its helper is replaced, and its passes were in vain.
@@ -66,20 +66,20 @@ class StreamCrew(AssistCrew):
             images: by line, of all that are to be assisted.
 
         Returns:
-            None: nobody is: there is no helper now, an image is of another connection, or too many
-            passes are on their way.
+            None: none is: there is no helper now, an image is of another connection, or too many
+            passes are in flight.
         """
         of_pass = self._spec.orders_max // self._spec.passes_max
         with self._changed:  # else the end of another one might dismiss who was just summoned
-            oldest = min((each.told.letter for each in self._running), default=self._letter + 1)
+            oldest = min((each.summoned.letter for each in self._running), default=self._letter + 1)
             if self._letter + 1 - oldest >= self._spec.passes_max:
                 return None
-            told = self._summon(images)
-            if told is None:
+            summoned = self._summon(images)
+            if summoned is None:
                 return None
-            begun = StreamPass(told)
+            begun = StreamPass(summoned)
             self._running.append(begun)
-            self._watch.begin(told.helpers, self._number + of_pass)
+            self._watch.begin(summoned.helpers, self._number + of_pass)
         return begun
 
     def add(
@@ -92,7 +92,7 @@ class StreamCrew(AssistCrew):
             x: ``[num_rows, num_in]``, of the model's dtype, on the device; one row at least.
             lines: int32 ``[num_rows]``, in host memory: of the images of this pass.
         """
-        shares = self._give(begun.told, layer, site, x, lines)
+        shares = self._give(begun.summoned, layer, site, x, lines)
         result = torch.empty(len(x), self._spec.num_out(site), device=self._device)
         waits = self._stream.mark()
         for helper, first, last in shares:
@@ -108,7 +108,7 @@ class StreamCrew(AssistCrew):
         Returns:
             None: some of what it took was not what was asked for.
         """
-        letter = begun.told.letter
+        letter = begun.summoned.letter
         are_done = all(
             helper.channel.has_done(number, letter) and not helper.is_gone
             for helper, number in begun.last.items()
@@ -119,8 +119,8 @@ class StreamCrew(AssistCrew):
         return sum(self._stream.between_ns(first, last) for first, last in begun.waits)
 
     def abandon(self, begun: StreamPass) -> None:
-        """A pass was not launched to its end, and what was may be on its way: nothing waits."""
-        self._watch.abandon(begun.told.helpers)
+        """A pass was not launched to its end, and what was may be in flight: nothing waits."""
+        self._watch.abandon(begun.summoned.helpers)
         self._abandoned.append(begun)  # its memory may still be copied from and to
         self._end(begun)
 
@@ -137,8 +137,8 @@ class StreamCrew(AssistCrew):
             if over not in self._running:
                 return
             self._running.remove(over)
-            needed = {helper for each in self._running for helper in each.told.helpers}
-            free = [helper for helper in over.told.helpers if helper not in needed]
+            needed = {helper for each in self._running for helper in each.summoned.helpers}
+            free = [helper for helper in over.summoned.helpers if helper not in needed]
             self._watch.end(free)
             for helper in free:
                 helper.dismiss()

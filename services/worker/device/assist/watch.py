@@ -1,9 +1,9 @@
 """Sees that a device's stream waits for no helper for ever.
 
-A stream that waits for a word waits until it is written, whoever is dead. So a thread watches while
-a pass is with helpers: one that is gone, or late, is ended, and its word written in its place. The
-stream goes on with whatever is in the helper's memory, and the rows fail, as the outcome of their
-order is not `DONE`.
+A stream that waits for a word waits until it is written, even if its writer is dead. So a thread
+watches while a pass is with helpers: one that is gone, or late, is ended, and its word written in
+its place. The stream goes on with whatever is in the helper's memory, and the rows fail, as the
+outcome of their order is not `DONE`.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Walks grammars along turns' tokens, in threads of its own beside the forward pass.
 
-What a step is told of a turn's tokens decides the mask, and nothing else: a turn that was preempted
+The turn's tokens that a step gets decide the mask, and nothing else: a turn that was preempted
 or comes from another worker is held to its grammar from where it stands. Where a turn stands is
 remembered, so that a step's token is one step of its grammar.
 
@@ -55,7 +55,7 @@ class Asked:
 
 
 def asked_of(plan: StepPlan, rows: Iterable[tuple[int, RowSampling]]) -> Iterator[Asked]:
-    """Of a plan's rows, told with all their tokens, those that are held to a grammar."""
+    """Of a plan's rows, with all their tokens, those that are held to a grammar."""
     for row, sampling in rows:
         params = sampling.params
         if params.grammar:
@@ -134,7 +134,7 @@ class Grammars:
             if job[0].is_slow or is_stuck:
                 self._slow.submit(self._run, [job])
         quick = [] if is_stuck else [job for job in jobs if not job[0].is_slow]
-        if quick:  # newcomers last: how long they take nobody knows
+        if quick:  # newcomers last: how long they take is unknown
             quick.sort(key=lambda job: len(job[1].generated), reverse=True)
             self._lane.submit(self._run, quick, is_lane=True)
         return masks

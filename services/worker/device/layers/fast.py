@@ -236,8 +236,8 @@ def _pack(
 
 
 def _parents(model: nn.Module) -> list[nn.Module]:
-    """Modules that have others. What holds weights is in nobody's hands, so that it goes as soon as
-    something else stands in its place: all at once, there may be no room for both.
+    """Modules that have others. What holds weights is referenced nowhere else, so that it is
+    freed as soon as something else stands in its place: there may be no room for both.
     """
     return [module for module in model.modules() if next(module.children(), None) is not None]
 

@@ -16,7 +16,7 @@ LAYOUT_ROWS = 64
 # AMX at 512 rows, 2048 to 768: packed 1.28 ms, cut 0.77, plain 0.93; 768 to 2304: 0.67, 0.74, 0.93.
 ROWS_MAX = 256
 
-# How torch tells of instructions for products of bf16.
+# How torch names the instructions for products of bf16.
 _INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
@@ -41,7 +41,7 @@ def _no() -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether it is a linear layer as torch made it, that nobody hooks into."""
+    """Whether it is a linear layer as torch made it, without hooks."""
     return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
 
 

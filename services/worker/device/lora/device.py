@@ -46,27 +46,27 @@ class DeviceLines:
         for image in images:
             copy_line(self._lines.tables, image.line, self._tables)
 
-    def told(self, plan: StepPlan, wanted: list[int]) -> list[Ints]:
+    def inputs(self, plan: StepPlan, wanted: list[int]) -> list[Ints]:
         """What a step's rows run on, to be uploaded for `step` or, of a recorded step, `decode`:
         starts and lines of the segments of its tokens, and of the wanted ones."""
         tokens, last = segments_in(plan, wanted)
         return [tokens.starts, tokens.lines, last.starts, last.lines]
 
-    def step(self, plan: StepPlan, told: list[torch.Tensor]) -> LoraStep:
+    def step(self, plan: StepPlan, inputs: list[torch.Tensor]) -> LoraStep:
         """Any step, whose segments and ranks are known when it is launched."""
         ranks = self._lines.tables.ranks[plan.adapters[plan.adapters != NO_ADAPTER]]
         tables = replace(self._tables, rank_max=int(ranks.max()))
         rows_max = plan.num_tokens
         return LoraStep(
-            DeviceSegments(told[0], told[1], rows_max),
-            DeviceSegments(told[2], told[3], rows_max),
+            DeviceSegments(inputs[0], inputs[1], rows_max),
+            DeviceSegments(inputs[2], inputs[3], rows_max),
             tables,
             targets_of(ranks),
         )
 
-    def fill_decodes(self, told: list[torch.Tensor]) -> None:
+    def fill_decodes(self, inputs: list[torch.Tensor]) -> None:
         """Enter a recorded step's segments, and pad."""
-        starts, lines = told[:2]
+        starts, lines = inputs[:2]
         count = len(lines)
         self.decodes.starts[: count + 1] = starts
         self.decodes.starts[count + 1 :] = starts[-1]

@@ -10,9 +10,9 @@ from kernels.sgmv import DeviceSegments
 from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
 from services.worker.device.assist.stream_crew import StreamCrew, StreamPass
+from services.worker.device.gpu.upload import upload
 from services.worker.device.lora.assistance import assisted_images, rows_of
 from services.worker.device.lora.tables import AnySegments
-from services.worker.device.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class StreamAssistance:
         """Its numbers are uploaded once a step."""
         if lines not in self._away:
             rows = rows_of(self.of_token, lines)
-            told = [rows.astype(np.int32), np.array(sorted(lines), np.int32)]
-            there, its_lines = upload(told, self.device)
+            inputs = [rows.astype(np.int32), np.array(sorted(lines), np.int32)]
+            there, its_lines = upload(inputs, self.device)
             of_row = torch.from_numpy(self.of_token[rows])
             self._away[lines] = _Away(there.long(), of_row, its_lines)
         return self._away[lines]

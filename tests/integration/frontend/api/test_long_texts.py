@@ -15,7 +15,7 @@ import pytest
 
 from services.frontend.core.process_pool import Give
 from services.frontend.rendering.pool import Pool
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house

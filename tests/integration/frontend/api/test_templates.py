@@ -14,7 +14,7 @@ from services.frontend.rendering import texts as subject
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.rendering.tokenizer import ModelTokenizer, load_tokenizer
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.clock import SystemClock
 from shared.errors import InvalidRequest
 

@@ -260,7 +260,7 @@ def test_a_template_without_tools_is_told_in_words(
 
 
 def without_tools(folder: Path) -> None:
-    from services.worker.demo_model import make_demo_model
+    from services.worker.models.demo_model import make_demo_model
 
     path = make_demo_model(folder) / "tokenizer_config.json"
     config = orjson.loads(path.read_bytes())

@@ -18,7 +18,7 @@ from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from services.worker.demo_model import CHAT_TEMPLATE, byte_symbols
+from services.worker.models.demo_model import CHAT_TEMPLATE, byte_symbols
 
 VOCAB = 260
 SMALL = {

@@ -10,7 +10,7 @@ from transformers import LlamaTokenizer
 from cli.models.gguf.keys import Metadata
 from cli.models.gguf.tokenizer import build_tokenizer, end_ids, read_special
 from cli.models.gguf.words import WORD_RULES
-from services.worker.demo_model import byte_symbols
+from services.worker.models.demo_model import byte_symbols
 from shared.errors import ConfigError
 
 PIECES = ["▁", "a", "b", "▁a", "ab", "▁ab", "ba"]

@@ -20,7 +20,7 @@ from cli.models.prepare import (
     prepare_model,
 )
 from cli.models.wheel import DamagedDownload
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError, PeerUnavailable
 
 METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"

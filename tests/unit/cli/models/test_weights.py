@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cli.models.weights import check_weights
 from loadtest.deployment import symphony
 from services.worker.check_models import check_model
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError
 
 

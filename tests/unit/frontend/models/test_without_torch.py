@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 
 CODE = """
 import sys

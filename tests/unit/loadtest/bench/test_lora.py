@@ -11,8 +11,8 @@ from loadtest.bench import lora
 from loadtest.bench.lora.agreement import WrongTokens
 from loadtest.bench.lora.made import MadeAdapter, make_adapters, write_adapters
 from loadtest.in_process_engine import InProcessEngine, Submitted
-from services.worker.demo_model import make_demo_model
 from services.worker.device.model import load_model
+from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest

@@ -14,10 +14,10 @@ from loadtest.chaos.processes import Wanted, plan
 from loadtest.chaos.sse import Stream, stream_chat
 from loadtest.chaos.ties import ROUNDING, TEMPERATURE, TOP_K, may_choose
 from loadtest.fuzz.report import Report
-from services.worker.device.sampler import sample, uniform
+from services.worker.device.sampling.sampler import sample, uniform
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
-from tests.unit.worker_device.test_sampler import row
+from tests.unit.worker.device.sampling.test_sampler import row
 
 HOUSE = ("nats", "scheduler", "scheduler-spare-0", "frontend", "worker-0")
 

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.planning.gguf_header import read_header
 from loadtest.planning.model_sizes import of_config, sizes_of
-from services.worker.demo_model import make_demo_model
+from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.profiles import PROFILES
 from tests.unit.cli.models.gguf_families import FAMILIES, make, write

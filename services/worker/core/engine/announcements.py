@@ -1,0 +1,94 @@
+"""What announced turns will run on is loaded shortly before they arrive, and kept until they do."""
+
+from dataclasses import dataclass, field, replace
+
+from services.worker.core.adapters.adapters import Adapters
+from services.worker.core.effects import Effect, ReleaseTicket
+from services.worker.core.kv.expecting import (
+    ASK_AHEAD_NS,
+    LEAD_FACTOR,
+    Expected,
+    Expecting,
+    prefetched,
+)
+from services.worker.core.kv.staged import Staged
+from services.worker.core.kv.staging import Stager
+from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.limits import Estimates
+from shared.hints import HINT_HOLD_NS
+from shared.owners import OwnerKey
+from shared.urgency import is_urgent
+
+
+@dataclass(slots=True)
+class Announcements:
+    """Announced turns of one engine, at most one a session.
+
+    Attributes:
+        max_model_len: tokens that a turn is taken to have whose length is not known.
+        block_bytes: of one block, all its layers, below the pool.
+    """
+
+    stager: Stager
+    writeback: WriteBehind
+    adapters: Adapters
+    estimates: Estimates
+    max_model_len: int
+    block_tokens: int
+    block_bytes: int
+    expecting: Expecting = field(default_factory=Expecting, init=False)
+
+    def on_announced(self, expected: Expected, now_ns: int) -> list[Effect]:
+        """A turn was announced, and is to come here."""
+        start_at_ns = self._start_at_ns(expected, now_ns)
+        self.adapters.unexpect(expected.owner)
+        if start_at_ns > now_ns:
+            self.expecting.wait(expected, start_at_ns)
+            return []
+        self.expecting.drop(expected.owner)
+        return self._ask(expected, now_ns)
+
+    def withdraw(self, owner: OwnerKey) -> None:
+        """The session's turn is here, or will not come: nothing more is asked for it."""
+        self.expecting.drop(owner)
+        self.adapters.unexpect(owner)
+
+    def on_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
+        """The kvstore's answer for an announced session; None if it could not be asked."""
+        expected = self.expecting.answered(number)
+        if staged is None:
+            return [] if expected is None else prefetched(expected, 0, 0)
+        if expected is None:  # withdrawn
+            return [ReleaseTicket(staged.ticket)]
+        if staged.num_blocks == 0:  # deleted since
+            return [ReleaseTicket(staged.ticket), *prefetched(expected, 0, 0)]
+        owner = expected.owner
+        effects = self.stager.expect(staged, (owner, ""), owner, expected, now_ns)
+        return effects + self.stager.pump(now_ns)
+
+    def ask_for_due(self, now_ns: int) -> list[Effect]:
+        """Ask the kvstore for what is needed soon."""
+        effects: list[Effect] = []
+        for expected in self.expecting.take_due(now_ns):
+            effects += self._ask(expected, now_ns)
+        return effects
+
+    def _start_at_ns(self, expected: Expected, now_ns: int) -> int:
+        """When to ask for what an announced turn needs: early enough that it is there in time by
+        the slowest path that it may take; for an urgent turn at once, if it comes before the pages
+        would be released again."""
+        at_once_ns = expected.arrives_at_ns - HINT_HOLD_NS
+        if not expected.arrives_at_ns or (is_urgent(expected.priority) and at_once_ns <= now_ns):
+            return 0
+        num_tokens = expected.num_tokens or self.max_model_len
+        num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks
+        slowest_ns = self.estimates.slowest_ns(num_blocks * self.block_bytes, expected.kv_at)
+        return expected.arrives_at_ns - (LEAD_FACTOR * slowest_ns + ASK_AHEAD_NS)
+
+    def _ask(self, expected: Expected, now_ns: int) -> list[Effect]:
+        if not self.writeback.is_connected:
+            return []
+        held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
+        expires_at_ns = min(expected.expires_at_ns, held_until_ns)
+        expected = replace(expected, expires_at_ns=expires_at_ns, asked_at_ns=now_ns)
+        return [self.expecting.ask(expected), *self.adapters.expect(expected)]

@@ -1,0 +1,120 @@
+"""Page copies between a CUDA pool and host memory, on streams of their own.
+
+Host memory that is registered with CUDA the GPU reads and writes itself, at the link's speed and
+beside the host; `piecewise_copier.py` says what becomes of the rest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.page_copy import copy_pages
+from services.worker.device.copying.copies import Copy, CopyFailed
+from services.worker.device.copying.piecewise_copier import PiecewiseCopier
+from shared.arena import Bytes
+from shared.blocks import BLOCK_TOKENS
+from shared.errors import SymphonyError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaCopy:
+    """Pages under way; `event` is behind them on their stream, `memory` is the host's side."""
+
+    event: torch.cuda.Event
+    memory: Bytes
+
+    def is_over(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        try:
+            self.event.synchronize()
+        except RuntimeError as error:
+            raise CopyFailed(str(error)) from error
+
+
+class CudaLink:
+    """A `DeviceLink` to a pool in device memory.
+
+    Args:
+        pool: ``[num_pages, ...]``, contiguous, on a CUDA device.
+        compute: the stream that steps are launched on.
+    """
+
+    def __init__(self, pool: torch.Tensor, compute: torch.cuda.Stream) -> None:
+        self._pool = pool.view(torch.uint8).flatten(1)
+        self._compute = compute
+        self._loads = torch.cuda.Stream(pool.device)
+        self._stores = torch.cuda.Stream(pool.device)
+        self._writes = torch.cuda.Stream(pool.device)
+
+    def register(self, memory: Bytes) -> None:
+        with torch.cuda.device(self._pool.device):
+            status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if int(status):
+            raise SymphonyError(f"CUDA did not register host memory: error {int(status)}")
+
+    def unregister(self, memory: Bytes) -> None:
+        torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+    def staging(self, num_pages: int, page_bytes: int) -> Bytes:
+        shape = (num_pages, page_bytes)
+        memory: Bytes = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
+        with torch.cuda.stream(self._loads):
+            copy_pages(self._pool, pool_pages, *from_first(source, source_pages))
+        return self._copy(self._loads, source)
+
+    def hold(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            assert isinstance(copy, CudaCopy)
+            self._compute.wait_event(copy.event)
+
+    def mark(self) -> object:
+        event = torch.cuda.Event()
+        event.record(self._compute)
+        return event
+
+    def store(
+        self,
+        mark: object,
+        pool_pages: list[int],
+        target: Bytes,
+        target_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
+    ) -> Copy:
+        assert isinstance(mark, torch.cuda.Event)
+        self._stores.wait_event(mark)
+        with torch.cuda.stream(self._stores):
+            copy_pages(*from_first(target, target_pages), self._pool, pool_pages)
+        return self._copy(self._stores, target)
+
+    def write(self, pool_pages: list[int], data: Bytes) -> None:
+        with torch.cuda.stream(self._writes):
+            pages = torch.tensor(pool_pages, device=self._pool.device)
+            self._pool[pages] = torch.from_numpy(data).to(self._pool.device)
+        self._writes.synchronize()
+
+    def wait_idle(self) -> None:
+        self._loads.synchronize()
+        self._stores.synchronize()
+
+    def _copy(self, stream: torch.cuda.Stream, memory: Bytes) -> Copy:
+        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
+        event.record(stream)
+        return CudaCopy(event, memory)
+
+
+def from_first(memory: Bytes, pages: list[int]) -> tuple[torch.Tensor, list[int]]:
+    """The same pages of memory that begins with the first of them: who launches a kernel looks
+    whether the device addresses where its memory begins, and an arena may not be registered there.
+    """
+    first = min(pages)
+    return torch.from_numpy(memory[first:]), [page - first for page in pages]
+
+
+def cuda_copier(pool: torch.Tensor, compute: torch.cuda.Stream) -> PiecewiseCopier:
+    """A `PageCopier` for a pool in device memory; arguments as of `CudaLink`."""
+    return PiecewiseCopier(CudaLink(pool, compute))

@@ -1,0 +1,93 @@
+"""Whether a pool page's bytes are there: set by the mover, awaited by the step that reads them."""
+
+import threading
+import time
+
+import numpy as np
+
+from services.worker.device.copying.copies import Copy
+
+READY, LOADING, COPYING, FAILED = range(4)
+STALL_TIMEOUT_NS = 1_000_000_000  # of copies that a pass ran behind; then its row is void
+# Of an adapter: it was forecast to be here, others in the batch wait too, and its own turns can
+# wait without them.
+ADAPTER_STALL_NS = 20_000_000
+
+
+class PageGate:
+    """One state for every pool page. Thread-safe; waiting costs nothing while all is ready.
+
+    A page is loading from its order on, copying once its copy was started, and ready when the bytes
+    have been found to be the promised ones.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self._state = np.zeros(num_pages, np.uint8)
+        self._copies: dict[int, Copy] = {}  # by page
+        self._changed = threading.Condition()
+
+    def set_loading(self, pages: list[int]) -> None:
+        """These pages are loading."""
+        self._state[pages] = LOADING
+
+    def set_copying(self, pages: list[int], copy: Copy) -> None:
+        """Their copy was started."""
+        with self._changed:
+            self._state[pages] = COPYING
+            self._copies.update(dict.fromkeys(pages, copy))
+            self._changed.notify_all()
+
+    def settle(self, good: list[int], bad: list[int]) -> None:
+        """Loads ended; wakes those that wait."""
+        with self._changed:
+            self._state[good] = READY
+            self._state[bad] = FAILED
+            for page in (*good, *bad):
+                self._copies.pop(page, None)
+            self._changed.notify_all()
+
+    def has(self, pages: list[int]) -> bool:
+        """Whether every page is ready."""
+        return not self._state[pages].any()
+
+    def has_started(self, pages: list[int]) -> bool:
+        """Whether every page is ready, or being copied: then it is soon."""
+        states = self._state[pages]
+        return bool(((states == READY) | (states == COPYING)).all())
+
+    def wait(self, pages: list[int], timeout_ns: int) -> bool:
+        """Wait until every page is ready; False if a load failed or `timeout_ns` passed."""
+        if self.has(pages):
+            return True
+        with self._changed:
+            return self._wait(pages, COPYING, timeout_ns)
+
+    def wait_started(self, pages: list[int], timeout_ns: int) -> list[Copy] | None:
+        """Wait until every page is ready or its copy was started; None if a load failed or
+        `timeout_ns` passed.
+
+        Returns:
+            The copies to run behind. Whether their bytes are the promised ones turns out later:
+            `wait` says.
+        """
+        if self.has(pages):
+            return []
+        with self._changed:
+            if not self._wait(pages, LOADING, timeout_ns):
+                return None
+            under_way = (self._copies[page] for page in pages if page in self._copies)
+            return list(dict.fromkeys(under_way))
+
+    def _wait(self, pages: list[int], latest: int, timeout_ns: int) -> bool:
+        """Until no page is in the states from loading to `latest`; called with the lock."""
+        deadline = time.monotonic_ns() + timeout_ns
+        while True:
+            states = self._state[pages]
+            if (states == FAILED).any():
+                return False
+            if not ((states != READY) & (states <= latest)).any():
+                return True
+            left_ns = deadline - time.monotonic_ns()
+            if left_ns <= 0:
+                return False
+            self._changed.wait(left_ns / 1e9)

@@ -1,0 +1,112 @@
+"""A step in flight on a device whose host is ahead of it, and what it gives."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.device.copying.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.gpu.upload import ReadBack
+from services.worker.device.lora.stream_assistance import StreamAssistance
+from services.worker.device.sampling.sampler import TopLogprobs
+from services.worker.device.sampling.scoring import NOT_FINITE, enter_scores
+
+
+@dataclass(slots=True)
+class Pass:
+    """What a launch finds out.
+
+    Attributes:
+        failed: rows whose history or adapter did not come.
+        behind: pages that it runs behind the copies of; what they bring is known at its end.
+        assistance: of helpers that are with it.
+    """
+
+    launched_at_ns: int
+    failed: set[int]
+    stall_ns: list[int]
+    stall_at_ns: dict[int, int] = field(default_factory=dict)
+    behind: set[int] = field(default_factory=set)
+    assistance: StreamAssistance | None = None
+
+
+@dataclass(slots=True)
+class StepChosen:
+    """What a step gives, while it is copied back.
+
+    Attributes:
+        rows: that chose a token; `back` has their tokens, and whether those are any.
+        logprobs, scores: by row, where they were asked for.
+        refused: rows that no token can be chosen for within their grammar, and why.
+    """
+
+    rows: list[int]
+    back: ReadBack
+    logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
+    scores: dict[int, TopLogprobs] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class GpuLaunched:
+    """Attributes:
+    started_at_ns: returns when a step began that was launched and ended at these times.
+    """
+
+    plan: StepPlan
+    passed: Pass
+    chosen: StepChosen
+    gate: PageGate
+    started_at_ns: Callable[[int, int], int]
+
+    def result(self) -> StepResult:
+        """Wait until it is over."""
+        plan, passed = self.plan, self.passed
+        tokens, is_finite = self.chosen.back.wait()
+        ended_at_ns = time.monotonic_ns()
+        result = StepResult([None] * plan.num_rows, passed.failed, stall_ns=passed.stall_ns)
+        result.stall_at_ns = passed.stall_at_ns
+        result.started_at_ns = self.started_at_ns(passed.launched_at_ns, ended_at_ns)
+        result.duration_ns = ended_at_ns - result.started_at_ns
+        result.refused = self.chosen.refused
+        result.assist_ns = self._see_to_helpers()
+        self._see_to_pages()
+        self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
+        for row, scores in self.chosen.scores.items():
+            if row not in result.failed:
+                enter_scores(result, plan, row, scores.listed())
+        return result
+
+    def _see_to_helpers(self) -> int:
+        """How long they were waited for; rows fail whose adapters they did not add."""
+        if self.passed.assistance is None:
+            return 0
+        took_ns = self.passed.assistance.finish()
+        if took_ns is not None:
+            return took_ns
+        is_theirs = np.isin(self.plan.adapters, list(self.passed.assistance.lines))
+        self.passed.failed.update(np.flatnonzero(is_theirs).tolist())
+        return 0
+
+    def _see_to_pages(self) -> None:
+        """Rows fail that ran behind copies which did not bring the promised bytes."""
+        plan, passed = self.plan, self.passed
+        lines: list[int] = plan.adapters.tolist()
+        for row, line in enumerate(lines):
+            layers = [*plan.awaited.get(row, []), *plan.streams.get(line, [])]
+            pages = [page for layer in layers for page in layer if page in passed.behind]
+            if row not in passed.failed and not self.gate.wait(pages, STALL_TIMEOUT_NS):
+                passed.failed.add(row)
+
+    def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:
+        for row, token, is_finite in zip(self.chosen.rows, tokens, are_finite, strict=True):
+            if row in result.failed or row in result.refused:
+                continue
+            if not is_finite:
+                result.broken[row] = NOT_FINITE
+                continue
+            scores = self.chosen.logprobs.get(row)
+            logprobs = None if scores is None else scores.listed()[0]
+            result.sampled[row] = Sampled(token, logprobs)

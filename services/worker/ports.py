@@ -1,0 +1,103 @@
+"""What a worker needs of its machine: threads, files, loaded models. A simulation has its own.
+
+The bus, the clocks and the tracer come with `shared.service.Runtime`.
+"""
+
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from services.worker.config import WorkerConfig
+from services.worker.device.copying.mover import Moved
+from services.worker.device.executor import Executor
+from services.worker.device.thread import DeviceThread
+from services.worker.oneshot.model import OneshotModel
+from shared.arena import Arena
+from shared.dying import die
+
+OnMoved: TypeAlias = Callable[[Moved], None]
+
+
+class Lock(Protocol):
+    """A file that is locked until it is closed, or its process dies."""
+
+    def close(self) -> None: ...
+
+
+class HostFiles(Protocol):
+    """The files that a worker shares with the kvstore of its host."""
+
+    def attach(self, path: str) -> Arena:
+        """Map the arena.
+
+        Raises:
+            ArenaError: not an arena of this release.
+            OSError: no such file.
+        """
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Lock a file, which is made if it is not there.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A loaded generative model.
+
+    Attributes:
+        number: of the model among all of this worker.
+    """
+
+    number: int
+    executor: Executor
+
+
+LoadModels: TypeAlias = Callable[
+    [WorkerConfig, DeviceThread, Callable[[str], OnMoved]], AsyncIterator[TextModel | OneshotModel]
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPorts:
+    """What a worker gets from its machine.
+
+    Attributes:
+        load: gives every model of the configuration once it is loaded; its third argument gives
+            the callback for the page copies of the model of this name, callable from any thread.
+        pid: of the process, as reports name it.
+        on_stuck: called with the reason when a step does not end: ends the process.
+    """
+
+    thread: DeviceThread
+    files: HostFiles
+    load: LoadModels
+    pid: int
+    on_stuck: Callable[[str], None] = die
+
+
+class _FileLock:
+    def __init__(self, path: str) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file_number = os.open(path, flags, 0o600)
+        fcntl.flock(self._file_number, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        os.close(self._file_number)
+
+
+class SharedFiles:
+    """The machine's file system."""
+
+    def attach(self, path: str) -> Arena:
+        return Arena.attach(Path(path))
+
+    def lock(self, path: str) -> Lock:
+        return _FileLock(path)

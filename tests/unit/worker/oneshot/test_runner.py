@@ -1,0 +1,140 @@
+"""The shell of one-shot models, over a bus that keeps what it is told."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from services.worker.device.thread import DeviceThreads
+from services.worker.oneshot.effects import BatchLimits
+from services.worker.oneshot.model import BatchStoppedError, Values, pack_values
+from services.worker.oneshot.runner import OneshotRunner
+from shared.clock import SystemClock
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.messages import (
+    BatchCancel,
+    BatchDone,
+    BatchStart,
+    InputPull,
+    InputReply,
+    JobInput,
+    JobRef,
+    JobResult,
+    JobResults,
+    OneshotCard,
+    OneshotVariant,
+)
+from shared.subjects import BATCH_CANCEL, BATCH_START
+
+JOBS = [JobRef(job_id=JobId(name), frontend_id=FrontendId("f")) for name in ("a", "b", "c")]
+START = BatchStart(
+    batch_id=BatchId("batch"),
+    leadership="o",
+    fence=1,
+    fingerprint="p",
+    model_id=ModelId("m"),
+    variant=0,
+    start_in_ns=0,
+    jobs=JOBS,
+)
+CANCEL = BatchCancel(batch_id=START.batch_id, leadership="o", fence=1)
+
+
+class StubBus:
+    """Answers pulls at once, and then calls `after_pull`."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[Any, Callable[[Any], None]] = {}
+        self.results: list[JobResult] = []
+        self.done: asyncio.Queue[BatchDone] = asyncio.Queue()
+        self.after_pull: Callable[[], None] = lambda: None
+
+    async def subscribe(self, subject: Any, handler: Callable[[Any], None], *_: object) -> None:
+        self.handlers[subject] = handler
+
+    async def request(self, _: object, pull: InputPull, *__: object, **___: object) -> InputReply:
+        asyncio.get_running_loop().call_soon(self.after_pull)
+        return InputReply(inputs=[JobInput(job_id=job_id) for job_id in pull.job_ids])
+
+    async def publish(self, _: object, message: object, *__: object) -> None:
+        if isinstance(message, JobResults):
+            self.results += message.results
+        if isinstance(message, BatchDone):
+            self.done.put_nowait(message)
+
+
+class StubModel:
+    """Gives the values it was made with; waits for `stop` first if there are none."""
+
+    def __init__(self, values: Values | None) -> None:
+        self.card = OneshotCard(
+            model_id=START.model_id,
+            task="embed",
+            modality="text",
+            source="s",
+            fingerprint="p",
+            slo_ms=50.0,
+            variants=[OneshotVariant(variant=0, batch_ns=[1, 1, 1])],
+            num_values=2,
+            created=0,
+        )
+        self.was_stopped = False
+        self._values = values
+
+    def decode(self, job: JobInput, variant: int) -> str:
+        return job.job_id
+
+    def run(self, inputs: Sequence[Any], variant: int, stop: threading.Event) -> Values:
+        if self._values is not None:
+            return self._values
+        self.was_stopped = stop.wait(2)
+        raise BatchStoppedError
+
+
+def drive(bus: StubBus, model: StubModel) -> BatchDone:
+    """Run one batch to its end."""
+
+    async def scenario() -> BatchDone:
+        with ThreadPoolExecutor(1) as thread:
+            runner = OneshotRunner(
+                bus,  # type: ignore[arg-type]
+                SystemClock(),
+                WorkerId("w"),
+                {START.model_id: model},
+                BatchLimits(),
+                DeviceThreads(thread),
+                lambda: None,
+            )
+            await runner.listen()
+            running = asyncio.create_task(runner.run())
+            bus.handlers[BATCH_START](START)
+            done = await bus.done.get()
+            running.cancel()
+            runner.close()
+            return done
+
+    return asyncio.run(scenario())
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    values = np.array([[1, 2], [3, np.nan], [np.inf, 4]], np.float32)
+    bus = StubBus()
+    done = drive(bus, StubModel(values))
+    good, *bad = sorted(bus.results, key=lambda result: result.job_id)
+    assert (good.values, good.code) == (pack_values(values[:1])[0], "")
+    assert [(one.job_id, one.values, one.code) for one in bad] == [
+        ("b", "", "model_error"),
+        ("c", "", "model_error"),
+    ]
+    assert "not finite" in bad[0].message
+    assert (done.size, done.is_refused) == (3, False)
+
+
+def test_a_stop_right_behind_the_start_is_seen() -> None:
+    bus, model = StubBus(), StubModel(None)
+    bus.after_pull = lambda: bus.handlers[BATCH_CANCEL](CANCEL)
+    assert drive(bus, model).is_refused
+    assert model.was_stopped
