@@ -10,7 +10,7 @@ from services.worker.device.attention import ATTENTION
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.mover import Moved
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
-from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.loaded_model import LoadedModel, prepare_model
 from shared.arena import Arena
@@ -128,7 +128,9 @@ def make_executor(
             model, "bench", num_pages, turns_max, on_moved, is_recorded=is_recorded
         )
     else:
-        executor = GpuExecutor(model, "bench", num_pages, turns_max, host_copier, None, on_moved)
+        executor = GpuExecutor(
+            model, "bench", num_pages, turns_max, DeviceApi(host_copier, None), on_moved
+        )
     executor.warm_up()
     return executor
 

@@ -9,7 +9,7 @@ from loadtest.bench.lora.made import make_adapters
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.device.copying.copies import HostCopier
-from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
@@ -22,7 +22,7 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
     def copier(pool: torch.Tensor) -> HostCopier:
         return HostCopier(pool.view(torch.uint8).numpy().reshape(len(pool), -1))
 
-    executor = GpuExecutor(model, "m", 40 * model.num_layers, 4, copier, None, moves)
+    executor = GpuExecutor(model, "m", 40 * model.num_layers, 4, DeviceApi(copier, None), moves)
     # With no page more than the first run leases at once, and those are enough.
     store = LocalStore(tmp_path, 4 * model.num_layers, model.page_bytes)
     prompt = some_prompt(1, 200, model.vocab_size)

@@ -14,7 +14,7 @@ from services.worker.device.copying.cuda_copier import cuda_copier
 from services.worker.device.copying.cuda_int8_copier import cuda_int8_copier
 from services.worker.device.copying.mover import Moved
 from services.worker.device.gpu.decode_graphs import cuda_recorder
-from services.worker.device.gpu.gpu_executor import PREFILL_TOKENS, GpuExecutor
+from services.worker.device.gpu.gpu_executor import PREFILL_TOKENS, DeviceApi, GpuExecutor
 from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.lora.assistance import PATIENCE_NS
 from services.worker.device.step import LayerProbe, running
@@ -47,8 +47,7 @@ def cuda_executor(
         model_id,
         num_pages,
         turns_max,
-        make_copier,
-        cuda_recorder() if is_recorded and is_fused(device) else None,
+        DeviceApi(make_copier, cuda_recorder() if is_recorded and is_fused(device) else None),
         on_moved,
         crew,
     )

@@ -69,14 +69,26 @@ class DeviceInputs:
     adapters: list[torch.Tensor] | None
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceApi:
+    """What is the device's own.
+
+    Attributes:
+        make_copier: for the pool.
+        record: makes of a launch one that is repeated by a call; None: launch again every time.
+    """
+
+    make_copier: Callable[[torch.Tensor], PageCopier]
+    record: Callable[[Forward], Forward] | None
+
+
 class GpuExecutor:
     """A loaded model with its page pool and its mover.
 
     Args:
         num_pages: pool size; ``num_pages * page_bytes`` bytes of device memory.
         turns_max: turns in one step.
-        make_copier: for the pool.
-        record: makes of a launch one that is repeated by a call; None: launch again every time.
+        api: of the device.
         on_moved: see `KvMover`.
         crew: helpers for adapters that are not in the pool; closed with this.
     """
@@ -87,8 +99,7 @@ class GpuExecutor:
         model_id: str,
         num_pages: int,
         turns_max: int,
-        make_copier: Callable[[torch.Tensor], PageCopier],
-        record: Callable[[Forward], Forward] | None,
+        api: DeviceApi,
         on_moved: Callable[[Moved], None],
         crew: StreamCrew | None = None,
     ) -> None:
@@ -100,7 +111,7 @@ class GpuExecutor:
         self._pool = model.make_pool(num_pages + 1)
         num_blocks = -(-model.max_model_len // BLOCK_TOKENS)
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
-        self.copier = make_copier(self._pool)
+        self.copier = api.make_copier(self._pool)
         gate = PageGate(num_pages)
         self.mover = KvMover(self.copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
         self.builder = ImageBuilder(model.read_image, self.copier, gate, on_moved)
@@ -112,6 +123,7 @@ class GpuExecutor:
         self._failures = Failures()
         self._ended_at_ns = 0
         self._graphs = self._lora_graphs = None
+        record = api.record
         if record is not None:
             self._graphs = DecodeGraphs(turns_max, self._device, self._decode, record)
             if self._lora is not None:

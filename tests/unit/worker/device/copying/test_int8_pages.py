@@ -20,7 +20,7 @@ from services.worker.device.copying.copies import CopyFailed, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.int8_pages import Int8HostCopier, Int8Pages
 from services.worker.device.copying.mover import KvMover, Moved, Stored
-from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
@@ -152,7 +152,12 @@ def test_history_comes_back_rounded_and_what_is_new_is_exact(tmp_path: Path) -> 
     form, moves = model.stored_form, Moves()
     assert form is not None
     executor = GpuExecutor(
-        model, "m", 40 * model.num_layers, 4, partial(Int8HostCopier, form=form), None, moves
+        model,
+        "m",
+        40 * model.num_layers,
+        4,
+        DeviceApi(partial(Int8HostCopier, form=form), None),
+        moves,
     )
     store = LocalStore(tmp_path, 40 * model.num_layers, executor.info.stored_page_bytes)
     prompt = some_prompt(1, 200, model.vocab_size)

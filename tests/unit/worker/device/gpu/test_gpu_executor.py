@@ -14,7 +14,7 @@ from services.worker.core.effects import PageLoads
 from services.worker.core.step import StepPlan
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.gpu.decode_graphs import Forward
-from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.gpu.launched import GpuLaunched
 from services.worker.device.model import load_model
 from shared.arena import Arena, PageState
@@ -61,8 +61,7 @@ def gpu_executor(
         "m",
         num_pages,
         TURNS_MAX,
-        host_copier,
-        record,
+        DeviceApi(host_copier, record),
         lambda _: None,
     )
     executor.warm_up()
@@ -167,7 +166,7 @@ def test_a_step_runs_behind_copies_and_is_void_where_they_bring_other_bytes(
         copiers.append(LateCopier(raw_pages(pool), frozenset({9} if fails else ())))
         return copiers[0]
 
-    executor = GpuExecutor(model, "m", 40, 2, late_copier, None, lambda _: None)
+    executor = GpuExecutor(model, "m", 40, 2, DeviceApi(late_copier, None), lambda _: None)
     page_bytes = model.page_bytes
     arena = Arena.create(tmp_path / "arena", 4, page_bytes)
     arena.pages[:] = np.random.default_rng(1).integers(0, 100, arena.pages.shape, np.uint8)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.device.copying.mover import Moved
 from services.worker.device.executor import Executor
-from services.worker.device.gpu.gpu_executor import GpuExecutor
+from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
@@ -166,7 +166,9 @@ class Served:
         moved: Queue[Moved] = Queue()
         executor: Executor = TorchExecutor(self.model, "m", num_pages, moved.put)
         if record is not None:
-            executor = GpuExecutor(self.model, "m", num_pages, 64, host_copier, record, moved.put)
+            executor = GpuExecutor(
+                self.model, "m", num_pages, 64, DeviceApi(host_copier, record), moved.put
+            )
             executor.warm_up()
         executor = executor if wrap is None else wrap(executor)
         core = make_core(executor, prefill_tokens_max=prefill_tokens_max)
