@@ -107,7 +107,7 @@ def _open_loop(
             result = uvloop.run(load)
             row[f"{side}_p50_ms"] = round(result.percentile_ms(50), 2)
             row[f"{side}_p99_ms"] = round(result.percentile_ms(99), 2)
-        row["added_p50_ms"] = round(row["house_p50_ms"] - row["bare_p50_ms"], 2)
+        row["added_p50_ms"] = round(row["ours_p50_ms"] - row["bare_p50_ms"], 2)
         found[f"{rate:g}_per_s"] = row
     return found
 
