@@ -12,7 +12,6 @@ OwnerKey = NewType("OwnerKey", bytes)
 
 OWNER_BYTES = 16
 NO_OWNER = OwnerKey(bytes(OWNER_BYTES))  # of a turn without a session
-NOBODY = NO_OWNER  # the name that other packages still import
 
 
 def owner_key(tenant: TenantId, session_id: SessionId | None) -> OwnerKey:

@@ -19,8 +19,8 @@ from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
 from loadtest.world.candidate import Election
 from loadtest.world.checks import check_worker
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.frontend import Frontend
-from loadtest.world.house import House
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
@@ -61,11 +61,13 @@ class _Frontend(Frontend):
 class _Scheduler(Scheduler):
     limits: ClassVar = SchedulerLimits()
 
-    def __init__(self, house: House, ledger: Ledger, share: Share, options: ClusterOptions) -> None:
-        super().__init__(house, Election(house.timeline), ledger, 0, share)
+    def __init__(
+        self, deployment: SimDeployment, ledger: Ledger, share: Share, options: ClusterOptions
+    ) -> None:
+        super().__init__(deployment, Election(deployment.timeline), ledger, 0, share)
         system = SYSTEMS[options.policy]
         self._make_policy = Home if "balance" in options.without else system.make
-        self._migration = Migration(house.model.block_tokens) if system.migrates else None
+        self._migration = Migration(deployment.model.block_tokens) if system.migrates else None
 
     def check(self) -> None:
         """Too slow after every event."""
@@ -76,7 +78,7 @@ class _Scheduler(Scheduler):
     def _take_lead(self) -> None:
         super()._take_lead()
         if (migration := self._migration) is not None:
-            wires, shard = self.house.wires, str(self._share.index)
+            wires, shard = self.deployment.wires, str(self._share.index)
             wires.listen(self, TURN_SUBMIT, lambda sent, _: migration.on_submit(sent), shard)
             wires.listen(self, TURNS_ENDED, lambda ended, _: migration.on_ended(ended))
             wires.listen(self, WORKER_REPORT, lambda report, _: self._migrate(report))
@@ -96,8 +98,8 @@ class _Tracker(Tracker):
     limits: ClassVar = Limits()
     agent_limits: ClassVar = AgentLimits()
 
-    def __init__(self, house: House, stats: Stats) -> None:
-        super().__init__(house, Election(house.timeline), 0)
+    def __init__(self, deployment: SimDeployment, stats: Stats) -> None:
+        super().__init__(deployment, Election(deployment.timeline), 0)
         self._stats = stats
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -117,14 +119,14 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
         self.plant = plant = build_plant(options)
-        self.house = house = _new_house(options, plant)
-        timeline, without = house.timeline, options.without
+        self.deployment = deployment = _new_house(options, plant)
+        timeline, without = deployment.timeline, options.without
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
         redis, ledger = Redis(), _Ledger(timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
-            host: ClusterKvstore(house, redis, host, plant)
+            host: ClusterKvstore(deployment, redis, host, plant)
             for host in (HostId(f"h{number}") for number in range(num_hosts))
         }
         for kvstore in self.kvstores.values():
@@ -132,7 +134,7 @@ class Cluster:
         hosts = list(self.kvstores.values())
         self.workers = [
             ClusterWorker(
-                house,
+                deployment,
                 hosts[number // options.gpus_per_host],
                 number,
                 plant,
@@ -142,12 +144,12 @@ class Cluster:
             )
             for number in range(options.gpus)
         ]
-        self._frontend = _Frontend(house, redis, ledger, 0)
+        self._frontend = _Frontend(deployment, redis, ledger, 0)
         shares = [Share(shard, options.schedulers) for shard in range(options.schedulers)]
         processes: list[Process] = [
             *hosts, *self.workers,
-            *(_Scheduler(house, ledger, share, options) for share in shares),
-            _Tracker(house, stats), self._frontend,
+            *(_Scheduler(deployment, ledger, share, options) for share in shares),
+            _Tracker(deployment, stats), self._frontend,
         ]  # fmt: skip
         for process in processes:
             process.start()
@@ -158,15 +160,15 @@ class Cluster:
         Raises:
             AssertionError: an invariant does not hold.
         """
-        timeline, options = self.house.timeline, self.options
+        timeline, options = self.deployment.timeline, self.options
         timeline.run_until(SETTLE_NS, 1 << 62)
         people = People(
-            SimulatedDoor(self.house, self._frontend),
+            SimulatedDoor(self.deployment, self._frontend),
             scripts,
             options,
             self.stats,
             grain=self.plant.grain,
-            tokens_max=self.house.model.max_model_len,
+            tokens_max=self.deployment.model.max_model_len,
         )
         ends_at_ns = SETTLE_NS + options.lasts_ns
         if options.warm_ns:
@@ -202,13 +204,13 @@ class Cluster:
         self._pages_before = self._pages_by_tier()
 
     def _sample(self, until_ns: int) -> None:
-        timeline = self.house.timeline
+        timeline = self.deployment.timeline
         self.stats.loads.append([len(worker.core.turns) for worker in self.workers])
         if timeline.now_ns < until_ns:
             timeline.after(SAMPLE_NS, partial(self._sample, until_ns))
 
 
-def _new_house(options: ClusterOptions, plant: Plant) -> House:
+def _new_house(options: ClusterOptions, plant: Plant) -> SimDeployment:
     """What all processes share: time, network and model, without faults."""
     timeline = Timeline()
     wires = Wires(timeline, Random(f"network {options.seed}"))
@@ -220,7 +222,7 @@ def _new_house(options: ClusterOptions, plant: Plant) -> House:
         max_model_len=plant.profile.max_model_len,
         vocab_size=VOCAB,
     )
-    return House(
+    return SimDeployment(
         timeline=timeline,
         random=Random(f"cluster {options.seed}"),
         fault_random=Random(0),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.sim.timeline import SECOND
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.frontend import Frontend
-from loadtest.world.house import House
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, AgentRef, SamplingParams
@@ -67,8 +67,8 @@ class Door(Protocol):
 class SimulatedDoor:
     """A frontend in virtual time."""
 
-    def __init__(self, house: House, frontend: Frontend) -> None:
-        self._house = house
+    def __init__(self, deployment: SimDeployment, frontend: Frontend) -> None:
+        self._house = deployment
         self._frontend = frontend
 
     @property

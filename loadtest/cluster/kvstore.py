@@ -5,7 +5,7 @@ from functools import partial
 
 from loadtest.cluster.links import Link
 from loadtest.cluster.plant import Plant
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.memory import GARBAGE, ArenaMemory
 from loadtest.world.peering import Page, PeerHost, Peering
@@ -62,7 +62,7 @@ class LinkPeering(Peering):
         batch = self._waiting[host_id][0]
         other, mine = self._others[host_id], self._mine
         assert isinstance(other, ClusterKvstore)
-        now_ns = mine.house.timeline.now_ns
+        now_ns = mine.deployment.timeline.now_ns
         num_bytes = sum(len(reads.pages) for reads in batch) * self._page_bytes
         ends_at_ns = other.egress.take_through(mine.ingress, num_bytes, now_ns)
         if num_below := sum(other.num_below(reads) for reads in batch):
@@ -85,8 +85,10 @@ class ClusterKvstore(Kvstore):
     ingress, egress: its host's link.
     """
 
-    def __init__(self, house: House, redis: Redis, host_id: HostId, plant: Plant) -> None:
-        super().__init__(house, redis, host_id, plant.arena_blocks * plant.num_layers)
+    def __init__(
+        self, deployment: SimDeployment, redis: Redis, host_id: HostId, plant: Plant
+    ) -> None:
+        super().__init__(deployment, redis, host_id, plant.arena_blocks * plant.num_layers)
         self._plant = plant
         self.stored: dict[BlockKey, PageFacts] = {}
         self._reader = Link(plant.disk_read_bytes_per_s)
@@ -104,7 +106,7 @@ class ClusterKvstore(Kvstore):
             disk_bytes_max=self._plant.disk_bytes,
             expiry_ns=DAY_NS,
             noted_ns=NOTED_NS,
-            eviction=self.house.eviction,
+            eviction=self.deployment.eviction,
         )
 
     def new_arena(self) -> ArenaMemory:
@@ -131,7 +133,7 @@ class ClusterKvstore(Kvstore):
 
     def read(self, num_bytes: int) -> int:
         """When so much is read from the disk, behind all that is asked of it."""
-        return self._reader.take(num_bytes, self.house.timeline.now_ns)
+        return self._reader.take(num_bytes, self.deployment.timeline.now_ns)
 
     def page_of(self, key: BlockKey, layer: int) -> Page | None:
         record = self.record_of(key)
@@ -158,7 +160,7 @@ class ClusterKvstore(Kvstore):
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
         read_at_ns = self.read(num_pages * self._plant.page_bytes)
-        duration_ns = read_at_ns - self.house.timeline.now_ns
+        duration_ns = read_at_ns - self.deployment.timeline.now_ns
         self.later(duration_ns, partial(self._end_read, duration_ns))
 
     def _end_read(self, duration_ns: int) -> None:
@@ -178,7 +180,7 @@ class ClusterKvstore(Kvstore):
         """All that waits, in one go."""
         num_blocks = sum(isinstance(order, DiskWrite) for order in self._orders)
         num_bytes = num_blocks * self._plant.page_bytes * self._plant.num_layers
-        now_ns = self.house.timeline.now_ns
+        now_ns = self.deployment.timeline.now_ns
         delay_ns = self._writer.take(num_bytes, now_ns) - now_ns
         self.later(delay_ns, partial(self._end_writes, len(self._orders)))
 

@@ -8,7 +8,7 @@ from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
 from loadtest.policies.placement import HistoryFrom
 from loadtest.sim.timeline import MS
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.worker import Worker
 from services.worker.core.costs.costs import StepCosts
@@ -32,17 +32,17 @@ class ClusterWorker(Worker):
     """
 
     def __init__(
-        self, house: House, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
+        self, deployment: SimDeployment, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
         *, layerwise: bool, history_from: HistoryFrom,
     ) -> None:  # fmt: skip
-        super().__init__(house, kvstore, number)
+        super().__init__(deployment, kvstore, number)
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
         self._history_from = history_from
         self._kept: dict[TurnId, list[TurnDelta]] = {}
         self._num_kept = 0  # steps of which that is
-        model = house.model
+        model = deployment.model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=PREFILL_TOKENS_MAX // plant.grain,

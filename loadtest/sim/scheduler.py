@@ -7,8 +7,8 @@ from loadtest.sim.client import Store
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import SECOND
 from loadtest.world.checks import check_batches, check_scheduler, check_tracker
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import SILENCING
-from loadtest.world.house import House
 from loadtest.world.process import Ground
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.job_service import EVENTS_DROPPED
@@ -64,8 +64,8 @@ class Candidate(Service):
 
     queue_max = QUEUE_MAX
 
-    def __init__(self, house: Ground, name: str, store: Store, leadership: Leadership) -> None:
-        super().__init__(house, name, store)
+    def __init__(self, deployment: Ground, name: str, store: Store, leadership: Leadership) -> None:
+        super().__init__(deployment, name, store)
         self._leadership = leadership
         leadership.candidates.append(self)
 
@@ -97,13 +97,13 @@ class Scheduler(Candidate):
     role: "all", "shard" or "rank", as in its settings.
     """
 
-    house: House
+    deployment: SimDeployment
     kind = "scheduler"
     main = staticmethod(scheduler_main)
 
     def __init__(
         self,
-        house: House,
+        deployment: SimDeployment,
         store: Store,
         leadership: Leadership,
         number: int,
@@ -111,22 +111,24 @@ class Scheduler(Candidate):
         shard: int = 0,
     ) -> None:
         which = str(shard) if role == "shard" else role
-        super().__init__(house, f"scheduler-{which}-{number}", store, leadership)
+        super().__init__(deployment, f"scheduler-{which}-{number}", store, leadership)
         self._role, self.shard = role, shard
 
     def config(self) -> SchedulerConfig:
-        house = self.house
+        deployment = self.deployment
         placement = (
-            "loadtest.world.scattering:Scattering" if house.is_scattered else house.placement
+            "loadtest.world.scattering:Scattering"
+            if deployment.is_scattered
+            else deployment.placement
         )
         return SchedulerConfig(
             instance=self.name,
             scheduler_policy=placement,
             scheduler_role=self._role,
             scheduler_shard=self.shard,
-            scheduler_shards=house.num_shards,
+            scheduler_shards=deployment.num_shards,
             scheduler_queue_max=self.queue_max,
-            tracker_shards=house.num_tracker_shards,
+            tracker_shards=deployment.num_tracker_shards,
             scheduler_lease_beat_ms=BEAT_MS,
             scheduler_lease_ttl_ms=TTL_MS,
         )
@@ -134,7 +136,7 @@ class Scheduler(Candidate):
     def check(self) -> None:
         super().check()
         if (core := self.part("turns")) is not None:
-            check_scheduler(core, is_lossy=bool(self.house.fault_kinds & SILENCING))
+            check_scheduler(core, is_lossy=bool(self.deployment.fault_kinds & SILENCING))
         if (jobs := self.part("jobs")) is not None:
             check_batches(jobs)
 
@@ -144,14 +146,19 @@ class Tracker(Candidate):
     shard: which part of the sessions it has.
     """
 
-    house: House
+    deployment: SimDeployment
     kind = "tracker"
     main = staticmethod(partial(tracker_main, agent_limits=AGENT_LIMITS))
 
     def __init__(
-        self, house: House, store: Store, leadership: Leadership, number: int, shard: int = 0
+        self,
+        deployment: SimDeployment,
+        store: Store,
+        leadership: Leadership,
+        number: int,
+        shard: int = 0,
     ) -> None:
-        super().__init__(house, f"tracker-{shard}-{number}", store, leadership)
+        super().__init__(deployment, f"tracker-{shard}-{number}", store, leadership)
         self.shard = shard
 
     @property
@@ -160,15 +167,15 @@ class Tracker(Candidate):
         return core
 
     def config(self) -> TrackerConfig:
-        house = self.house
+        deployment = self.deployment
         return TrackerConfig(
             instance=self.name,
             tracker_ttl_s=TTL_S,
             tracker_slack_s=SLACK_NS / SECOND,
             tracker_shard=self.shard,
-            tracker_shards=house.num_tracker_shards,
+            tracker_shards=deployment.num_tracker_shards,
             tracker_queue_max=self.queue_max,
-            scheduler_shards=house.num_shards,
+            scheduler_shards=deployment.num_shards,
             scheduler_lease_beat_ms=BEAT_MS,
             scheduler_lease_ttl_ms=TTL_MS,
         )

@@ -57,7 +57,7 @@ class SimMachine(Machine):
     async def connect(self, config: ServiceConfig, name: str) -> Bus:
         del config, name
         service = self._service
-        client = SimClient(service.house.wires, service, service.loop)
+        client = SimClient(service.deployment.wires, service, service.loop)
         return SimBus(client, service.store)
 
     def make_runtime(
@@ -84,11 +84,11 @@ class Service(Process):
     kind: str
     main: Main
 
-    def __init__(self, house: Ground, name: str, store: Store) -> None:
-        super().__init__(house, name)
+    def __init__(self, deployment: Ground, name: str, store: Store) -> None:
+        super().__init__(deployment, name)
         self.store = store
         self.runtime: SimRuntime | None = None
-        self._random = Random(f"{name} {house.random.random()}")
+        self._random = Random(f"{name} {deployment.random.random()}")
         self._past_loops: list[SimLoop] = []
         self._num_idle = 0
         self._finding: AssertionError | None = None

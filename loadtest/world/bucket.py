@@ -34,7 +34,7 @@ from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.locations import OBJECTS
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 CALL_NS = 20 * MS  # a request, at most
 TIMEOUT_NS = 300 * MS  # of one, while the store is away
@@ -102,7 +102,7 @@ class BucketSide:
         owner = owner_key(message.tenant, message.session_id)
         num_offered = 0 if of_peer is None else of_peer.num_blocks
         num_said = 0
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             num_said = core.what_objects_may_give(
                 owner, keys, message.num_before, message.page_bytes, message.kv_at, num_offered,
                 kvstore.now_ns,
@@ -129,7 +129,7 @@ class BucketSide:
             is_more = found is not None and found.num_blocks > num_offered
             then(found if is_more else of_peer)
 
-        locate_ns = kvstore.house.random.randrange(LOCATE_NS) + 1
+        locate_ns = kvstore.deployment.random.randrange(LOCATE_NS) + 1
         kvstore.later(LOCATE_MAX_NS if is_late else locate_ns, on_answer)
 
     def fetch(self, reads: list[PageReads]) -> None:
@@ -169,13 +169,15 @@ class BucketSide:
         return offer
 
     def _duration_ns(self) -> int:
-        bucket, house = self._bucket, self._kvstore.house
+        bucket, deployment = self._bucket, self._kvstore.deployment
         if bucket.is_slow and not bucket.is_away:
-            duration_ns = house.random.randrange(SLOW_MIN_NS, SLOW_MAX_NS)
-            bucket.slow_until_ns = max(bucket.slow_until_ns, house.timeline.now_ns + duration_ns)
+            duration_ns = deployment.random.randrange(SLOW_MIN_NS, SLOW_MAX_NS)
+            bucket.slow_until_ns = max(
+                bucket.slow_until_ns, deployment.timeline.now_ns + duration_ns
+            )
             return duration_ns
         most_ns = TIMEOUT_NS if bucket.is_away else CALL_NS
-        return house.random.randrange(most_ns) + 1
+        return deployment.random.randrange(most_ns) + 1
 
     def _end_fetch(self, reads: list[PageReads], duration_ns: int) -> None:
         gone: set[Run] = set()

@@ -50,9 +50,9 @@ class Tally:
 
     def count(self, world: World) -> None:
         """Count a world that ran to its end."""
-        timeline, ledger = world.house.timeline, world.ledger
+        timeline, ledger = world.deployment.timeline, world.ledger
         self.num_events += timeline.num_events
-        self.num_lost += world.house.wires.num_lost
+        self.num_lost += world.deployment.wires.num_lost
         self.num_dropped += world.num_dropped
         self.virtual_s += timeline.now_ns / 1e9
         self.ends.update(str(turn.end) for turn in ledger.turns.values())
@@ -140,7 +140,7 @@ def _failing(seed: int, options: Options, faults: Faults) -> Shrunk | None:
     try:
         run_world(world)
     except Exception as error:
-        return Shrunk(seed, why(error), faults, world.house.timeline.trace[-TRACE_LINES:])
+        return Shrunk(seed, why(error), faults, world.deployment.timeline.trace[-TRACE_LINES:])
     finally:
         world.dispose()
     return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadtest.sim.timeline import MS, SECOND, Action, Timeline
 from loadtest.world.alarm import Alarm
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.process import Process
 from shared.effects import WakeAt
 from shared.errors import NobodyListens, SymphonyError
@@ -63,12 +63,12 @@ class Candidate(Process):
     num_dropped: events that found no room there, in all lives.
     """
 
-    house: House
+    deployment: SimDeployment
 
     def __init__(
-        self, house: House, name: str, election: Election, leadership: str = "all"
+        self, deployment: SimDeployment, name: str, election: Election, leadership: str = "all"
     ) -> None:
-        super().__init__(house, name)
+        super().__init__(deployment, name)
         self._leadership = leadership
         self._election = election
         election.candidates.append(self)
@@ -101,7 +101,7 @@ class Candidate(Process):
     @property
     def is_leading(self) -> bool:
         """Whether it would act, if it looked now."""
-        has_connection = self.house.wires.has_connection(self)
+        has_connection = self.deployment.wires.has_connection(self)
         return self.is_ready and has_connection and self.lease.is_leading(self.now_ns)
 
     def raise_fence(self, above: int) -> None:
@@ -122,7 +122,9 @@ class Candidate(Process):
                 case le.Announce(stored):
                     for other in self._election.candidates:
                         if other is not self and other.is_ready:
-                            self.house.wires.tell(self, other, partial(other.hear_lease, stored))
+                            self.deployment.wires.tell(
+                                self, other, partial(other.hear_lease, stored)
+                            )
                 case WakeAt(at_ns):
                     self._lease_alarm.set(at_ns)
                 case le.Lead(fence):
@@ -161,7 +163,7 @@ class Candidate(Process):
                     event = partial(self.lease.on_written, revision)
             return lambda: answer(event)
 
-        self.house.wires.ask_server(self, at_store)
+        self.deployment.wires.ask_server(self, at_store)
         self.later(TIMES.beat_ns, lambda: answer(self.lease.on_no_answer))
 
     def _ask_holder(self) -> None:
@@ -174,14 +176,14 @@ class Candidate(Process):
             else:
                 self._lead_on(self.lease.on_holder_silent(self.now_ns))
 
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, LEASE_HOLDER, Empty(), on_reply, on_error,
             ident=self._leadership, timeout_ns=TIMES.answer_ns,
         )  # fmt: skip
 
     def _be_present(self) -> None:
         """Answer spares, in this life, that it is there."""
-        self.house.wires.listen(
+        self.deployment.wires.listen(
             self,
             LEASE_HOLDER,
             lambda _, reply: reply(LeaseHolder(instance=self.instance)),

@@ -17,7 +17,7 @@ from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
 from shared.locations import OBJECTS
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 from shared.urgency import is_urgent
 
 EXPIRY_NS = 3600 * SECOND  # of sessions without an expiry of their own
@@ -177,7 +177,7 @@ def check_expired(core: KvCore, now_ns: int) -> None:
         is_over = block.used_at_ns + (block.expiry_ns or EXPIRY_NS) < now_ns
         is_used = any(not held.is_idle for a in core.arenas.values() if (held := a.blocks.get(key)))
         assert not is_over or block.num_children or is_used, "an expired block is kept"
-        is_alike = block.owner == NOBODY or disk.expiry_ns_of(block.owner) == block.expiry_ns
+        is_alike = block.owner == NO_OWNER or disk.expiry_ns_of(block.owner) == block.expiry_ns
         assert is_alike, "a session has two expiries"
     tier = core.objects.tier
     begin = {run.before for owner in tier.owners for run in tier.runs_of(owner)}

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from loadtest.sim.timeline import MS, SECOND
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hinters
-from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
@@ -38,7 +38,7 @@ class Clients:
 
     def __init__(
         self,
-        house: House,
+        deployment: SimDeployment,
         frontends: Sequence[Frontend],
         ledger: Ledger,
         num_sessions: int,
@@ -46,9 +46,9 @@ class Clients:
         hinters: Hinters,
     ) -> None:
         self._hinters = hinters
-        self._house = house
-        self._timeline = house.timeline
-        self._random = house.random
+        self._house = deployment
+        self._timeline = deployment.timeline
+        self._random = deployment.random
         self._frontends = frontends
         self._ledger = ledger
         for frontend in frontends:
@@ -56,7 +56,7 @@ class Clients:
         self._open: dict[TurnId, tuple[ClientTurn, Frontend]] = {}
         self._num_waiting = 0  # sessions whose next turn is still to be asked
         kinds = {"killer": KILLER, "breaker": BREAKER}
-        self._poison = [seed for kind, seed in kinds.items() if kind in house.fault_kinds]
+        self._poison = [seed for kind, seed in kinds.items() if kind in deployment.fault_kinds]
         self._num_requests = 0
         self._job_frontends: dict[str, Frontend] = {}
         for _ in range(self._random.randrange(8)):
@@ -64,8 +64,8 @@ class Clients:
         # So few that turns share them, or so many that they cannot be there together.
         self._adapters = self._random.sample(ADAPTERS, self._random.choice([0, 1, 3, 6]))
         system = [self._tokens(self._random.randrange(1, 14)) for _ in range(2)]
-        has_agents = house.agent_random.random() < AGENTS_SHARE
-        begins_anew = has_agents and house.agent_random.random() < ANEW_SHARE
+        has_agents = deployment.agent_random.random() < AGENTS_SHARE
+        begins_anew = has_agents and deployment.agent_random.random() < ANEW_SHARE
         self._system_of: dict[str, list[int]] = {}  # of agents whose sessions have one turn each
         if begins_anew:
             self._system_of = {agent: self._tokens(9) for agent in AGENTS}
@@ -74,7 +74,7 @@ class Clients:
                 SessionId(f"s{number}"),
                 self._random.choice(TENANTS),
                 list(self._random.choice(system)),
-                self._random.randrange(1, 6 if house.is_crowded else 4),
+                self._random.randrange(1, 6 if deployment.is_crowded else 4),
                 self._some_adapter(),
                 self._some_agent() if has_agents else None,
             )

@@ -68,7 +68,7 @@ class Desk(Generic[E]):
 
     def probe(self, worker_id: WorkerId) -> None:
         """Ask whether a worker is there; tell the core if it is not."""
-        candidate, wires = self._candidate, self._candidate.house.wires
+        candidate, wires = self._candidate, self._candidate.deployment.wires
         was_steady_ns = wires.steady_for_ns(candidate)
 
         def on_error(_: SymphonyError) -> None:

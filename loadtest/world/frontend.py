@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from loadtest.sim.timeline import MS, SECOND, Action
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.jobs import FrontendJobs
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
@@ -73,19 +73,21 @@ class Frontend(Process):
     turns, jobs, hints: the cores, of this life.
     """
 
-    house: House
+    deployment: SimDeployment
 
     hint_limits: ClassVar = HintLimits(per_place=160, per_tenant=320)
 
-    def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:
-        super().__init__(house, f"frontend-{number}")
+    def __init__(
+        self, deployment: SimDeployment, redis: Redis, ledger: Ledger, number: int
+    ) -> None:
+        super().__init__(deployment, f"frontend-{number}")
         self._redis = redis
         self._ledger = ledger
         self._break_connections: Action = lambda: None
 
     def on_start(self) -> None:
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
-        limits = TurnLimits(prompt_bytes_max=self.house.random.choice(PROMPT_BYTES_MAX))
+        limits = TurnLimits(prompt_bytes_max=self.deployment.random.choice(PROMPT_BYTES_MAX))
         self.turns = Turns(self._frontend_id, limits)
         self.hints = HintAccounts(self.hint_limits)
         self._readers: dict[TurnId, News] = {}
@@ -93,13 +95,13 @@ class Frontend(Process):
         self._said: dict[TurnId, list[int]] = {}
         self._numbers: dict[TurnId, int] = {}  # of turns in their sessions
         self._pulled: dict[TurnId, int] = {}
-        wires, me = self.house.wires, self._frontend_id
+        wires, me = self.deployment.wires, self._frontend_id
         wires.listen(self, PROMPT_PULL, self._on_pull, me)
         wires.listen(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
         wires.listen(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
         wires.listen(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
         wires.listen(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
-        self.jobs = FrontendJobs(self, me, self.house.num_shards)
+        self.jobs = FrontendJobs(self, me, self.deployment.num_shards)
         self.later(TICK_NS, self._tick)
 
     def on_crash(self) -> None:
@@ -133,7 +135,7 @@ class Frontend(Process):
     def advise(self, advisory: Advisory) -> None:
         """A client announces a turn."""
         tenant, session_id, place = advisory.tenant, advisory.session_id, advisory.place
-        num_shards = self.house.num_tracker_shards
+        num_shards = self.deployment.num_tracker_shards
         shard = shard_of(tenant, session_id, num_shards)
         try:
             self.hints.take(tenant, place, self.now_ns)
@@ -148,9 +150,13 @@ class Frontend(Process):
         kv_at = known_places(self.located(tenant, session_id))
         sent = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
         wire, ids = at_shard(ADVISORY_SUBMIT, tenant, session_id, num_shards)
-        if num_shards > 1 and self.house.random.random() < PUBLIC_SHARE and not advisory.ordered:
+        if (
+            num_shards > 1
+            and self.deployment.random.random() < PUBLIC_SHARE
+            and not advisory.ordered
+        ):
             wire, ids = ADVISORY_SUBMIT, ()
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, wire, sent, on_reply, lambda _: None, ident="".join(ids), timeout_ns=500 * MS
         )
 
@@ -202,26 +208,26 @@ class Frontend(Process):
                 case Start(worker_id, start):
                     starts.append((worker_id, start))
                 case Cancel(message):
-                    shard = str(turn_shard(message.turn_id, self.house.num_shards))
-                    self.house.wires.send(self, TURN_CANCEL, message, shard)
+                    shard = str(turn_shard(message.turn_id, self.deployment.num_shards))
+                    self.deployment.wires.send(self, TURN_CANCEL, message, shard)
                 case AskScheduler():
                     self._ask_scheduler()
-        for number, its in by_shard(submits, self.house.num_shards).items():
-            self.house.wires.send(self, TURN_SUBMIT, TurnsSubmit(turns=its), str(number))
+        for number, its in by_shard(submits, self.deployment.num_shards).items():
+            self.deployment.wires.send(self, TURN_SUBMIT, TurnsSubmit(turns=its), str(number))
         for worker_id, start in starts:
             self._ledger.on_start_turn(start, worker_id)
-            self.house.wires.send(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
+            self.deployment.wires.send(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
 
     def _ask_scheduler(self) -> None:
-        missing = set(range(self.house.num_shards))
+        missing = set(range(self.deployment.num_shards))
 
         def on_reply(shard: int, _: Any) -> None:
             missing.discard(shard)
             if not missing:
                 self.turns.on_scheduler_seen(self.now_ns)
 
-        for shard in range(self.house.num_shards):
-            self.house.wires.request(
+        for shard in range(self.deployment.num_shards):
+            self.deployment.wires.request(
                 self, SCHEDULER_PING, Empty(), partial(on_reply, shard), lambda _: None,
                 ident=str(shard), timeout_ns=SECOND,
             )  # fmt: skip
@@ -238,18 +244,18 @@ class Frontend(Process):
         number = self._numbers[turn_id]
         self._forget(turn_id)
         if new.agent is not None and new.session_id is not None:
-            tools = ["ls"] if self.house.agent_random.random() < TOOL_SHARE else []
-            keys = chain_keys(self._root(new), new.prompt, self.house.model.block_tokens)
+            tools = ["ls"] if self.deployment.agent_random.random() < TOOL_SHARE else []
+            keys = chain_keys(self._root(new), new.prompt, self.deployment.model.block_tokens)
             left = AgentTurnLeft(
                 agent=new.agent, session_id=new.session_id, tenant=new.tenant, tools=tools,
                 model_id=new.model_id, adapter=new.adapter, keys=pack_keys(keys),
             )  # fmt: skip
-            wire, ids = left_wire(left, self.house.num_tracker_shards)
-            self.house.wires.send(self, wire, left, *ids)
+            wire, ids = left_wire(left, self.deployment.num_tracker_shards)
+            self.deployment.wires.send(self, wire, left, *ids)
         if new.session_id is None:
             reader(news)
             return
-        model = self.house.model
+        model = self.deployment.model
         root = self._root(new)
         tokens = tokens[:-1]  # no step ran on the last one
         keys = chain_keys(root, tokens, model.block_tokens)
@@ -260,7 +266,7 @@ class Frontend(Process):
 
     def _root(self, new: NewTurn) -> BlockKey:
         adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
-        return root_key(self.house.model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
+        return root_key(self.deployment.model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
 
     def _forget(self, turn_id: TurnId) -> None:
         self._readers.pop(turn_id, None)

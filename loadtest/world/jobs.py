@@ -74,7 +74,7 @@ class FrontendJobs:
 
     def __init__(self, frontend: Process, frontend_id: FrontendId, num_shards: int) -> None:
         self._frontend = frontend
-        self._wires = frontend.house.wires
+        self._wires = frontend.deployment.wires
         self._shard = shard_of(JOB_MODEL, num_shards)
         self.core = Jobs(frontend_id, fe.JobLimits())
         self._alarm = Alarm(frontend, self._wake)
@@ -165,7 +165,7 @@ class SchedulerJobs:
     def __init__(self, scheduler: Candidate, ledger: Ledger) -> None:
         self._scheduler = scheduler
         self._ledger = ledger
-        self._wires = wires = scheduler.house.wires
+        self._wires = wires = scheduler.deployment.wires
         limits = sj.JobLimits()
         delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
         self.core = core = sj.JobsCore(
@@ -224,7 +224,7 @@ class WorkerJobs:
     def __init__(self, worker: Process, worker_id: WorkerId, report: Action) -> None:
         self._worker = worker
         self._report = report
-        self._wires = wires = worker.house.wires
+        self._wires = wires = worker.deployment.wires
         self.core = BatchCore(worker_id, [job_card()], we.BatchLimits())
         self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None

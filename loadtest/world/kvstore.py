@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.sim.timeline import MS, SECOND, US
 from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import ArenaMemory, Content, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
@@ -95,20 +95,20 @@ class Kvstore(PeerHost):
     disk_slowness: factor on reads and writes now.
     is_disk_full: writes find no room now.
     unread_share: reads from disk that fail now.
-    others: kvstores of the house, by host.
+    others: kvstores of the deployment, by host.
     is_lying: what it says of its pages is wrong now.
     """
 
     def __init__(
         self,
-        house: House,
+        deployment: SimDeployment,
         redis: Redis,
         host_id: HostId,
         num_pages: int,
         disk_slowness: int = 1,
         bucket: Bucket | None = None,
     ) -> None:
-        super().__init__(house, f"kvstore-{host_id}")
+        super().__init__(deployment, f"kvstore-{host_id}")
         self.host_id = host_id
         self._redis = redis
         self._num_pages = num_pages
@@ -126,7 +126,7 @@ class Kvstore(PeerHost):
     def on_start(self) -> None:
         self.core = KvCore(
             self.limits(),
-            first_ticket=self.house.timeline.now_ns // US + 1,
+            first_ticket=self.deployment.timeline.now_ns // US + 1,
             host_id=self.host_id,
         )
         self._peering = self.new_peering()
@@ -144,7 +144,7 @@ class Kvstore(PeerHost):
             self._objects = BucketSide(self, self._bucket, self._on_objects_listed)
         self._is_dropping = False
         self._perform(self.core.on_disk_found(FoundBlocks.of(found), self.now_ns))
-        wires = self.house.wires
+        wires = self.deployment.wires
         wires.listen(self, KV_OPEN, self._answering(self._open), self.host_id)
         wires.listen(self, KV_LEASE, self._answering(self._lease), self.host_id)
         wires.listen(self, KV_STAGE, self._stage, self.host_id)
@@ -157,14 +157,14 @@ class Kvstore(PeerHost):
     def limits(self) -> Limits:
         """Small, so that they are reached."""
         return Limits(
-            disk_bytes_max=self.house.disk_bytes_max,
+            disk_bytes_max=self.deployment.disk_bytes_max,
             expiry_ns=EXPIRY_NS,
             objects_expiry_ns=EXPIRY_NS,
             noted_ns=60 * SECOND,
             ticket_ns=TICKET_NS,
             drops_max=DROPS_MAX,
-            load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
-            eviction=self.house.eviction,
+            load_bytes_max=(2 if self.deployment.is_scattered else 8) * PAGE_BYTES,
+            eviction=self.deployment.eviction,
             has_objects=self._bucket is not None,
             objects_bytes_max=OBJECTS_BYTES_MAX,
             objects_rest_ns=OBJECTS_REST_NS,
@@ -190,7 +190,7 @@ class Kvstore(PeerHost):
     def lose_pages(self, share: float) -> None:
         """Damage some of what is on disk."""
         for block in self.disk.values():
-            if self.house.fault_random.random() < share:
+            if self.deployment.fault_random.random() < share:
                 block.is_damaged = True
 
     def lose_database(self) -> None:
@@ -212,7 +212,7 @@ class Kvstore(PeerHost):
             self.later(GROWTH_NS, self._grow)
         life, number = map(int, message.incarnation.split(".")[1:])
         latest = self._opened.get(message.worker_id, (0, 0))
-        is_overtaken = OVERTAKING & self.house.fault_kinds  # who lives opens again
+        is_overtaken = OVERTAKING & self.deployment.fault_kinds  # who lives opens again
         assert (life, number) >= latest or is_overtaken, "an old life opens"
         event = Open(
             message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
@@ -224,7 +224,7 @@ class Kvstore(PeerHost):
 
     def _grow(self) -> None:
         """More of the arena has memory."""
-        page_bytes = self.house.model.page_bytes
+        page_bytes = self.deployment.model.page_bytes
         arena = self.core.arenas[page_bytes]
         num_pages = min(arena.num_pages + self._num_pages // 4 + 1, self._num_pages)
         self.core.on_arena_grown(page_bytes, num_pages)
@@ -241,8 +241,8 @@ class Kvstore(PeerHost):
 
     def _stage(self, message: m.KvStage, reply: Reply) -> None:
         """In a crowd it takes its time, often too long."""
-        if self.house.is_crowded:
-            delay_ns = self.house.random.randrange(STAGE_MAX_NS)
+        if self.deployment.is_crowded:
+            delay_ns = self.deployment.random.randrange(STAGE_MAX_NS)
             self.later(delay_ns, partial(self._look_up, message, reply))
         else:
             self._look_up(message, reply)
@@ -263,7 +263,9 @@ class Kvstore(PeerHost):
             self._peering.locate(message, keys, on_peers)
 
         def on_record(record: Any) -> None:
-            is_other = message.fingerprint != self.house.model.fingerprint  # than frontends know
+            is_other = (
+                message.fingerprint != self.deployment.model.fingerprint
+            )  # than frontends know
             on_keys([] if record is None or is_other else unpack_keys(record.block_keys))
 
         if message.keys or message.session_id is None:
@@ -324,7 +326,7 @@ class Kvstore(PeerHost):
             num_blocks, effects = self.core.on_commit(event, self.now_ns)
         except InvalidRequest as error:
             # Of an earlier incarnation; or overtaken by a renewal that names them no more.
-            is_late = isinstance(error, NotFound) or OVERTAKING & self.house.fault_kinds
+            is_late = isinstance(error, NotFound) or OVERTAKING & self.deployment.fault_kinds
             assert is_late, f"{message.worker_id} commits what is not its own"
             raise
         self._perform(effects)
@@ -412,7 +414,7 @@ class Kvstore(PeerHost):
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
         most_ns = READ_NS * num_pages * self.disk_slowness
-        duration_ns = self.house.random.randrange(most_ns) + 1
+        duration_ns = self.deployment.random.randrange(most_ns) + 1
         self.later(duration_ns, partial(self._end_read, duration_ns))
 
     def _end_read(self, duration_ns: int) -> None:
@@ -473,7 +475,7 @@ class Kvstore(PeerHost):
         return outcomes
 
     def _read_page(self, key: BlockKey, layer: int, page: int) -> LoadOutcome:
-        if self.house.fault_random.random() < self.unread_share:
+        if self.deployment.fault_random.random() < self.unread_share:
             return LoadOutcome.FAILED
         block = self.disk.get(key)
         if block is None:
@@ -490,7 +492,7 @@ class Kvstore(PeerHost):
             self._begin_write()
 
     def _begin_write(self) -> None:
-        duration_ns = self.house.random.randrange(WRITE_NS * self.disk_slowness) + 1
+        duration_ns = self.deployment.random.randrange(WRITE_NS * self.disk_slowness) + 1
         self.later(duration_ns, self._end_write)
 
     def _end_write(self) -> None:

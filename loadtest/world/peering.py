@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from loadtest.sim.timeline import MS
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import ArenaMemory, Content
 from loadtest.world.process import Process
 from services.kvstore.core import (
@@ -60,7 +60,7 @@ class PeerHost(Process):
         is_link_cut: no pages come from other hosts now, nor go there.
     """
 
-    house: House
+    deployment: SimDeployment
 
     core: KvCore
     host_id: HostId
@@ -88,7 +88,7 @@ class Peering:
     """One kvstore's side, for one life of it.
 
     Attributes:
-        others: kvstores of the house, itself included.
+        others: kvstores of the deployment, itself included.
     """
 
     def __init__(self, kvstore: PeerHost, others: Mapping[HostId, PeerHost]) -> None:
@@ -100,7 +100,7 @@ class Peering:
         """Which peers have more of this sequence; answered once all have replied or timed out."""
         kvstore = self._kvstore
         core = kvstore.core
-        if not kvstore.house.has_peers:
+        if not kvstore.deployment.has_peers:
             then(None)
             return
         hosts = core.whom_to_ask(
@@ -155,7 +155,7 @@ class Peering:
             keys=pack_keys(keys), num_layers=message.num_layers, page_bytes=message.page_bytes
         )
         for host_id in hosts:
-            kvstore.house.wires.request(
+            kvstore.deployment.wires.request(
                 kvstore, KV_LOCATE, question, partial(on_answer, host_id),
                 partial(on_answer, host_id), ident=host_id, timeout_ns=LOCATE_NS,
             )  # fmt: skip
@@ -171,7 +171,7 @@ class Peering:
         kvstore = self._kvstore
         num_pages = sum(len(reads.pages) for reads in self._waiting[host_id][0])
         most_ns = FETCH_NS * num_pages if self._is_linked(host_id) else TIMEOUT_NS
-        duration_ns = kvstore.house.random.randrange(most_ns) + 1
+        duration_ns = kvstore.deployment.random.randrange(most_ns) + 1
         kvstore.later(duration_ns, partial(self._end, host_id, duration_ns))
 
     def _end(self, host_id: HostId, duration_ns: int) -> None:

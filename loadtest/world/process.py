@@ -1,4 +1,4 @@
-"""A process of the house: it starts, stands still, dies, and has clocks of its own."""
+"""A process of the deployment: it starts, stands still, dies, and has clocks of its own."""
 
 from collections import deque
 from functools import partial
@@ -34,10 +34,10 @@ class Process:
         is_touched: something happened to a core of it since it was checked.
     """
 
-    def __init__(self, house: Ground, name: str) -> None:
-        self.house = house
+    def __init__(self, deployment: Ground, name: str) -> None:
+        self.deployment = deployment
         self.name = name
-        self._timeline = house.timeline
+        self._timeline = deployment.timeline
         self.is_up = False
         self.is_ready = False
         self.life = 0
@@ -45,7 +45,7 @@ class Process:
         self.is_touched = False
         self._frozen_until_ns = 0
         self._backlog: deque[tuple[int, Action]] = deque()
-        random = house.random
+        random = deployment.random
         self._offset_ns = random.randrange(1000 * SECOND)
         self._drift_ppm = random.randint(-DRIFT_MAX_PPM, DRIFT_MAX_PPM)
         self.wall_skew_ns = 0
@@ -69,7 +69,7 @@ class Process:
     @property
     def is_well(self) -> bool:
         """Up, running and connected."""
-        return self.is_ready and not self.is_frozen and self.house.wires.is_connected(self)
+        return self.is_ready and not self.is_frozen and self.deployment.wires.is_connected(self)
 
     def start(self) -> None:
         """Begin a life, unless there is no machine for it any more."""
@@ -82,7 +82,7 @@ class Process:
         self._backlog.clear()
         self._timeline.note(f"{self.name} starts")
         self.is_ready = False
-        self.house.wires.join(self, self._begin)
+        self.deployment.wires.join(self, self._begin)
 
     def crash(self) -> None:
         """Die at once. What is under way arrives."""
@@ -90,7 +90,7 @@ class Process:
             return
         was_ready, self.is_up, self.is_ready = self.is_ready, False, False
         self._timeline.note(f"{self.name} dies")
-        self.house.wires.leave(self)
+        self.deployment.wires.leave(self)
         if was_ready:
             self.on_crash()
 

@@ -16,7 +16,7 @@ from shared.locations import (
     location_redis_key,
     objects_of,
 )
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 
 AGAIN_NS = 2 * SECOND
 
@@ -123,8 +123,10 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     """
     core, host_id = kvstore.core, kvstore.host_id
     held = {owner: core._here.count_leading(owner) for owner in core._here.owners}
-    if "lost disk" not in kvstore.house.fault_kinds:  # what was written just before it is missed
-        owners = {block.owner for block in kvstore.disk.values()} - {NOBODY}
+    if (
+        "lost disk" not in kvstore.deployment.fault_kinds
+    ):  # what was written just before it is missed
+        owners = {block.owner for block in kvstore.disk.values()} - {NO_OWNER}
         assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
     lives = decode_lives(redis.raw(KV_HOSTS_KEY))
@@ -148,7 +150,7 @@ def _check_saved(kvstore: Kvstore, bucket: Bucket) -> None:
     assert not resting, f"{kvstore.name} has not written what rests"
     known = {run for owner in objects.tier.owners for run in objects.tier._saved[owner].runs}
     own = {run for run in bucket.runs() if run.host_id == kvstore.host_id}
-    if "bucket" not in kvstore.house.fault_kinds:
+    if "bucket" not in kvstore.deployment.fault_kinds:
         assert known == own, f"{kvstore.name} does not know what it wrote"
     num_bytes = sum(run.num_pages * run.page_bytes for run in known)
     assert objects.tier.num_bytes == num_bytes, "bytes are miscounted"

@@ -40,7 +40,7 @@ def run_world(world: World) -> None:
     Raises:
         AssertionError: something does not hold.
     """
-    timeline, options, clients = world.house.timeline, world.options, world.clients
+    timeline, options, clients = world.deployment.timeline, world.options, world.clients
     unleash(world)
     watch = _Watch(world)
     timeline.run_until(options.faults_for_ns, options.events_max)
@@ -61,7 +61,7 @@ def run_world(world: World) -> None:
     watch.check_ends()
     assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
     trackers = world.leading_trackers
-    hoped = "used" if world.house.hears_hints else "late"
+    hoped = "used" if world.deployment.hears_hints else "late"
     ends_of = {"before": "overtaken", last.session.session_id: hoped, "after": "expired"}
     if not _are_together(world, "before", last.session.session_id):
         ends_of["before"] = "expired"  # a shard knows the order of its own sessions
@@ -78,7 +78,7 @@ def run_world(world: World) -> None:
 
 def _are_together(world: World, *names: str) -> bool:
     """Whether one shard of the tracker has these sessions of the last tenant."""
-    num_shards = world.house.num_tracker_shards
+    num_shards = world.deployment.num_tracker_shards
     return len({shard_of(LAST_TENANT, name, num_shards) for name in names}) == 1
 
 
@@ -97,11 +97,11 @@ class _Watch:
     def _sample(self) -> None:
         """Record the instants at which no worker could have served a turn."""
         world, options = self._world, self._world.options
-        timeline = world.house.timeline
+        timeline = world.deployment.timeline
         for leadership in (*world.scheduling, *world.tracking):
             leadership.check()
         is_served = (
-            world.house.wires.is_up
+            world.deployment.wires.is_up
             and all(
                 any(each.is_well and each.is_leading for each in leadership.candidates)
                 for leadership in world.scheduling
@@ -112,14 +112,15 @@ class _Watch:
         if not is_served:
             self._unserved_at_ns.append(timeline.now_ns)
         is_undisturbed = (
-            not world.house.is_crowded
+            not world.deployment.is_crowded
             and not world.faults.kinds & DISTURBING
             and all(process.is_well for process in world.processes if process.is_up)
         )
         world.clients.check_progress(
             is_served=is_served,
             is_undisturbed=is_undisturbed,
-            stall_max_ns=options.stall_max_ns * (CROWD_FACTOR if world.house.is_crowded else 1),
+            stall_max_ns=options.stall_max_ns
+            * (CROWD_FACTOR if world.deployment.is_crowded else 1),
             calm_stall_max_ns=options.calm_stall_max_ns,
         )
         timeline.after(SAMPLE_NS, self._sample)

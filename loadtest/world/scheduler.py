@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from loadtest.world.candidate import Candidate, Election
 from loadtest.world.checks import check_batches, check_scheduler
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.desk import Desk
 from loadtest.world.faults import SILENCING
-from loadtest.world.house import House
 from loadtest.world.jobs import SchedulerJobs
 from loadtest.world.ledger import Ledger
 from loadtest.world.scattering import Scattering
@@ -72,7 +72,7 @@ class Scheduler(Candidate):
 
     def __init__(
         self,
-        house: House,
+        deployment: SimDeployment,
         election: Election,
         ledger: Ledger,
         number: int,
@@ -80,7 +80,7 @@ class Scheduler(Candidate):
     ) -> None:
         of_shard = f"-shard-{share.index}" if share.index else ""
         leadership = f"shard-{share.index}" if share.index else "all"
-        super().__init__(house, f"scheduler{of_shard}-{number}", election, leadership)
+        super().__init__(deployment, f"scheduler{of_shard}-{number}", election, leadership)
         self._ledger = ledger
         self._share = share
         self.core: SchedulerCore | None = None
@@ -88,7 +88,7 @@ class Scheduler(Candidate):
 
     def check(self) -> None:
         if self.core is not None:
-            check_scheduler(self.core, is_lossy=bool(self.house.fault_kinds & SILENCING))
+            check_scheduler(self.core, is_lossy=bool(self.deployment.fault_kinds & SILENCING))
         if self.jobs is not None:
             check_batches(self.jobs.core)
 
@@ -109,9 +109,9 @@ class Scheduler(Candidate):
 
     def new_policy(self, limits: Limits) -> PlacementPolicy:
         """For a new leader."""
-        if self.house.is_scattered:
+        if self.deployment.is_scattered:
             return Scattering(limits)
-        return POLICIES[self.house.placement](limits)
+        return POLICIES[self.deployment.placement](limits)
 
     def _take_lead(self) -> None:
         limits = self.limits
@@ -124,7 +124,7 @@ class Scheduler(Candidate):
         )
         self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, merge_effects)
         self._desk.put(core.on_wake)
-        wires, shard = self.house.wires, str(self._share.index)
+        wires, shard = self.deployment.wires, str(self._share.index)
         self._be_present()
         for subject, handler, ident in (
             (WORKER_REPORT, core.on_report, ""),
@@ -156,7 +156,7 @@ class Scheduler(Candidate):
         reply(Empty() if has_room else NoCapacity("the scheduler has too much to do"))
 
     def _perform(self, effect: Effect) -> None:
-        wires = self.house.wires
+        wires = self.deployment.wires
         match effect:
             case StartTurns(worker_id, starts):
                 turns = [each.start for each in starts if not each.is_sent]
@@ -177,7 +177,9 @@ class Scheduler(Candidate):
             case NotifyFrontends(placed):
                 wires.send(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
-                for wire, ids, message in arrival_wires(arrived, self.house.num_tracker_shards):
+                for wire, ids, message in arrival_wires(
+                    arrived, self.deployment.num_tracker_shards
+                ):
                     wires.send(self, wire, message, *ids)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)

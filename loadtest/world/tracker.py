@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from loadtest.sim.timeline import SECOND
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate, Election
-from loadtest.world.house import House
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.wires import Reply
 from services.tracker.core import (
     AgentTurns,
@@ -61,7 +61,7 @@ WORKFLOWS_MAX = 4  # fewer than there are
 class Tracker(Candidate):
     """Attributes:
     limits, agent_limits: small, so that they are reached.
-    shards: which part of the house it has.
+    shards: which part of the deployment it has.
     core: live advisories, of this life.
     follower: what it knows of agents.
     """
@@ -71,9 +71,11 @@ class Tracker(Candidate):
         workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
     )
 
-    def __init__(self, house: House, election: Election, number: int, shard: int = 0) -> None:
-        super().__init__(house, f"tracker-{shard}-{number}", election, f"tracker-{shard}")
-        self.shards = Shards(house.num_tracker_shards, shard)
+    def __init__(
+        self, deployment: SimDeployment, election: Election, number: int, shard: int = 0
+    ) -> None:
+        super().__init__(deployment, f"tracker-{shard}-{number}", election, f"tracker-{shard}")
+        self.shards = Shards(deployment.num_tracker_shards, shard)
 
     def on_start(self) -> None:
         self._has_led = False
@@ -88,7 +90,7 @@ class Tracker(Candidate):
             shards=self.shards,
         )
         self._alarm = Alarm(self, self._wake)
-        wires = self.house.wires
+        wires = self.deployment.wires
         own = str(self.shards.own)
         wires.listen(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
         wires.listen(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
@@ -101,7 +103,7 @@ class Tracker(Candidate):
         if not self._has_led:
             self._has_led = True
             self._be_present()
-            wires, own = self.house.wires, str(self.shards.own)
+            wires, own = self.deployment.wires, str(self.shards.own)
             wires.listen(self, ADVISORY_SUBMIT, self._on_any_submit)
             wires.listen(self, SHARD_ADVISORY_SUBMIT, self._on_submit, own)
             self._perform(self.core.on_lead(self.now_ns))
@@ -111,7 +113,7 @@ class Tracker(Candidate):
         if shard is None:
             self._on_submit(advisory, reply)
             return
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, SHARD_ADVISORY_SUBMIT, advisory, reply, reply,
             ident=str(shard), timeout_ns=HAND_ON_TIMEOUT_NS,
         )  # fmt: skip
@@ -149,7 +151,7 @@ class Tracker(Candidate):
         turns = [each.advisory for each in message.turns]
         known = [(turn.tenant, turn.session_id) in self._known for turn in turns]
         assert all(known), "a placement of an unknown session is published"
-        self.house.wires.send(self, TURNS_FORESEEN, message, str(shard))
+        self.deployment.wires.send(self, TURNS_FORESEEN, message, str(shard))
 
     def _perform(self, effects: list[Effect]) -> None:
         assert self._has_led or not effects, "a spare acts"
@@ -158,7 +160,7 @@ class Tracker(Candidate):
                 case Expect(message):
                     self._ask(message)
                 case Drop(key):
-                    self.house.wires.request(
+                    self.deployment.wires.request(
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
                         ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
@@ -167,7 +169,7 @@ class Tracker(Candidate):
                 case ForwardForeseen(shard, message):
                     self._hand_on(shard, message)
                 case SendVerdicts(frontend_id, ended):
-                    self.house.wires.send(self, HINTS_ENDED, ended, frontend_id)
+                    self.deployment.wires.send(self, HINTS_ENDED, ended, frontend_id)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
 
@@ -188,13 +190,13 @@ class Tracker(Candidate):
         def on_error(_: SymphonyError) -> None:
             self._perform(self.core.on_placed(key, None, self.now_ns))
 
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, SESSION_EXPECT, message, on_reply, on_error,
             ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
         )  # fmt: skip
 
     def _scheduler_of(self, key: AdvisoryKey) -> str:
-        return str(session_shard(key.tenant, key.session_id, self.house.num_shards))
+        return str(session_shard(key.tenant, key.session_id, self.deployment.num_shards))
 
     def _wake(self) -> bool:
         self._perform(self.core.on_wake(self.now_ns))

@@ -21,8 +21,8 @@ KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
 def unleash(world: World) -> None:
     """Let the world's faults happen in their time."""
-    faults, house = world.faults, world.house
-    random, weather = house.fault_random, house.wires.weather
+    faults, deployment = world.faults, world.deployment
+    random, weather = deployment.fault_random, deployment.wires.weather
     if "loss" in faults.kinds:
         weather.loss = random.choice([0.002, 0.01, 0.03])
     if "duplication" in faults.kinds:
@@ -39,15 +39,15 @@ def unleash(world: World) -> None:
         for kvstore in world.kvstores.values():
             kvstore.unread_share = UNREAD_SHARE
     if "redis" in faults.kinds:
-        house.timeline.after(SNAPSHOT_NS, world.redis.save)
+        deployment.timeline.after(SNAPSHOT_NS, world.redis.save)
     for fault in faults.once:
         action = _ACTIONS[fault.kind]
-        house.timeline.after(fault.at_ns, _happening(world, fault, action))
+        deployment.timeline.after(fault.at_ns, _happening(world, fault, action))
 
 
 def heal(world: World) -> None:
     """From now on nothing goes wrong any more; what is down or frozen comes back in its time."""
-    weather = world.house.wires.weather
+    weather = world.deployment.wires.weather
     weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
     world.redis.takes_writes = True
@@ -64,7 +64,7 @@ def _happening(
     world: World, fault: Fault, action: Callable[[World, Random], None]
 ) -> Callable[[], None]:
     def happen() -> None:
-        world.house.timeline.note(fault.kind)
+        world.deployment.timeline.note(fault.kind)
         action(world, Random(fault.draw))
 
     return happen
@@ -82,7 +82,7 @@ def _crash_one_of(kind: str) -> Callable[[World, Random], None]:
             process.crash()
             is_long = kind == "worker" and random.random() < LONG_SHARE
             down_ns = LONG_NS if is_long else random.randrange(RESTART_MAX_NS)
-            world.house.timeline.after(down_ns, process.start)
+            world.deployment.timeline.after(down_ns, process.start)
 
     return happen
 
@@ -100,12 +100,14 @@ def _crash_kvstore_again(world: World, random: Random) -> None:
     def die(num_left: int) -> None:
         if kvstore.is_up:
             kvstore.crash()
-            world.house.timeline.after(random.randrange(SECOND), partial(live, num_left - 1))
+            world.deployment.timeline.after(random.randrange(SECOND), partial(live, num_left - 1))
 
     def live(num_left: int) -> None:
         kvstore.start()
         if num_left:
-            world.house.timeline.after(random.randrange(BETWEEN_DEATHS_NS), partial(die, num_left))
+            world.deployment.timeline.after(
+                random.randrange(BETWEEN_DEATHS_NS), partial(die, num_left)
+            )
 
     die(KVSTORE_DEATHS)
 
@@ -122,21 +124,21 @@ def _freeze(world: World, random: Random) -> None:
 
 
 def _cut(world: World, random: Random) -> None:
-    world.house.wires.cut(random.choice(world.processes), _duration_ns(random))
+    world.deployment.wires.cut(random.choice(world.processes), _duration_ns(random))
 
 
 def _silence(mute: bool, deaf: bool) -> Callable[[World, Random], None]:
     def happen(world: World, random: Random) -> None:
         process = random.choice(world.processes)
-        world.house.wires.silence(process, _duration_ns(random), mute=mute, deaf=deaf)
+        world.deployment.wires.silence(process, _duration_ns(random), mute=mute, deaf=deaf)
 
     return happen
 
 
 def _stop_nats(world: World, random: Random) -> None:
-    if world.house.wires.is_up:
+    if world.deployment.wires.is_up:
         away_ns = int(100 * MS * (AWAY_MAX_NS / (100 * MS)) ** (random.random() ** 2))
-        world.house.wires.stop(away_ns)
+        world.deployment.wires.stop(away_ns)
 
 
 def _jump_clock(world: World, random: Random) -> None:
@@ -168,7 +170,7 @@ def _cut_link(world: World, random: Random) -> None:
     def mend() -> None:
         kvstore.is_link_cut = False
 
-    world.house.timeline.after(_duration_ns(random), mend)
+    world.deployment.timeline.after(_duration_ns(random), mend)
 
 
 def _lie(world: World, random: Random) -> None:
@@ -190,7 +192,7 @@ def _break_bucket(world: World, random: Random) -> None:
         def come_back() -> None:
             bucket.is_away = False
 
-        world.house.timeline.after(_duration_ns(random), come_back)
+        world.deployment.timeline.after(_duration_ns(random), come_back)
 
 
 def _slow_bucket(world: World, random: Random) -> None:
@@ -202,7 +204,7 @@ def _slow_bucket(world: World, random: Random) -> None:
     def recover() -> None:
         bucket.is_slow = False
 
-    world.house.timeline.after(_duration_ns(random), recover)
+    world.deployment.timeline.after(_duration_ns(random), recover)
 
 
 def _break_redis(world: World, random: Random) -> None:
@@ -223,7 +225,7 @@ def _break_redis(world: World, random: Random) -> None:
                 forgets()
             redis.is_up = True
 
-        world.house.timeline.after(random.randrange(REDIS_AWAY_NS) + 1, come_back)
+        world.deployment.timeline.after(random.randrange(REDIS_AWAY_NS) + 1, come_back)
 
 
 _ACTIONS: dict[str, Callable[[World, Random], None]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.checks import check_deferred, check_worker, watch_step
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.device import Device
-from loadtest.world.house import House
 from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
@@ -98,17 +98,17 @@ class Worker(Process):
     device: pool memory and the forward pass, of this life.
     """
 
-    house: House
+    deployment: SimDeployment
 
-    def __init__(self, house: House, kvstore: Kvstore, number: int) -> None:
-        super().__init__(house, f"worker-{number}")
+    def __init__(self, deployment: SimDeployment, kvstore: Kvstore, number: int) -> None:
+        super().__init__(deployment, f"worker-{number}")
         self.host_id = kvstore.host_id
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")
         self._kvstore = kvstore
         self._hardware = number % NUM_HARDWARE
-        random, model = house.random, house.draw_model()
+        random, model = deployment.random, deployment.draw_model()
         self._model = model
-        admissions = Random(f"admission {model.step_ns} {len(house.fault_kinds)} {number}")
+        admissions = Random(f"admission {model.step_ns} {len(deployment.fault_kinds)} {number}")
         admission = admissions.choice(ADMISSIONS)
         target_ns = admissions.choice(TARGET_STEPS) * model.step_ns
         self._limits = EngineLimits(
@@ -122,7 +122,9 @@ class Worker(Process):
             slo_ttft_ns=target_ns if admission == "deferred" else 0,
         )
         self._num_pages = model.num_layers * (
-            POOL_BLOCKS if house.is_crowded else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
+            POOL_BLOCKS
+            if deployment.is_crowded
+            else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
         )
         self._shape = ModelShape(
             fingerprint=model.fingerprint,
@@ -145,14 +147,17 @@ class Worker(Process):
         self.jobs: WorkerJobs | None = None
         self.num_deferred = 0
         pool = PagePool(
-            self._num_pages, model.num_layers, self.house.eviction, self.house.is_cooperative
+            self._num_pages,
+            model.num_layers,
+            self.deployment.eviction,
+            self.deployment.is_cooperative,
         )
         self.core = EngineCore(
             self._limits, pool, model.page_bytes, frozenset({model.end_token}),
             model.block_tokens, model.fingerprint,
         )  # fmt: skip
         self._teach(self.core.costs)
-        self.core.adapters.loading.start_modes.assist_tokens = self.house.random.choice(
+        self.core.adapters.loading.start_modes.assist_tokens = self.deployment.random.choice(
             ASSIST_TOKENS
         )
         self.core.adapters.loading.is_stored = not model.is_rounded
@@ -166,15 +171,15 @@ class Worker(Process):
         self._arrives_at_ns: dict[tuple[TenantId, SessionId], int] = {}  # of announced turns
         self._wake_at_ns: int | None = None
         self._open()
-        self.later(self.house.random.randrange(200 * MS), self._get_ready)
+        self.later(self.deployment.random.randrange(200 * MS), self._get_ready)
 
     def new_device(self) -> Any:
         """For a new life."""
-        return Device(self, self._model, self._hardware, self.house.random)
+        return Device(self, self._model, self._hardware, self.deployment.random)
 
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""
-        model = self.house.model
+        model = self.deployment.model
         is_deferred = self._limits.prefill_admission == "deferred"  # which needs to know of rows
         for number in range(1, STEPS_KNOWN + 1):
             rows = number if is_deferred else 1
@@ -182,7 +187,7 @@ class Worker(Process):
         costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
 
     def _get_ready(self) -> None:
-        wires, me = self.house.wires, self.worker_id
+        wires, me = self.deployment.wires, self.worker_id
         wires.listen(self, WORKER_START, lambda message, _: self._on_starts(message), me)
         wires.listen(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
         wires.listen(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
@@ -195,8 +200,8 @@ class Worker(Process):
 
     def die_of_poison(self) -> None:
         """What it computes ends the process; its supervisor starts it again."""
-        self.house.timeline.note(f"{self.name} is poisoned")
-        self.end(RESTART_NS + self.house.random.randrange(SECOND))
+        self.deployment.timeline.note(f"{self.name} is poisoned")
+        self.end(RESTART_NS + self.deployment.random.randrange(SECOND))
 
     # What comes over the bus.
 
@@ -214,7 +219,7 @@ class Worker(Process):
             self._ask_for(pull)
 
     def _ask_for(self, pull: Pull) -> None:
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, PROMPT_PULL, PromptPull(turns=pull.refs),
             partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
             ident=pull.frontend_id,
@@ -267,7 +272,7 @@ class Worker(Process):
     def report(self) -> None:
         """Tell the schedulers what is held here."""
         assert self.jobs is not None
-        if not self.house.wires.has_connection(self):
+        if not self.deployment.wires.has_connection(self):
             return
         self._num_reports += 1
         core, pool, model = self.core, self.core.pool, self._model
@@ -300,7 +305,7 @@ class Worker(Process):
             ],
             speeds=self._telling.next([core.speeds(model.model_id)]),
         )
-        self.house.wires.send(self, WORKER_REPORT, report)
+        self.deployment.wires.send(self, WORKER_REPORT, report)
 
     # The engine.
 
@@ -401,11 +406,11 @@ class Worker(Process):
         deltas, self._deltas = self._deltas, {}
         for frontend_id, said in deltas.items():
             output = StepOutput(deltas=said)
-            self.house.wires.send(self, STEP_OUTPUT, output, frontend_id)
+            self.deployment.wires.send(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             message = TurnsEnded(turns=ends)
-            self.house.wires.send(self, TURNS_ENDED, message)
+            self.deployment.wires.send(self, TURNS_ENDED, message)
 
     # The kvstore.
 
@@ -429,7 +434,7 @@ class Worker(Process):
         def on_error(_: SymphonyError | None) -> None:
             self.later(REOPEN_AFTER_NS, self._open)
 
-        self.house.wires.request(
+        self.deployment.wires.request(
             self, KV_OPEN, self.link.open(incarnation), on_opened, on_error, ident=self.host_id
         )
 
@@ -443,7 +448,7 @@ class Worker(Process):
                 self.later(0, self._open)
             then(None)
 
-        self.house.wires.request(self, subject, message, then, on_error, ident=self.host_id)
+        self.deployment.wires.request(self, subject, message, then, on_error, ident=self.host_id)
 
     def _renew(self, epoch: int) -> None:
         if self.link.is_open and epoch == self.link.epoch:
@@ -521,4 +526,4 @@ class Worker(Process):
 
     def _release(self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0) -> None:
         message = self.link.release(ticket, pages, num_kept)
-        self.house.wires.send(self, KV_RELEASE, message, self.host_id)
+        self.deployment.wires.send(self, KV_RELEASE, message, self.host_id)

@@ -1,4 +1,4 @@
-"""One house: who is in it, and what they share."""
+"""One deployment: who is in it, and what they share."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,10 +10,10 @@ from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.bucket import Bucket
 from loadtest.world.clients import Clients
+from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import Hinters
-from loadtest.world.house import House
 from loadtest.world.kvstore import PAGE_BYTES, Kvstore
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
@@ -90,7 +90,7 @@ class World:
         is_crowded = random.random() < CROWDED_SHARE
         slowness = random.choice(CROWDED_SLOWNESS) if is_crowded else 1
         self.bucket = Bucket() if memory_random.random() < BUCKET_SHARE else None
-        self.house = house = House(
+        self.deployment = deployment = SimDeployment(
             timeline=timeline,
             random=random,
             fault_random=Random(f"details {seed}"),
@@ -117,39 +117,40 @@ class World:
         self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
         self.kvstores = {
-            host: Kvstore(house, redis, host, num_pages, slowness, self.bucket) for host in hosts
+            host: Kvstore(deployment, redis, host, num_pages, slowness, self.bucket)
+            for host in hosts
         }
         for kvstore in self.kvstores.values():
             kvstore.others |= self.kvstores
         workers_min = min(len(hosts), options.workers_max)
         num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
         self.workers = [
-            Worker(house, self.kvstores[hosts[number % len(hosts)]], number)
+            Worker(deployment, self.kvstores[hosts[number % len(hosts)]], number)
             for number in range(num_workers)
         ]
         num_each = random.choice([1, 2])
-        shards = range(house.num_shards)
-        role: Role = "shard" if house.num_shards > 1 else "all"
+        shards = range(deployment.num_shards)
+        role: Role = "shard" if deployment.num_shards > 1 else "all"
         self.scheduling = [Leadership() for _ in shards]
         self.schedulers = [
-            Scheduler(house, store, self.scheduling[shard], number, role, shard)
+            Scheduler(deployment, store, self.scheduling[shard], number, role, shard)
             for shard in shards
             for number in range(num_each)
         ]
         if role == "shard":  # which batches of the shards go to which worker
             self.scheduling.append(Leadership())
             self.schedulers += [
-                Scheduler(house, store, self.scheduling[-1], number, "rank")
+                Scheduler(deployment, store, self.scheduling[-1], number, "rank")
                 for number in range(num_each)
             ]
-        self.tracking = [Leadership() for _ in range(house.num_tracker_shards)]
+        self.tracking = [Leadership() for _ in range(deployment.num_tracker_shards)]
         self.trackers = [
-            Tracker(house, store, leadership, number, shard)
+            Tracker(deployment, store, leadership, number, shard)
             for shard, leadership in enumerate(self.tracking)
             for number in range(num_trackers)
         ]
         self.frontends = [
-            Frontend(house, redis, ledger, number) for number in range(random.choice([1, 2]))
+            Frontend(deployment, redis, ledger, number) for number in range(random.choice([1, 2]))
         ]
         self.processes: list[Process] = [
             *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
@@ -162,13 +163,13 @@ class World:
         asking_ns = options.faults_for_ns
         hinters = Hinters(timeline, self.frontends, Random(f"hints {seed}"), asking_ns)
         hinters.announce_far(Random(f"far hints {seed}"), num_sessions)
-        self.clients = Clients(house, self.frontends, ledger, num_sessions, asking_ns, hinters)
+        self.clients = Clients(deployment, self.frontends, ledger, num_sessions, asking_ns, hinters)
 
     @property
     def is_whole(self) -> bool:
         """The remaining processes are healthy again, and no slow message is in flight."""
         bucket = self.bucket
-        is_slow = bucket is not None and self.house.timeline.now_ns < bucket.slow_until_ns
+        is_slow = bucket is not None and self.deployment.timeline.now_ns < bucket.slow_until_ns
         is_well = all(process.is_well for process in self.processes)
         return self.redis.is_up and is_well and not is_slow
 
@@ -203,7 +204,9 @@ class World:
         """
         leaders = [tracker for tracker in self.trackers if tracker.is_leading]
         shards = [tracker.shard for tracker in leaders]
-        assert shards == [*range(self.house.num_tracker_shards)], f"of {shards} a tracker leads"
+        assert shards == [*range(self.deployment.num_tracker_shards)], (
+            f"of {shards} a tracker leads"
+        )
         return leaders
 
 

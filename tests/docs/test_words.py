@@ -18,14 +18,14 @@ NOT_OURS = {"node_modules", "vendor", "dist"}
 
 # How many there may be. Lower a number when you remove some; never raise one.
 BUDGETS = {
-    "services": 886,
-    "shared": 105,
-    "kernels": 9,
-    "cli": 253,
-    "clients": 111,
-    "loadtest": 1180,
-    "docs": 335,
-    "README.md": 11,
+    "services": 34,
+    "shared": 0,
+    "kernels": 0,
+    "cli": 5,
+    "clients": 21,
+    "loadtest": 40,
+    "docs": 5,
+    "README.md": 1,
 }
 
 

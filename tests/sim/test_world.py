@@ -1,4 +1,4 @@
-"""The whole house in virtual time: no fault, and no mixture of them, costs anybody's turn.
+"""The whole deployment in virtual time: no fault, and no mixture of them, costs anybody's turn.
 
 A failure names its seed; `./symphony bench chaos --sim --first SEED --seeds 1` tells what it comes
 down to.
@@ -35,7 +35,7 @@ def test_every_seed_holds(first: int, num_seeds: int) -> None:
 
 def test_a_seed_gives_the_same_run_again() -> None:
     first, second = run_seed(11), run_seed(11)
-    past, again = first.house.timeline, second.house.timeline
+    past, again = first.deployment.timeline, second.deployment.timeline
     assert past.trace == again.trace
     assert past.num_events == again.num_events > 500
 
@@ -80,9 +80,9 @@ def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -
 def test_every_kind_of_fault_and_of_memory_is_drawn() -> None:
     worlds = [World(seed, Options()) for seed in range(60)]
     assert set().union(*(world.faults.kinds for world in worlds)) == {*KINDS, *OWN_SHARES}
-    assert any(world.house.twins for world in worlds)
-    assert {world.house.eviction for world in worlds} == set(get_args(EvictionName))
-    assert {world.house.is_cooperative for world in worlds} == {True, False}
+    assert any(world.deployment.twins for world in worlds)
+    assert {world.deployment.eviction for world in worlds} == set(get_args(EvictionName))
+    assert {world.deployment.is_cooperative for world in worlds} == {True, False}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -1,5 +1,5 @@
 """Time to the first token of a turn whose adapter is not in the pool, beside the same turn once it
-is, by start mode (`SYMPHONY_LORA_START`) and over a link of so many MB/s.
+is, by start mode (`lora_start`) and over a link of so many MB/s.
 
 A worker and its kvstore run as processes of their own. There are more adapters than the pool has
 room for, and they are asked for in turn, so that none is there when its turn comes; right after it

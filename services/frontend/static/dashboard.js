@@ -1,7 +1,7 @@
-// The house, live: what /v1/house/events tells every other second.
+// The deployment, live, from /v1/house/events.
 
 const KEPT = 150; // views: five minutes
-const SILENT_MS = 10_000; // without an event the house is taken to be away
+const SILENT_MS = 10_000; // without an event the deployment counts as away
 const SVG = "http://www.w3.org/2000/svg";
 
 const at = (id) => document.getElementById(id);
@@ -194,12 +194,12 @@ function watch() {
     show(JSON.parse(event.data));
   };
   source.onerror = () => {
-    say("the house does not answer", true);
+    say("the deployment does not answer", true);
     if (source.readyState === EventSource.CLOSED) setTimeout(watch, 3000);
   };
 }
 
 setInterval(() => {
-  if (lastEventAt && Date.now() - lastEventAt > SILENT_MS) say("the house does not answer", true);
+  if (lastEventAt && Date.now() - lastEventAt > SILENT_MS) say("the deployment does not answer", true);
 }, 1000);
 watch();

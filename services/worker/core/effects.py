@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 NO_KEY = BlockKey(b"")  # of a block that cannot be found
 
@@ -180,7 +180,7 @@ class BlockWrite:
     tokens: list[int]
     pool_pages: list[int]
     arena_pages: list[int]
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     replaces: BlockKey = NO_KEY
     is_partial: bool = False
     expiry_s: int = 0

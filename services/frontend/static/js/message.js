@@ -134,7 +134,7 @@ export function editor(text, { onSave, onCancel }) {
   const save = () => { if (area.value.trim()) onSave(area.value); };
   const row = make(
     "div", { className: "row" },
-    make("span", { className: "remark", textContent: "What came after it is answered anew." }),
+    make("span", { className: "remark", textContent: "What came after it is answered again." }),
     button("Cancel", onCancel),
     make("button", { type: "button", className: "main", on: { click: save } }, "Send"),
   );

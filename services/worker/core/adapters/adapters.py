@@ -27,7 +27,7 @@ from services.worker.core.kv.residency import Chain, Residency
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
 from shared.messages import AdapterRef
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 AHEAD_MAX = 8  # images loading that no turn runs on yet
 # Before each further attempt to load one; after the last its turns fail.
@@ -238,7 +238,7 @@ class Adapters:
         if staged.num_blocks == len(wanted.keys):
             stager, expected = self.residency.stager, wanted.expected
             hint = expected.owner, name
-            effects = stager.expect(staged, hint, NOBODY, expected, now_ns, is_indivisible=True)
+            effects = stager.expect(staged, hint, NO_OWNER, expected, now_ns, is_indivisible=True)
             return effects + stager.pump(now_ns)
         effects = [ReleaseTicket(staged.ticket)] if staged.ticket else []
         has_room = pool.num_free >= len(wanted.keys) * pool.num_layers
@@ -371,7 +371,7 @@ class Adapters:
     def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
         self._last_number += 1
         keys = self.loading.keys(adapter, num_blocks)
-        chain = Chain(NOBODY, keys, is_indivisible=True)
+        chain = Chain(NO_OWNER, keys, is_indivisible=True)
         image = Image(self._last_number, adapter, num_blocks, chain)
         self.images[adapter.adapter_hash] = self._by_number[image.number] = image
         self._note(image)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from services.worker.core.effects import NO_KEY
 from shared.blocks import BlockKey
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
 NO_ROW = -1
@@ -50,7 +50,7 @@ class Block:
     is_late: bool = False
     lost: bool = False
     group: int = 0
-    owner: OwnerKey = NOBODY
+    owner: OwnerKey = NO_OWNER
     expiry_s: int = 0
     is_forgotten: bool = False
     is_gapped: bool = False

@@ -7,7 +7,7 @@ from services.worker.core.effects import LayerWait
 from services.worker.core.step import StepResult
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import SamplingParams
-from shared.owners import NOBODY, OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 WAITS_MAX = 256  # that are kept of a turn
 WAIT_MIN_NS = 100_000  # shorter ones are how long looking takes
@@ -23,7 +23,7 @@ class TurnRequest:
             token.
         kv_at: how many leading blocks of its session are on which hosts, as far as known.
         expiry_s: how long its KV is kept after its last use; 0: as every tier has it.
-        announced_as: the owner that it was announced under; `NOBODY`: only its session.
+        announced_as: the owner that it was announced under; `NO_OWNER`: only its session.
         owner: its session, as blocks name it.
     """
 
@@ -40,7 +40,7 @@ class TurnRequest:
     was_lost: bool = False
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     expiry_s: int = 0
-    announced_as: OwnerKey = NOBODY
+    announced_as: OwnerKey = NO_OWNER
     owner: OwnerKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class TurnRequest:
     @property
     def announcements(self) -> tuple[OwnerKey, ...]:
         """The owners whose announcements are used up when the turn is here."""
-        if self.announced_as == NOBODY:
+        if self.announced_as == NO_OWNER:
             return (self.owner,)
         return (self.owner, self.announced_as)
 

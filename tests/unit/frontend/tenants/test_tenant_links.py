@@ -80,8 +80,9 @@ def test_no_more_is_taken_than_the_pace_allows(
     async def process(_: object, *message: Any) -> None:
         taken.append(message[3])
 
-    monkeypatch.setattr(paced, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(paced, "time", SimpleNamespace(monotonic=lambda: now.s))
+    loop = SimpleNamespace(time=lambda: now.s)
+    asynchronous = SimpleNamespace(sleep=sleep, get_running_loop=lambda: loop)
+    monkeypatch.setattr(paced, "asyncio", asynchronous)
     monkeypatch.setattr(Client, "_process_msg", process)
 
     async def scenario() -> None:

@@ -40,7 +40,7 @@ def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_unleashed_is_healed() -> None:
     world = world_with(*KINDS)
-    wires, kvstores = world.house.wires, list(world.kvstores.values())
+    wires, kvstores = world.deployment.wires, list(world.kvstores.values())
     unleash(world)
     assert wires.weather.loss and wires.weather.duplication and wires.weather.slow
     assert all(scheduler.queue_max < QUEUE_MAX for scheduler in world.schedulers)
@@ -58,7 +58,7 @@ def test_what_is_unleashed_is_healed() -> None:
 
 def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
     world = world_with()
-    frontend, timeline = world.frontends[0], world.house.timeline
+    frontend, timeline = world.frontends[0], world.deployment.timeline
     timeline.run_until(SECOND, 100_000)
     broken: list[int] = []
     frontend.connect(lambda: broken.append(frontend.life))

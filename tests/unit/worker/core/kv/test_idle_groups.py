@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.worker.core.kv.pages import NO_PAGE, Block, PagePool
 from shared.blocks import BlockKey
 from shared.eviction import RECENT_NS, EvictionName
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 from tests.unit.worker.driver import take_pages
 
 LAYERS = 3
@@ -67,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
             blocks = self.pool.allocate(num_blocks)
             self._check_gone(before, gone)
             for block in blocks:
-                self.pool.publish(block, BlockKey(b"%d" % next(self.numbers)), NOBODY)
+                self.pool.publish(block, BlockKey(b"%d" % next(self.numbers)), NO_OWNER)
                 block.backed = True
                 block.refs = 0
             self._rest(blocks, expected)

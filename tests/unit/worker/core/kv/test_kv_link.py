@@ -10,7 +10,7 @@ from shared.blocks import child_key, root_key
 from shared.errors import MalformedMessage, NoCapacity, PeerUnavailable
 from shared.ids import ModelId, SessionId, WorkerId
 from shared.messages import KvLeased, KvRenew, KvStaged, Prefetch, pack_ints, unpack_ints
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 
 ROOT = root_key("f", "t")
 KEY = child_key(ROOT, [1, 2])
@@ -38,7 +38,7 @@ def test_what_was_given_is_named_until_it_is_given_back() -> None:
     assert held(link.renew([])) == ([7], [4, 5], 1)
     assert link.release(ticket=7, num_kept=1).num_kept == 1
     assert held(link.renew([])) == ([7], [4, 5], 1), "a part of the stage is still held"
-    commit = link.commit([BlockWrite(1, KEY, ROOT, [1, 2], [0], [4], NOBODY)], [[9]])
+    commit = link.commit([BlockWrite(1, KEY, ROOT, [1, 2], [0], [4], NO_OWNER)], [[9]])
     assert held(link.renew([])) == ([7], [5], 1)
     release = link.release(ticket=7, pages=[5])
     assert held(link.renew([])) == ([], [], 1)

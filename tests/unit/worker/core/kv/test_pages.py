@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from services.worker.core.kv.pages import CANDIDATES_MAX, NO_PAGE, NO_ROW, ROWS_MIN, Block, PagePool
 from shared.blocks import BlockKey
 from shared.eviction import EvictionName
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 from tests.unit.worker.driver import take_pages
 
 LAYERS = 2
@@ -16,7 +16,7 @@ LAYERS = 2
 def cached(pool: PagePool, name: str) -> Block:
     """A backed block with all its pages, held by one turn."""
     (block,) = pool.allocate(1)
-    pool.publish(block, BlockKey(name.encode()), NOBODY)
+    pool.publish(block, BlockKey(name.encode()), NO_OWNER)
     block.backed = True
     return block
 

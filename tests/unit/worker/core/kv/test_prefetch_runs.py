@@ -17,7 +17,7 @@ from services.worker.core.kv.staging import PREFETCH_LOADS_MAX, Stager
 from shared.blocks import BlockKey
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, SessionId
-from shared.owners import NOBODY
+from shared.owners import NO_OWNER
 from tests.unit.worker.driver import NUM_LAYERS, of_kind, staged_blocks, take_pages
 
 NOW_NS, LATER_NS = 5, 10
@@ -53,7 +53,7 @@ class Case:
         for session, num_blocks in self.idle:
             blocks = pool.allocate(num_blocks)
             for index, block in enumerate(blocks):
-                pool.publish(block, BlockKey(f"{session}{index}".encode()), NOBODY)
+                pool.publish(block, BlockKey(f"{session}{index}".encode()), NO_OWNER)
                 block.backed = True
             pool.release(blocks)
         take_pages(pool, pool.num_free if self.num_taken is None else self.num_taken)
@@ -71,7 +71,7 @@ class Case:
                 expires_at_ns=LATER_NS,
             )
             name = expected.owner, ""
-            stager.expect(staged_blocks(ticket, keys), name, NOBODY, expected, 0)
+            stager.expect(staged_blocks(ticket, keys), name, NO_OWNER, expected, 0)
         for block in [pool.blocks[key] for key in self.used if key in pool.blocks]:
             pool.acquire(block)
             pool.release([block])

@@ -15,7 +15,7 @@ from services.worker.core.kv import staging
 from services.worker.core.kv.expecting import Expected
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
-from shared.owners import NOBODY, owner_key
+from shared.owners import NO_OWNER, owner_key
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -149,7 +149,7 @@ def prefetch(engine: Engine, ticket: int, keys: list[BlockKey], priority: int) -
         expires_at_ns=LATER_NS,
     )
     staged, name = staged_blocks(ticket, keys), (expected.owner, "")
-    assert engine.core.stager.expect(staged, name, NOBODY, expected, engine.now_ns) == []
+    assert engine.core.stager.expect(staged, name, NO_OWNER, expected, engine.now_ns) == []
 
 
 class TestPrefetch:

@@ -15,7 +15,7 @@ ROUNDED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class SimDeployment:
     """Attributes:
     random: decides what people and processes do; `fault_random` how faults show; `agent_random`
         which agents there are, and what they call.
