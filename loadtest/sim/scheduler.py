@@ -4,11 +4,13 @@ from functools import partial
 from typing import Literal
 
 from loadtest.sim.client import Store
+from loadtest.sim.network import Message, Network, Peer
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import SECOND
 from loadtest.world.checks import check_batches, check_scheduler, check_tracker
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import SILENCING
+from loadtest.world.ledger import Ledger
 from loadtest.world.process import Ground
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.job_service import EVENTS_DROPPED
@@ -18,6 +20,9 @@ from services.tracker.config import TrackerConfig
 from services.tracker.core import TrackerCore
 from services.tracker.core.agents import AgentLimits
 from services.tracker.service import main as tracker_main
+from shared.ids import WorkerId
+from shared.messages import BatchStart, JobsDropped, TurnsStart, decode
+from shared.subjects import BATCH_START, JOBS_DROPPED, WORKER_START
 
 QUEUE_MAX = 65_536
 Role = Literal["all", "shard", "rank"]
@@ -194,3 +199,25 @@ def events_dropped() -> int:
         for each in metric.samples
     ]
     return int(sum(each.value for each in samples if each.name.endswith("_total")))
+
+
+def tap_schedulers(network: Network, ledger: Ledger) -> None:
+    """Note what schedulers send to workers and frontends, as it leaves them."""
+
+    def on_starts(process: Peer, message: Message) -> None:
+        if isinstance(process, Scheduler):
+            worker_id = WorkerId(message.subject.split(".")[2])
+            for start in decode(TurnsStart, message.data).turns:
+                ledger.on_start_turn(start, worker_id)
+
+    def on_batch(_: Peer, message: Message) -> None:
+        jobs = decode(BatchStart, message.data).jobs
+        ledger.on_jobs([job.job_id for job in jobs], "run again")
+
+    def on_dropped(_: Peer, message: Message) -> None:
+        jobs = decode(JobsDropped, message.data).jobs
+        ledger.on_jobs([job.job_id for job in jobs], "dropped")
+
+    taps = ((WORKER_START, on_starts), (BATCH_START, on_batch), (JOBS_DROPPED, on_dropped))
+    for subject, tap in taps:
+        network.taps[subject.pattern.rpartition(".")[2]] = tap

@@ -5,7 +5,14 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.client import Store
-from loadtest.sim.scheduler import Leadership, Role, Scheduler, Tracker, events_dropped
+from loadtest.sim.scheduler import (
+    Leadership,
+    Role,
+    Scheduler,
+    Tracker,
+    events_dropped,
+    tap_schedulers,
+)
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.bucket import Bucket
@@ -113,6 +120,7 @@ class World:
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
+        tap_schedulers(deployment.wires, ledger)
         self.store = store = Store()
         self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
