@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -83,15 +83,11 @@ class Runtime:
         self.state = "ready"
         log.info("ready")
 
-    def spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run `work` as a task of the service. If it raises, the process ends: a service must not
         run partially.
         """
-
-        async def guarded() -> None:
-            await work
-
-        task = asyncio.create_task(guarded(), name=name)
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task

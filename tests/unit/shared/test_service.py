@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import gc
 import threading
+import warnings
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -49,3 +51,21 @@ def test_a_thread_that_dies_ends_the_process(monkeypatch: pytest.MonkeyPatch) ->
         assert it.exit_code == 1
 
     asyncio.run(scenario())
+
+
+def test_work_that_is_cancelled_before_it_began_is_not_forgotten() -> None:
+    """Else the interpreter says on stderr, whenever it likes, that it was never awaited."""
+
+    async def work() -> None:
+        raise AssertionError("it was cancelled before")
+
+    async def scenario() -> None:
+        service = runtime()
+        service.spawn(work(), "work")
+        await service.cancel_tasks()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(scenario())
+        gc.collect()
+    assert not said
