@@ -12,7 +12,8 @@ import pytest
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
 from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.frontend import Frontend
-from loadtest.world.mutants import MUTANTS, ROOT, Mutant
+from loadtest.world.mutant import Mutant
+from loadtest.world.mutants import MUTANTS, ROOT
 from loadtest.world.run import run_seed
 from loadtest.world.world import Options, World
 from services.frontend.core.turns.turns import Deliver

@@ -1,0 +1,138 @@
+"""Mutants of the shells: lost wake-ups, missed reconnects, wrong timeouts, swallowed errors."""
+
+from loadtest.world.mutant import Mutant
+
+EVENTS = "shared/events.py"
+CONNECTION = "shared/bus/connection.py"
+ASKING = "shared/bus/asking.py"
+SERVING = "shared/bus/serving.py"
+LEASE = "shared/lease/lease.py"
+CONSUME = "services/scheduler/consume.py"
+LEADERSHIP = "services/scheduler/leadership.py"
+SCHEDULER = "services/scheduler/service.py"
+JOBS = "services/scheduler/job_service.py"
+TRACKER = "services/tracker/service.py"
+
+SHELL_MUTANTS = (
+    # What every shell stands on.
+    Mutant(
+        "an alarm that finds the queue full is lost", EVENTS,
+        "        if not self.put(self._on_wake):",
+        "        self.put(self._on_wake)\n        if False:",
+    ),
+    Mutant(
+        "alarms ring ten times as late", EVENTS,
+        "call_later(delay_ms / 1e3, self._wake)", "call_later(delay_ms / 1e2, self._wake)",
+    ),
+    Mutant(
+        "a core's refusal ends its loop", EVENTS,
+        "            except SymphonyError as error:\n                answer.set_exception(error)\n"
+        "                return []\n",
+        "            except KeyError:\n                return []\n",
+    ),
+    Mutant(
+        "a connection that came back never counts as steady", CONNECTION,
+        "        self._back_at_s = asyncio.get_running_loop().time()\n", "",
+    ),
+    Mutant(
+        "nothing hears that the connection broke", CONNECTION,
+        "        for callback in self._on_disconnect:\n            callback()\n", "",
+    ),
+    Mutant(
+        "who does not answer counts as there", ASKING,
+        "        except (TimeoutError, NatsError):\n            return False\n",
+        "        except (TimeoutError, NatsError):\n            return True\n",
+    ),
+    Mutant(
+        "a message that cannot be read ends the service", SERVING,
+        "            except MalformedMessage as error:\n                MALFORMED",
+        "            except MalformedMessage as error:\n"
+        "                asyncio.get_running_loop().call_exception_handler(\n"
+        '                    {"message": "malformed", "exception": error}\n'
+        "                )\n                MALFORMED",
+    ),
+    Mutant(
+        "a served subject never frees its slots", SERVING,
+        "            finally:\n                slots.release()\n", "",
+    ),
+    # The lease.
+    Mutant(
+        "a lease whose store does not answer waits for ever", LEASE,
+        "            entry = await bucket.get(self._key)\n        except PeerUnavailable:\n"
+        "            await self._events.put_surely(self._core.on_no_answer)\n",
+        "            entry = await bucket.get(self._key)\n        except PeerUnavailable:\n"
+        "            pass\n",
+    ),
+    Mutant(
+        "a lease that another took is not noticed", LEASE,
+        "        except RevisionConflict:\n"
+        "            await self._events.put_surely(self._core.on_conflict)\n",
+        "        except RevisionConflict:\n            pass\n",
+    ),
+    Mutant(
+        "an answer of the holder that cannot be read ends the spare", LEASE,
+        "        except SymphonyError:  # or an answer that cannot be decoded\n",
+        "        except PeerUnavailable:\n",
+    ),
+    Mutant(
+        "who lost the lease stays", LEASE,
+        "                self._on_lost()\n", "                pass\n",
+    ),
+    Mutant(
+        "a cut connection leaves the leader leading", LEASE,
+        "        is_cut = self._num_cuts > 0 or not self._runtime.bus.connected\n",
+        "        is_cut = False\n",
+    ),
+    # The scheduler.
+    Mutant(
+        "it acts without leading", LEADERSHIP,
+        "        while not self._lease.is_leading:  # noqa: ASYNC110\n", "        while False:\n",
+    ),
+    Mutant(
+        "a higher fence is not followed", SCHEDULER,
+        "        leadership.on_fence(self._core.set_fence)\n", "",
+    ),
+    Mutant(
+        "a silent worker is never given up", CONSUME,
+        "    if not is_there and RETURN_S <= was_steady_s <= bus.steady_for_s:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "a worker is given up while the bus is away", CONSUME,
+        "    if not is_there and RETURN_S <= was_steady_s <= bus.steady_for_s:\n",
+        "    if not is_there:\n",
+    ),
+    Mutant(
+        "a probe waits for two milliseconds", CONSUME,
+        "SILENT_S = 2.0\n", "SILENT_S = 0.002\n",
+    ),
+    Mutant(
+        "shards do not hear what the others place", SCHEDULER,
+        "        await self._bus.subscribe(TURNS_PLACED, self._feed(core.on_turns_placed))\n", "",
+    ),
+    Mutant(
+        "a new leader is not announced", JOBS,
+        "    await leadership.announce()\n", "",
+    ),
+    Mutant(
+        "batches that ended are not heard of", JOBS,
+        "    await bus.subscribe(BATCH_DONE, shell.feed(core.on_batch_done))\n"
+        "    await bus.subscribe(JOBS_SUBMIT",
+        "    await bus.subscribe(JOBS_SUBMIT",
+    ),
+    # The tracker.
+    Mutant(
+        "a placement is waited for too short a time", TRACKER,
+        "PLACEMENT_TIMEOUT_S = 2.0\n", "PLACEMENT_TIMEOUT_S = 0.0001\n",
+    ),
+    Mutant(
+        "a placement that failed is not passed to the core", TRACKER,
+        '            log.warning("no placement", extra',
+        '            return\n            log.warning("no placement", extra',
+    ),
+    Mutant(
+        "a drop that fails ends the tracker", TRACKER,
+        "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except SymphonyError as error:",
+        "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except KeyError as error:",
+    ),
+)  # fmt: skip
