@@ -175,7 +175,8 @@ class Hub:
         self._perform(self._turns.on_new(new, self._clock.now_ns()))
 
     def cancel(self, turn_id: TurnId, num_kept: int = 0) -> None:
-        """The client is gone; a turn that ended is ignored.
+        """No more of this turn is wanted: the client is gone, or a stop string ended the reply.
+        One that ended is ignored.
 
         Args:
             num_kept: as of `TurnCancel`.
