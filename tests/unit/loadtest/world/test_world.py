@@ -59,8 +59,11 @@ def test_what_is_unleashed_is_healed() -> None:
 def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
     world = world_with()
     frontend, timeline = world.frontends[0], world.deployment.timeline
-    timeline.run_until(SECOND, 100_000)
     broken: list[int] = []
-    frontend.connect(lambda: broken.append(frontend.life))
-    frontend.crash()
+    try:
+        timeline.run_until(SECOND, 100_000)
+        frontend.connect(lambda: broken.append(frontend.life))
+        frontend.crash()
+    finally:
+        world.dispose()
     assert broken == [1]
