@@ -9,8 +9,3 @@ from typing import Any
 def cache_name(model: Any) -> str:
     """Of the argument that takes it, of this model."""
     return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
-
-
-def cache_in(out: Any) -> Any:
-    """The one that a model's output holds."""
-    return out.cache if hasattr(out, "cache") else out.past_key_values

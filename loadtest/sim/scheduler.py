@@ -188,7 +188,7 @@ class Tracker(Candidate):
     def check(self) -> None:
         super().check()
         if self.core is not None and self.is_leading:
-            check_tracker(self.core)
+            check_tracker(self.core, AGENT_LIMITS.workflows_max)
 
 
 def events_dropped() -> int:

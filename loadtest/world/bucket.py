@@ -14,8 +14,10 @@ from services.kvstore.core import (
     FetchedPages,
     LoadOutcome,
     ObjectEffect,
+    PageFacts,
     PageReads,
     Place,
+    RemotePrefix,
     Run,
     SaveOutcome,
     SaveRun,
@@ -23,12 +25,6 @@ from services.kvstore.core import (
     find_places,
     folder_of,
     run_of,
-)
-from services.kvstore.core import (
-    PageFacts as Told,
-)
-from services.kvstore.core import (
-    RemotePrefix as Offer,
 )
 from shared import messages as m
 from shared.arena import PageState
@@ -44,7 +40,7 @@ LOCATE_MAX_NS = 300 * MS  # that a stage waits for a listing
 RETRY_NS = SECOND
 PLACES_MAX = 64
 
-OnOffer = Callable[[Offer | None], None]
+OnOffer = Callable[[RemotePrefix | None], None]
 
 
 @dataclass
@@ -95,7 +91,7 @@ class BucketSide:
         self._list_all()
 
     def offer(
-        self, message: m.KvStage, keys: list[BlockKey], of_peer: Offer | None, then: OnOffer
+        self, message: m.KvStage, keys: list[BlockKey], of_peer: RemotePrefix | None, then: OnOffer
     ) -> None:
         """What the store gives, if it is more than another host does."""
         kvstore, core = self._kvstore, self._kvstore.core
@@ -158,7 +154,9 @@ class BucketSide:
 
         kvstore.later(self._duration_ns(), on_answer)
 
-    def _offer_of(self, runs: list[Run], message: m.KvStage, keys: list[BlockKey]) -> Offer | None:
+    def _offer_of(
+        self, runs: list[Run], message: m.KvStage, keys: list[BlockKey]
+    ) -> RemotePrefix | None:
         shape = (message.num_layers, message.page_bytes)
         places = find_places(runs, keys, message.num_before, shape)
         offer = self._kvstore.core.offer_of_objects(keys, message.page_bytes, places)
@@ -189,7 +187,7 @@ class BucketSide:
 
     def _take(self, reads: PageReads, gone: set[Run]) -> FetchedPages:
         outcomes: list[LoadOutcome] = []
-        told: list[Told | None] = []
+        told: list[PageFacts | None] = []
         arena = self._kvstore.arena
         for key, page, generation in zip(reads.keys, reads.pages, reads.generations, strict=True):
             outcome, found = self._take_page(key, reads.layer, gone)

@@ -218,8 +218,11 @@ def _check_load(worker: Worker) -> None:
     assert worker.expected == expected, "expected turns are miscounted"
 
 
-def check_tracker(core: TrackerCore) -> None:
-    """What it expects is its own: a session that is known, or one of a workflow that it follows."""
+def check_tracker(core: TrackerCore, workflows_max: int) -> None:
+    """What it expects is its own: a session that is known, or one of a workflow that it follows; of
+    those there are only so many.
+    """
+    assert core._agents._follower.num_workflows <= workflows_max, "too many workflows are followed"
     for (tenant, session_id), record in core._live.items():
         is_own = record.prefix is not None or core._shards.other(tenant, session_id) is None
         assert is_own, f"the session {session_id} is another shard's"

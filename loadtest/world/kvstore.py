@@ -30,10 +30,13 @@ from services.kvstore.core import (
     LoadOutcome,
     NewBlock,
     Open,
+    PageFacts,
     PageReads,
     ReadPages,
     Release,
+    RemotePrefix,
     Renew,
+    ResetDisk,
     Run,
     SaveOutcome,
     SaveRun,
@@ -42,15 +45,6 @@ from services.kvstore.core import (
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
-)
-from services.kvstore.core import (
-    PageFacts as Told,
-)
-from services.kvstore.core import (
-    RemotePrefix as Offer,
-)
-from services.kvstore.core import (
-    ResetDisk as BeginDiskAnew,
 )
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
@@ -85,7 +79,7 @@ DROPS_MAX = 2
 OBJECTS_BYTES_MAX = 64 * PAGE_BYTES  # old sessions have to leave
 
 OVERTAKING = {"delay", "freeze"}
-DiskOrder = DiskWrite | DeleteBlocks | BeginDiskAnew
+DiskOrder = DiskWrite | DeleteBlocks | ResetDisk
 
 
 class Kvstore(PeerHost):
@@ -251,10 +245,10 @@ class Kvstore(PeerHost):
         """A session's keys are asked of Redis first, which takes its time."""
 
         def on_keys(keys: list[BlockKey]) -> None:
-            def on_offer(offer: Offer | None) -> None:
+            def on_offer(offer: RemotePrefix | None) -> None:
                 self._answering(lambda _: self._staged(message, keys, offer))(message, reply)
 
-            def on_peers(offer: Offer | None) -> None:
+            def on_peers(offer: RemotePrefix | None) -> None:
                 if self._objects is None or message.page_bytes not in self.core.arenas:
                     on_offer(offer)
                 else:
@@ -278,7 +272,9 @@ class Kvstore(PeerHost):
         num_blocks = self.core.on_locate(keys, message.num_layers, message.page_bytes)
         return m.KvLocated(host_id=self.host_id, num_blocks=num_blocks, address="there")
 
-    def _staged(self, message: m.KvStage, keys: list[BlockKey], offer: Offer | None) -> m.KvStaged:
+    def _staged(
+        self, message: m.KvStage, keys: list[BlockKey], offer: RemotePrefix | None
+    ) -> m.KvStaged:
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
             message.priority, offer=offer, fingerprint=message.fingerprint,
@@ -389,7 +385,7 @@ class Kvstore(PeerHost):
                         self._begin_read()
                 case WriteBlocks(writes):
                     self._order(*writes)
-                case DeleteBlocks() | BeginDiskAnew():
+                case DeleteBlocks() | ResetDisk():
                     self._order(effect)
                 case DropMore():
                     self._is_dropping = True
@@ -456,11 +452,11 @@ class Kvstore(PeerHost):
             return Page(content, len(write.pages), write.parent, write.owner)
         return None
 
-    def tell_of(self, page: Page) -> Told:
+    def tell_of(self, page: Page) -> PageFacts:
         """Perhaps a lie."""
         tokens = [*page.content[2], *([0] if self.is_lying else [])]
         checksum = checksum_of(page.content)
-        return Told(page.parent, tokens, page.num_layers, checksum, page.owner)
+        return PageFacts(page.parent, tokens, page.num_layers, checksum, page.owner)
 
     def _holding(self) -> Iterator[ArenaBlock]:
         return (b for arena in self.core.arenas.values() for b in arena.holding.values())
@@ -504,7 +500,7 @@ class Kvstore(PeerHost):
             case DeleteBlocks(blocks):
                 for key, _ in blocks:
                     self.disk.pop(key, None)
-            case BeginDiskAnew():
+            case ResetDisk():
                 self.disk.clear()
         if self._orders:
             self._begin_write()

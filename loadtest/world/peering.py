@@ -15,17 +15,13 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     LoadOutcome,
+    PageFacts,
     PageReads,
+    RemotePrefix,
     Run,
     SaveOutcome,
     most_offered,
     sample_of,
-)
-from services.kvstore.core import (
-    PageFacts as Told,
-)
-from services.kvstore.core import (
-    RemotePrefix as Offer,
 )
 from shared import messages as m
 from shared.arena import PageState
@@ -40,7 +36,7 @@ FETCH_NS = 2 * MS  # a page, at most
 TIMEOUT_NS = 20 * MS  # of a fetch over a link that is cut
 
 Answers = dict[HostId, int]
-OnOffer = Callable[[Offer | None], None]
+OnOffer = Callable[[RemotePrefix | None], None]
 
 
 class Page(NamedTuple):
@@ -71,7 +67,7 @@ class PeerHost(Process):
         """What is on disk, or on its way there."""
         raise NotImplementedError
 
-    def tell_of(self, page: Page) -> Told:
+    def tell_of(self, page: Page) -> PageFacts:
         """What goes with a page."""
         raise NotImplementedError
 
@@ -109,7 +105,7 @@ class Peering:
 
         def finish(answers: Answers) -> None:
             best = most_offered(answers.items(), 0)
-            then(None if best is None else Offer(*best))
+            then(None if best is None else RemotePrefix(*best))
 
         def ask(hosts: list[HostId]) -> None:
             def on_failed(host_id: HostId) -> None:
@@ -197,7 +193,7 @@ class Peering:
 
     def _take_page(
         self, host_id: HostId, reads: PageReads, at: int
-    ) -> tuple[LoadOutcome, Told | None]:
+    ) -> tuple[LoadOutcome, PageFacts | None]:
         if not self._is_linked(host_id):
             return LoadOutcome.FAILED, None
         other = self._others[host_id]

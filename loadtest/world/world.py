@@ -5,6 +5,7 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.client import Store
+from loadtest.sim.hint_watch import HintWatch
 from loadtest.sim.scheduler import (
     Leadership,
     Role,
@@ -121,6 +122,7 @@ class World:
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
         tap_schedulers(deployment.wires, ledger)
+        HintWatch(deployment.wires)
         self.store = store = Store()
         self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks

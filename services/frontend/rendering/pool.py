@@ -125,7 +125,7 @@ class Pool:
         self._set_timer()
 
     def _give(self, effect: Give) -> None:
-        work = self._works[effect.work]  # what nobody waits for any more is not given
+        work = self._works[effect.work]  # abandoned work is not given
         stdin = self._processes[effect.child].stdin
         assert stdin is not None
         stdin.write(work.task)

@@ -91,10 +91,6 @@ def _is_schemas(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
 
 
-def _is_items(value: Any) -> bool:
-    return _is_schema(value) or _is_schemas(value) or value == []
-
-
 def _is_schema_map(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_schema, value.values()))
 
