@@ -3,7 +3,6 @@ peers, object store. No threads, files or sockets.
 """
 
 import asyncio
-import selectors
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -30,50 +29,9 @@ from shared.blocks import BlockKey
 from shared.ids import HostId, WorkerId
 from shared.messages import decode, encode
 from shared.subjects import Subject
+from tests.jumping_loop import LoopClock
 
 READ_S = 0.002  # for a batch of the disk, an object or a peer
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Nothing is waited for: when nothing can run, time is that of the next timer."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        super().__init__(_NoWaiting(self))
-
-    def time(self) -> float:
-        return self.now_s
-
-    def run_in_executor(
-        self, executor: object, func: Callable[..., Any], *args: object
-    ) -> asyncio.Future[Any]:
-        ended = self.create_future()
-        try:
-            ended.set_result(func(*args))
-        except Exception as error:
-            ended.set_exception(error)
-        return ended
-
-
-class _NoWaiting(selectors.SelectSelector):
-    def __init__(self, loop: JumpingLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "nothing will ever happen again"
-        self._loop.now_s += max(timeout, 0.0)
-        return []
-
-
-class LoopClock:
-    """The loop's time, as clocks give it."""
-
-    def now_ns(self) -> int:
-        return round(asyncio.get_running_loop().time() * 1e9)
-
-    def wall_ns(self) -> int:
-        return self.now_ns() + 1_700_000_000_000_000_000
 
 
 class LoopExecutor:

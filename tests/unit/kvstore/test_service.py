@@ -22,9 +22,8 @@ from shared.locations import decode_lives, decode_locations, location_redis_key,
 from shared.messages import pack_ints, unpack_ints
 from shared.owners import owner_key
 from shared.service import Runtime
+from tests.jumping_loop import JumpingLoop, LoopClock
 from tests.unit.kvstore.fakes import (
-    JumpingLoop,
-    LoopClock,
     Machine,
     MemoryArenas,
     MemoryBucket,

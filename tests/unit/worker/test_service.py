@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from selectors import SelectSelector
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -57,6 +56,7 @@ from shared.subjects import (
     WORKER_START,
     Subject,
 )
+from tests.jumping_loop import JumpingLoop, LoopClock
 
 T = TypeVar("T")
 Content = tuple[int, ...]
@@ -90,28 +90,6 @@ def reply_to(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         tokens.append(next_token(tuple(tokens)))
     return tokens[len(prompt) :]
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer; nothing comes from outside."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        loop = self
-
-        class Selector(SelectSelector):
-            def select(self, timeout: float | None = None) -> list[Any]:
-                assert timeout is not None, "everything waits for what never comes"
-                loop.now_ns += round(timeout * 1e9)
-                return super().select(0)
-
-        super().__init__(Selector())
-
-    def time(self) -> float:
-        return self.now_ns / 1e9
-
-    def wall_ns(self) -> int:
-        return self.now_ns
 
 
 class MemoryBus:
@@ -330,15 +308,15 @@ class Life:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Life":
-        loop = cast(JumpingLoop, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
         runtime = self._runtime = Runtime("worker", "0", cast(Any, self._bus), self._stack)
-        runtime.clock = SimpleNamespace(now_ns=lambda: loop.now_ns, wall_ns=loop.wall_ns)
+        runtime.clock = LoopClock()
         config = WorkerConfig(host_id=HostId("h"), instance="0")  # type: ignore[call-arg]
         thread = InstantThread()
         ports = WorkerPorts(thread=thread, files=self.files, load=self._load, pid=7)
         self._serving = asyncio.ensure_future(Worker(runtime, config, ports).serve())
         while runtime.state != "ready":
-            assert not self._serving.done() and loop.now_ns < 60e9, "it does not get ready"
+            assert not self._serving.done() and loop.time() < 60, "it does not get ready"
             await asyncio.sleep(0.01)
         return self
 
