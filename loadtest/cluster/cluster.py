@@ -69,9 +69,6 @@ class _Scheduler(Scheduler):
         self._make_policy = Home if "balance" in options.without else system.make
         self._migration = Migration(deployment.model.block_tokens) if system.migrates else None
 
-    def check(self) -> None:
-        """Too slow after every event."""
-
     def new_policy(self, limits: SchedulerLimits) -> PlacementPolicy:
         return self._make_policy(limits)
 

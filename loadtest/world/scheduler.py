@@ -4,16 +4,12 @@ from functools import partial
 from typing import ClassVar
 
 from loadtest.world.candidate import Candidate, Election
-from loadtest.world.checks import check_batches, check_scheduler
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.desk import Desk
-from loadtest.world.faults import SILENCING
 from loadtest.world.jobs import SchedulerJobs
 from loadtest.world.ledger import Ledger
-from loadtest.world.scattering import Scattering
 from loadtest.world.wires import Reply
 from services.scheduler.core import (
-    POLICIES,
     CancelTurn,
     CountTurn,
     DropPrefetch,
@@ -86,12 +82,6 @@ class Scheduler(Candidate):
         self.core: SchedulerCore | None = None
         self.jobs: SchedulerJobs | None = None
 
-    def check(self) -> None:
-        if self.core is not None:
-            check_scheduler(self.core, is_lossy=bool(self.deployment.fault_kinds & SILENCING))
-        if self.jobs is not None:
-            check_batches(self.jobs.core)
-
     def on_start(self) -> None:
         self.core = self.jobs = None
         super().on_start()
@@ -109,9 +99,7 @@ class Scheduler(Candidate):
 
     def new_policy(self, limits: Limits) -> PlacementPolicy:
         """For a new leader."""
-        if self.deployment.is_scattered:
-            return Scattering(limits)
-        return POLICIES[self.deployment.placement](limits)
+        raise NotImplementedError
 
     def _take_lead(self) -> None:
         limits = self.limits

@@ -21,13 +21,10 @@ from services.tracker.core import (
     SendVerdicts,
     Shards,
     TrackerCore,
-    check_foreseen,
 )
 from services.tracker.core.agents import AgentFollower, AgentLimits
-from shared.blocks import BlockKey, unpack_keys
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
-from shared.ids import SessionId, TenantId
 from shared.messages import (
     Advisory,
     AdvisoryKey,
@@ -36,7 +33,6 @@ from shared.messages import (
     ExpectSession,
     TurnArrived,
     TurnsForeseen,
-    prefix_session,
 )
 from shared.shards import session_shard
 from shared.subjects import (
@@ -80,8 +76,6 @@ class Tracker(Candidate):
     def on_start(self) -> None:
         self._has_led = False
         self.follower = AgentFollower(self.agent_limits)
-        self._known: set[tuple[TenantId, SessionId]] = set()
-        self._keys: set[tuple[TenantId, BlockKey]] = set()  # that agents' prompts began with
         self.core = TrackerCore(
             self.limits,
             AgentTurns(self.follower),
@@ -119,7 +113,6 @@ class Tracker(Candidate):
         )  # fmt: skip
 
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
-        self._known.add((advisory.tenant, advisory.session_id))
         try:
             record, effects = self.core.on_submit(advisory, self.now_ns)
         except SymphonyError as error:
@@ -132,29 +125,15 @@ class Tracker(Candidate):
         reply(state)
 
     def _on_arrived(self, arrived: TurnArrived) -> None:
-        self._known.add((arrived.tenant, arrived.session_id))
         self._perform(self.core.on_turn_arrived(arrived, self.now_ns))
-        most = self.agent_limits.workflows_max
-        assert self.follower.num_workflows <= most, "too many workflows are followed"
 
     def _on_left(self, left: AgentTurnLeft) -> None:
-        self._keys.update((left.tenant, key) for key in unpack_keys(left.keys))
         self._perform(self.core.on_agent_turn_left(left, self.now_ns))
 
     def _on_foreseen(self, message: TurnsForeseen) -> None:
-        check_foreseen(message)
-        turns = [each.advisory for each in message.turns]
-        self._known.update((turn.tenant, turn.session_id) for turn in turns)
         self._perform(self.core.on_foreseen(message, self.now_ns))
 
-    def _hand_on(self, shard: int, message: TurnsForeseen) -> None:
-        turns = [each.advisory for each in message.turns]
-        known = [(turn.tenant, turn.session_id) in self._known for turn in turns]
-        assert all(known), "a placement of an unknown session is published"
-        self.deployment.wires.send(self, TURNS_FORESEEN, message, str(shard))
-
     def _perform(self, effects: list[Effect]) -> None:
-        assert self._has_led or not effects, "a spare acts"
         for effect in effects:
             match effect:
                 case Expect(message):
@@ -167,7 +146,7 @@ class Tracker(Candidate):
                 case Count() | ObserveLead():
                     pass
                 case ForwardForeseen(shard, message):
-                    self._hand_on(shard, message)
+                    self.deployment.wires.send(self, TURNS_FORESEEN, message, str(shard))
                 case SendVerdicts(frontend_id, ended):
                     self.deployment.wires.send(self, HINTS_ENDED, ended, frontend_id)
                 case WakeAt(at_ns):
@@ -175,14 +154,6 @@ class Tracker(Candidate):
 
     def _ask(self, message: ExpectSession) -> None:
         key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
-        if message.prefix is None:
-            is_known = (message.tenant, message.session_id) in self._known
-            assert is_known, f"{message.tenant} has no session {message.session_id}"
-        else:
-            assert message.session_id == prefix_session(message.prefix.agent)
-            keys = unpack_keys(message.prefix.keys)
-            are_known = self._keys.issuperset((message.tenant, key) for key in keys)
-            assert keys and are_known, f"no agent of {message.tenant} begins so"
 
         def on_reply(placement: Any) -> None:
             self._perform(self.core.on_placed(key, placement.worker_id, self.now_ns))
