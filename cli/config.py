@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from shared.config import ServiceConfig, constant
+from shared.runtime.config import ServiceConfig, constant
 
 
 class LauncherConfig(ServiceConfig):

@@ -9,10 +9,10 @@ import sys
 
 from cli.reporting import complain, quiet_libraries
 from shared.bus import Bus
-from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import PeerUnavailable, SymphonyError
-from shared.messages import Empty
-from shared.subjects import SERVICE_STATUS
+from shared.runtime.config import ServiceConfig, load_config_or_exit
+from shared.wire.messages import Empty
+from shared.wire.subjects import SERVICE_STATUS
 
 TIMEOUT_S = 2.0
 NOT_READY, NO_NATS = 1, 3  # 2 is Docker's own

@@ -12,9 +12,9 @@ from nats.js.client import JetStreamContext
 
 from cli.reporting import complain, quiet_libraries
 from shared.bus import Bus
-from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import PeerUnavailable, SymphonyError
-from shared.subjects import LEASES
+from shared.runtime.config import ServiceConfig, load_config_or_exit
+from shared.wire.subjects import LEASES
 
 STREAM = f"KV_{LEASES.name}"
 TIMEOUT_S = 5.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError, NotFound
 from shared.private import make_new
+from shared.runtime.access import NatsAccess, RedisAccess
 
 LOCK_PATIENCE_S = 1.0
 DEFAULT_DATA_DIR = Path("~/.symphony")

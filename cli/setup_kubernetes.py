@@ -19,9 +19,9 @@ from cli.start.credentials import (
     redis_password_file,
     services_nkey_file,
 )
-from shared.access import read_secret
 from shared.errors import SymphonyError
 from shared.private import PRIVATE_UMASK, make_private
+from shared.runtime.access import read_secret
 
 NAMESPACE = "symphony"
 NATS_SERVERS = tuple(f"nats-{number}.nats-peers:6222" for number in range(3))

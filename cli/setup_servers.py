@@ -14,9 +14,9 @@ from cli.start.credentials import make_credentials, redis_password_file
 from cli.start.preflight import tenants_by
 from cli.start.servers import nats_config, redis_config
 from services.frontend.config import FrontendConfig
-from shared.access import read_secret
-from shared.config import load_config
 from shared.errors import SymphonyError
+from shared.runtime.access import read_secret
+from shared.runtime.config import load_config
 
 DATA = Path("/data")  # in the containers of both
 NATS_LISTENS = "port: 4222\nhttp: 127.0.0.1:8222\n"  # the second is asked by the health check

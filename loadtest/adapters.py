@@ -19,7 +19,7 @@ from shared.adapters.config import CONFIG_FILE, scale_of
 from shared.adapters.patterns import first_matches
 from shared.adapters.tensors import PREFIX, WEIGHTS_FILE
 from shared.adapters.values import convert
-from shared.messages.adapters import LoraCard
+from shared.wire.messages.adapters import LoraCard
 
 STRENGTH = 0.5
 FILE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

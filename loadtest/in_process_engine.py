@@ -28,9 +28,9 @@ from services.worker.kv_client import KvClient
 from services.worker.runner import EngineListeners, EngineRunner
 from shared.blocks import BlockKey
 from shared.bus import Bus
-from shared.clock import SystemClock
 from shared.ids import FrontendId, ModelId, TurnId
-from shared.messages import (
+from shared.runtime.clock import SystemClock
+from shared.wire.messages import (
     AdapterRef,
     Prompt,
     SamplingParams,

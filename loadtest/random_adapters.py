@@ -7,7 +7,7 @@ import torch
 
 from kernels.sgmv import AdapterTables, Segments, Site, enter_line, make_tables
 from shared.adapters.layout import ImageLayout, Tile, layout_image
-from shared.messages.adapters import LoraCard
+from shared.wire.messages.adapters import LoraCard
 
 NAN = float("nan")
 

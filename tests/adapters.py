@@ -5,8 +5,8 @@ from typing import Any
 
 from loadtest import adapters
 from loadtest.adapters import Recipe, modules_of
-from shared.messages import LoraCard, LoraTarget
-from tests.unit.shared.adapter_files import change_config
+from shared.wire.messages import LoraCard, LoraTarget
+from tests.unit.shared.adapters.adapter_files import change_config
 
 CARD = LoraCard(
     layers_path="model.layers",

@@ -18,8 +18,8 @@ from shared.adapters.config import AdapterTooLarge
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.source import PICKLE_FILE
 from shared.adapters.tensors import WEIGHTS_FILE
-from shared.config import load_config
 from shared.errors import ConfigError, NotFound, PeerUnavailable, SymphonyError, reason
+from shared.runtime.config import load_config
 
 PREFIX = "hub:"
 FOLDER = "hub-adapters"

@@ -8,13 +8,13 @@ from pathlib import Path
 from cli.adapters.catalog import KNOWN, TRAINED
 from cli.adapters.hub import FOLDER, PREFIX, adapter_folder, parse_hub
 from cli.models.names import served_as
-from shared.access import NatsAccess
 from shared.adapters.record import EVERYBODY, check_adapter_name
 from shared.bus import Bus
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import HostId, ModelId
-from shared.messages import AdapterAdd, LoraCard, WorkerReport
-from shared.subjects import ADAPTER_ADD, WORKER_REPORT
+from shared.runtime.access import NatsAccess
+from shared.wire.messages import AdapterAdd, LoraCard, WorkerReport
+from shared.wire.subjects import ADAPTER_ADD, WORKER_REPORT
 
 CONNECT_S = 5.0
 REPORTS_S = 3.0  # workers report twice a second

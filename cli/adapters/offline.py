@@ -16,7 +16,7 @@ from shared.adapters.source import AdapterLimits
 from shared.adapters.vocabulary import vocabulary_of
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 
 def check(folder: Path, source: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
-from shared.access import trusting_only
 from shared.errors import InvalidRequest, PeerUnavailable
+from shared.runtime.access import trusting_only
 
 API_PATH = "/v1"
 PORT_MAX = 65535

@@ -2,7 +2,7 @@
 the table of subjects and the types of messages.
 
 A test holds the file equal to what this prints. Operations are written from the deployment's side:
-it receives what is in `shared.subjects`, and replies.
+it receives what is in `shared.wire.subjects`, and replies.
 """
 
 import json
@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from cli.docs.docstrings import parts_of
 from cli.start.plan import ROOT
-from shared import subjects
 from shared.bus.connection import ERROR_HEADER
-from shared.subjects import (
+from shared.wire import subjects
+from shared.wire.subjects import (
     INFERENCE_SUBMIT,
     PUBLIC,
     TENANT_INFERENCE_SUBMIT,

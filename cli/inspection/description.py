@@ -8,9 +8,9 @@ from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.runfile import RunState
 from cli.start.hosts import make_host_ids
 from cli.supervisor.condition import assess
-from shared.house_view import hints_of, tiers_of
 from shared.ids import HostId
-from shared.messages import KvStats, WorkerStatus
+from shared.wire.house_view import hints_of, tiers_of
+from shared.wire.messages import KvStats, WorkerStatus
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:

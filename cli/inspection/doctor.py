@@ -23,8 +23,8 @@ from cli.start.hosts import SHARED_MEMORY
 from cli.start.plan import check_data_dir, check_port
 from cli.supervisor.children import find_nats_server, find_redis_server
 from services.worker.config import WorkerConfig
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 GIB = 1024**3
 SHARED_MEMORY_BYTES_MIN = 64 * 1024**2

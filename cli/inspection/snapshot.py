@@ -12,12 +12,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from cli.runfile import RunState
-from shared.access import RedisAccess
 from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
-from shared.house_view import whole_status
-from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus
-from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
+from shared.runtime.access import RedisAccess
+from shared.wire.house_view import whole_status
+from shared.wire.messages import Empty, HintStatus, KvStats, SchedulerStatus
+from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 2.0

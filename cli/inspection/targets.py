@@ -8,7 +8,7 @@ from pathlib import Path
 from cli.models.names import served_as
 from cli.models.prepare import find_model
 from services.worker.config import WorkerConfig
-from shared.messages import LoraCard, LoraTarget
+from shared.wire.messages import LoraCard, LoraTarget
 
 
 def tell_targets(source: str, kept: Path, config: WorkerConfig) -> str:

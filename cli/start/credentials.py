@@ -9,10 +9,10 @@ from pathlib import Path
 
 import nkeys
 
-from shared.access import read_secret, read_seed
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import make_private
+from shared.runtime.access import read_secret, read_seed
 
 PASSWORD_BYTES = 32
 SEED_BYTES = 32

@@ -14,12 +14,12 @@ from glob import escape
 from pathlib import Path
 
 from services.kvstore.config import KvstoreConfig
-from shared.config import load_config
 from shared.errors import ConfigError
 from shared.ids import HostId
 from shared.private import remove_unheld, unheld
-from shared.settings import read_variables
-from shared.urls import split_address
+from shared.runtime.config import load_config
+from shared.runtime.settings import read_variables
+from shared.runtime.urls import split_address
 
 SHARED_MEMORY = Path("/dev/shm")
 ARENAS_SHARE = 0.9  # of the free shared memory; the rest is left to others

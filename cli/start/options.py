@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cli.adapters.offered import Offer
 from cli.start.hosts import Host, make_hosts
-from shared.config import default_host_id
 from shared.ids import HostId
 from shared.private import remove_unheld, unheld
+from shared.runtime.config import default_host_id
 
 SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -24,8 +24,8 @@ from cli.start.options import DeploymentOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from cli.supervisor.server_data import ServerData, nats_data, redis_data
 from services.worker.models.demo_model import DEMO_MODEL_ID
-from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
+from shared.runtime.access import NatsAccess, RedisAccess
 from shared.zoo import parse_emulation
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,12 +14,12 @@ from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.worker.config import WorkerConfig
-from shared.access import NatsAccess, RedisAccess
 from shared.bus import Bus
-from shared.config import ServiceConfig, load_config
 from shared.errors import ConfigError, PeerUnavailable
 from shared.ids import TenantId, tenant_token
-from shared.urls import check_nats_url, check_redis_url, hide_password
+from shared.runtime.access import NatsAccess, RedisAccess
+from shared.runtime.config import ServiceConfig, load_config
+from shared.runtime.urls import check_nats_url, check_redis_url, hide_password
 
 NATS_PATIENCE_S = 10.0
 SECRETS = ("username", "password")

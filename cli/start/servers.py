@@ -15,12 +15,12 @@ from cli.start.credentials import (
 )
 from cli.start.options import SOCKET_PATH_BYTES_MAX, DeploymentOptions
 from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
-from shared.access import read_secret
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
-from shared.subjects import LEASES, PUBLIC, TENANT_REPLIES
-from shared.tenants import INBOXES, subject_of
+from shared.runtime.access import read_secret
+from shared.wire.subjects import LEASES, PUBLIC, TENANT_REPLIES
+from shared.wire.tenants import INBOXES, subject_of
 
 PRIVATE = 0o700
 SERVICES = "SERVICES"  # the account of all services
@@ -62,7 +62,7 @@ def prepare_servers(
 
 def remove_stored_leases(store_dir: Path) -> None:
     """Leases that an earlier release kept on disk. Now they are in memory, where a full disk does
-    no harm; a bucket that is there would stay where it is. All may be lost (`shared.bucket`).
+    no harm; a bucket that is there would stay where it is. All may be lost (`shared.bus.bucket`).
     """
     stream = store_dir / "jetstream" / SERVICES / "streams" / f"KV_{LEASES.name}"
     shutil.rmtree(stream, ignore_errors=True)

@@ -21,9 +21,9 @@ from cli.start.plan import python_path
 from cli.supervisor.deployment import check_start, run_deployment
 from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
-from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
 from shared.private import PRIVATE_UMASK
+from shared.runtime.config import load_config
 from shared.zoo import parse_emulation
 
 _OPTIONS = TypeAdapter(DeploymentOptions)

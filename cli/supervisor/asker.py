@@ -20,10 +20,10 @@ from cli.config import LauncherConfig
 from cli.reporting import quiet_libraries
 from cli.supervisor.liveness import Answer, Round
 from shared.bus import Bus
-from shared.config import load_config_or_exit
 from shared.errors import PeerUnavailable
-from shared.messages import Empty, ServiceStatus
-from shared.subjects import SERVICE_STATUS
+from shared.runtime.config import load_config_or_exit
+from shared.wire.messages import Empty, ServiceStatus
+from shared.wire.subjects import SERVICE_STATUS
 
 ROUND = TypeAdapter(Round)
 ANSWERS_MAX = 4096  # of one round: on a NATS of many deployments all of them answer

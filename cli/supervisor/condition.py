@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cli.inspection.snapshot import Snapshot
 from cli.runfile import RunState
-from shared.urls import hide_password
+from shared.runtime.urls import hide_password
 
 WITHOUT = {
     "kvstore": "history is kept by the workers alone",

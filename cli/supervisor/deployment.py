@@ -52,9 +52,9 @@ from cli.supervisor.rotation import LogKeeper, kept
 from cli.supervisor.server_data import DataRescue
 from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
-from shared.access import trusting_only
 from shared.errors import SymphonyError, reason
 from shared.private import check_private
+from shared.runtime.access import trusting_only
 
 STOP_GRACE_S = 10.0
 STOP_POLL_S = 0.1

@@ -29,7 +29,8 @@ from cli.supervisor.children import (
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId, new_id
-from shared.messages import (
+from shared.runtime.settings import as_variables
+from shared.wire.messages import (
     AdapterRef,
     Empty,
     KvStats,
@@ -46,8 +47,7 @@ from shared.messages import (
     pack_ints,
     unpack_hashes,
 )
-from shared.settings import as_variables
-from shared.subjects import (
+from shared.wire.subjects import (
     KV_STATS,
     PROMPT_PULL,
     STEP_OUTPUT,

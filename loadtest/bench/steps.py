@@ -24,7 +24,7 @@ from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.layout import layout_image
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 DEVIATION = 0.02  # of the random numbers: products of them stay small

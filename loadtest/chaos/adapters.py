@@ -13,7 +13,7 @@ from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
 from loadtest.chaos.sizes import sizes_of
 from services.worker.core.limits import LoraStart
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
-from shared.settings import as_variables
+from shared.runtime.settings import as_variables
 
 RANKS = (4, 8, 16)
 ROOM_SHARE = 0.25  # of adapters that a pool has room for, beside the streams' KV

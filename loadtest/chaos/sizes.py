@@ -6,7 +6,7 @@ from statistics import fmean
 
 from shared.adapters.layout import image_bytes, layout_image
 from shared.blocks import BLOCK_TOKENS
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ from services.scheduler.core import Effect as SchedulerEffect
 from services.scheduler.core import Limits as SchedulerLimits
 from services.tracker.core import Count, Effect, Limits
 from services.tracker.core.agents import AgentLimits
-from shared.hint_accounts import HintLimits
 from shared.ids import HostId, WorkerId
-from shared.messages import TurnStart, WorkerReport
-from shared.shards import Share
-from shared.subjects import TURN_SUBMIT, TURNS_ENDED, WORKER_REPORT
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.messages import TurnStart, WorkerReport
+from shared.wire.shards import Share
+from shared.wire.subjects import TURN_SUBMIT, TURNS_ENDED, WORKER_REPORT
 
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
 SETTLE_NS = 5 * SECOND  # until all are connected, and a scheduler leads

@@ -18,7 +18,7 @@ from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turns.turn import Turn
 from shared.arena import PageState
-from shared.urgency import Order, load_order
+from shared.wire.urgency import Order, load_order
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a page that is overdue by so much does not come any more
 SAID = Sampled(1)  # what the model says, always

@@ -9,7 +9,7 @@ from loadtest.world.deployment import SimDeployment
 from loadtest.world.frontend import Frontend
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import Advisory, AgentRef, SamplingParams
+from shared.wire.messages import Advisory, AgentRef, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from services.scheduler.core import StartTurn
 from shared.ids import HostId, TurnId, WorkerId
 from shared.locations import BLOCKS_MAX
-from shared.messages import TurnRef, TurnsEnded, TurnsSubmit, TurnSubmit, WorkerReport
+from shared.wire.messages import TurnRef, TurnsEnded, TurnsSubmit, TurnSubmit, WorkerReport
 
 GAP = 4  # turns
 MOVES_MAX = 3  # of a turn, after which it stays

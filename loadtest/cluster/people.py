@@ -19,8 +19,8 @@ from loadtest.cluster.stats import Stats, TurnRecord
 from loadtest.sim.timeline import SECOND
 from loadtest.workloads.script import Part, Script, ScriptedTurn
 from shared.ids import SessionId, TenantId
-from shared.messages import ADVISORY_PRIORITY, AgentRef
-from shared.shards import expected_as, turn_id_in
+from shared.wire.messages import ADVISORY_PRIORITY, AgentRef
+from shared.wire.shards import expected_as, turn_id_in
 
 URGENT = ADVISORY_PRIORITY + 1
 TEXT = (32, 127)  # tokens that texts are of: letters, where tokens are bytes

@@ -12,8 +12,8 @@ from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
 from loadtest.sim.timeline import MS, SECOND
 from services.worker.core.effects import TurnAccount
 from shared.ids import TurnId
-from shared.messages import KvPlace
-from shared.urgency import is_urgent
+from shared.wire.messages import KvPlace
+from shared.wire.urgency import is_urgent
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape
 from shared.ids import TurnId
-from shared.messages import TurnDelta
+from shared.wire.messages import TurnDelta
 
 STEPS_KNOWN = 20
 STEPS_KEPT = 16

@@ -14,8 +14,8 @@ from loadtest.demo.figures import ADVISORIES, ANNOUNCED, Counts
 from loadtest.demo.script import Model
 from loadtest.deployment import Deployment
 from shared.errors import PeerUnavailable
-from shared.exposition import samples_of
-from shared.settings import as_variables
+from shared.runtime.exposition import samples_of
+from shared.runtime.settings import as_variables
 
 NUM_HOSTS = 2
 ANSWER_S = 10.0

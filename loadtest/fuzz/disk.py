@@ -23,7 +23,7 @@ from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
-from shared.messages import KvStats
+from shared.wire.messages import KvStats
 
 CONVERSATIONS = 4
 ASKED_EACH = 2  # conversations that go on in a trial

@@ -27,7 +27,7 @@ from loadtest.fuzz.mutation import (
 from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
 from services.frontend.api.fields import FIELDS
-from shared.settings import as_variables
+from shared.runtime.settings import as_variables
 
 ANSWER_MAX_S = 60.0
 HEAD_S = 2.0  # patience of the frontend, which some requests exhaust

@@ -19,7 +19,7 @@ from loadtest.fuzz.poisons import KINDS, Poison, make
 from loadtest.fuzz.report import Report, is_error
 from loadtest.fuzz.streams import Seen, Streams
 from shared.errors import InvalidRequest
-from shared.subjects import INFERENCE_SUBMIT
+from shared.wire.subjects import INFERENCE_SUBMIT
 
 ANSWER_MAX_S = 60.0
 ROOM = 32  # turns that run beside the streams

@@ -17,7 +17,7 @@ from services.frontend.core import schemas
 from services.frontend.core.structures import Structure, grammar_of
 from services.worker.device.grammar.json_keys import KeyTracker
 from services.worker.device.grammar.unique_keys import UniqueKeys
-from shared.grammar import compiled, reason_of, tokens_in
+from shared.wire.grammar import compiled, reason_of, tokens_in
 
 TOKENS_MAX = 400
 REPLIES = 3  # to each schema

@@ -10,11 +10,11 @@ from nats import errors
 from loadtest.sim.loop import SimLoop
 from loadtest.sim.network import Message, Network, Peer
 from loadtest.sim.network import Subscription as Registration
-from shared.bucket import Entry, RevisionConflict
 from shared.bus import Bus
+from shared.bus.bucket import Entry, RevisionConflict
 from shared.errors import PeerUnavailable
-from shared.messages import decode, encode
-from shared.subjects import Bucket
+from shared.wire.messages import decode, encode
+from shared.wire.subjects import Bucket
 
 V = TypeVar("V")
 
@@ -214,7 +214,7 @@ class Store:
 
 
 class SimBucket:
-    """`shared.bucket.KvBucket` on the simulated store."""
+    """`shared.bus.bucket.KvBucket` on the simulated store."""
 
     def __init__(
         self, client: SimClient, store: Store, bucket: Bucket[V], timeout_s: float

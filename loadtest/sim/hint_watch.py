@@ -5,7 +5,7 @@ from loadtest.sim.scheduler import Tracker
 from services.tracker.core import check_foreseen
 from shared.blocks import BlockKey, unpack_keys
 from shared.ids import SessionId, TenantId
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AgentTurnLeft,
     ExpectSession,
@@ -14,7 +14,7 @@ from shared.messages import (
     decode,
     prefix_session,
 )
-from shared.subjects import ADVISORY_SUBMIT
+from shared.wire.subjects import ADVISORY_SUBMIT
 
 
 class HintWatch:

@@ -21,8 +21,8 @@ from services.tracker.core import TrackerCore
 from services.tracker.core.agents import AgentLimits
 from services.tracker.service import main as tracker_main
 from shared.ids import WorkerId
-from shared.messages import BatchStart, JobsDropped, TurnsStart, decode
-from shared.subjects import BATCH_START, JOBS_DROPPED, WORKER_START
+from shared.wire.messages import BatchStart, JobsDropped, TurnsStart, decode
+from shared.wire.subjects import BATCH_START, JOBS_DROPPED, WORKER_START
 
 QUEUE_MAX = 65_536
 Role = Literal["all", "shard", "rank"]

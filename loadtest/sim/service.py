@@ -14,7 +14,7 @@ from loadtest.sim.loop import SimLoop
 from loadtest.sim.timeline import MS
 from loadtest.world.process import Ground, Process
 from shared.bus import Bus
-from shared.config import ServiceConfig
+from shared.runtime.config import ServiceConfig
 from shared.service import Machine, Runtime, run_on
 
 RESTART_NS = 300 * MS

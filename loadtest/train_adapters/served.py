@@ -13,7 +13,7 @@ from shared.adapters.layout import layout_image
 from shared.adapters.source import AdapterLimits
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest
-from shared.messages import AdapterRef, LoraCard
+from shared.wire.messages import AdapterRef, LoraCard
 
 PREFILL_TOKENS_MAX = 2048
 

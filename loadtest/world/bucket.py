@@ -26,11 +26,11 @@ from services.kvstore.core import (
     folder_of,
     run_of,
 )
-from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER, OwnerKey, owner_key
+from shared.wire import messages as m
 
 CALL_NS = 20 * MS  # a request, at most
 TIMEOUT_NS = 300 * MS  # of one, while the store is away

@@ -13,8 +13,8 @@ from shared.errors import NobodyListens, SymphonyError
 from shared.lease.core import effects as le
 from shared.lease.core.core import LeaseCore
 from shared.lease.core.times import LeaseTimes
-from shared.messages import Empty, LeaseHolder
-from shared.subjects import LEASE_HOLDER
+from shared.wire.messages import Empty, LeaseHolder
+from shared.wire.subjects import LEASE_HOLDER
 
 TIMES = LeaseTimes(beat_ns=500 * MS, ttl_ns=2 * SECOND)
 RESTART_NS = 300 * MS

@@ -18,7 +18,7 @@ from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 EXPIRY_NS = 3600 * SECOND  # of sessions without an expiry of their own
 

@@ -15,8 +15,8 @@ from services.frontend.core.turns.job_events import Done
 from services.frontend.core.turns.job_events import Fail as JobsFail
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TurnId
-from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
-from shared.shards import expected_as, turn_id_in
+from shared.wire.messages import AdapterRef, Advisory, AgentRef, SamplingParams
+from shared.wire.shards import expected_as, turn_id_in
 
 RETRY_MAX_NS = SECOND
 PATIENT_SLO_NS = 2 * SECOND  # time to run a job again

@@ -245,7 +245,7 @@ CORE_MUTANTS = (
         "        if start_at_ns > now_ns:", "        if False:",
     ),
     Mutant(
-        "whoever is throttled stays so", "shared/hint_accounts.py",
+        "whoever is throttled stays so", "shared/wire/hint_accounts.py",
         "        self._gain(account, passed_s * self.per_s)", "        pass",
     ),
     # The engine.
@@ -505,7 +505,7 @@ CORE_MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "a scheduler forgets the adapter of what it places again", "shared/messages/turns.py",
+        "a scheduler forgets the adapter of what it places again", "shared/wire/messages/turns.py",
         "        adapter=submit.adapter,\n",
         "",
     ),

@@ -1,6 +1,6 @@
 """What stands between a scheduler and a core of it: a bounded queue.
 
-As `shared.events.EventQueue` and the scheduler's `consume` and `probe` do.
+As `shared.runtime.events.EventQueue` and the scheduler's `consume` and `probe` do.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate
 from shared.errors import SymphonyError
 from shared.ids import WorkerId
-from shared.messages import Empty
-from shared.subjects import WORKER_PING
+from shared.wire.messages import Empty
+from shared.wire.subjects import WORKER_PING
 
 E = TypeVar("E")
 

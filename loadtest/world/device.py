@@ -24,7 +24,7 @@ from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan,
 from services.worker.core.turns.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.arena import PageState
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a page that is overdue by so much does not come any more
 ADAPTER_STALL_NS = 20_000 * US  # and for those of an adapter

@@ -27,10 +27,10 @@ from services.frontend.core.turns.turns import (
 )
 from shared.blocks import BlockKey, chain_keys, child_key, pack_keys, root_key
 from shared.errors import HintsThrottled
-from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.locations import known_places
-from shared.messages import (
+from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.wire.messages import (
     Advisory,
     AgentTurnLeft,
     Empty,
@@ -43,8 +43,8 @@ from shared.messages import (
     TurnStart,
     TurnSubmit,
 )
-from shared.shards import by_shard, turn_shard
-from shared.subjects import (
+from shared.wire.shards import by_shard, turn_shard
+from shared.wire.subjects import (
     ADVISORY_SUBMIT,
     HINTS_ENDED,
     PROMPT_PULL,
@@ -56,7 +56,7 @@ from shared.subjects import (
     TURN_SUBMIT,
     WORKER_START,
 )
-from shared.tracker_shards import at_shard, left_wire, shard_of
+from shared.wire.tracker_shards import at_shard, left_wire, shard_of
 
 TICK_NS = 250 * MS
 TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool

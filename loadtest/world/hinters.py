@@ -10,7 +10,7 @@ from loadtest.sim.timeline import Timeline
 from loadtest.world.frontend import Frontend
 from loadtest.world.model import MODEL
 from shared.ids import SessionId, TenantId
-from shared.messages import Advisory
+from shared.wire.messages import Advisory
 
 TENANTS = (TenantId("a"), TenantId("b"))
 SPAMMERS, LAST_TENANT = TenantId("spammers"), TenantId("last")

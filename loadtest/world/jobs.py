@@ -21,7 +21,7 @@ from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId, shard_of
-from shared.messages import (
+from shared.wire.messages import (
     SOLE_LEADERSHIP,
     BatchStart,
     InputPull,
@@ -31,7 +31,7 @@ from shared.messages import (
     OneshotCard,
     OneshotVariant,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,

@@ -48,16 +48,16 @@ from services.kvstore.core import (
 )
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
-from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.expiry import expiry_ns
 from shared.ids import HostId, WorkerId
 from shared.locations import OBJECTS, objects_of
-from shared.messages import pack_ints, unpack_ints
 from shared.owners import OwnerKey
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.messages import pack_ints, unpack_ints
+from shared.wire.subjects import (
     KV_COMMIT,
     KV_LEASE,
     KV_LOCATE,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from loadtest.sim.timeline import Timeline
 from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import AdapterRef, AgentRef, SamplingParams, TurnStart
+from shared.wire.messages import AdapterRef, AgentRef, SamplingParams, TurnStart
 
 
 @dataclass

@@ -5,7 +5,7 @@ from zlib import crc32
 
 from loadtest.sim.timeline import MS
 from shared.ids import ModelId
-from shared.messages import AdapterRef, FinishReason, LoraCard, LoraTarget, SamplingParams
+from shared.wire.messages import AdapterRef, FinishReason, LoraCard, LoraTarget, SamplingParams
 
 MODEL = ModelId("m")
 NUM_HARDWARE = 2

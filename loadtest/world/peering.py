@@ -23,13 +23,13 @@ from services.kvstore.core import (
     most_offered,
     sample_of,
 )
-from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.ids import HostId
 from shared.locations import ANYWHERE
 from shared.owners import OwnerKey
-from shared.subjects import KV_LOCATE
+from shared.wire import messages as m
+from shared.wire.subjects import KV_LOCATE
 
 LOCATE_NS = 30 * MS
 FETCH_NS = 2 * MS  # a page, at most

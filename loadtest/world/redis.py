@@ -22,7 +22,7 @@ PATIENCE_NS = 250 * MS
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What others need of a session's record, as `shared.sessions` has it."""
+    """What others need of a session's record, as `shared.wire.sessions` has it."""
 
     block_keys: str
     num_computed: int

@@ -8,8 +8,8 @@ from loadtest.world.rest import check_rest
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
 from shared.ids import SessionId
-from shared.messages import AdvisoryKey
-from shared.tracker_shards import shard_of
+from shared.wire.messages import AdvisoryKey
+from shared.wire.tracker_shards import shard_of
 
 CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS

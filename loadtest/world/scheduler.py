@@ -30,15 +30,15 @@ from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from services.scheduler.core.turns.turn_table import first_attempt
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
-from shared.messages import (
+from shared.wire.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
     TurnsPlaced,
     TurnsStart,
 )
-from shared.shards import Share
-from shared.subjects import (
+from shared.wire.shards import Share
+from shared.wire.subjects import (
     SCHEDULER_PING,
     SESSION_DROP,
     SESSION_EXPECT,
@@ -54,7 +54,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
-from shared.tracker_shards import arrival_wires
+from shared.wire.tracker_shards import arrival_wires
 
 
 class Scheduler(Candidate):

@@ -2,7 +2,7 @@
 
 from loadtest.world.mutant import Mutant
 
-EVENTS = "shared/events.py"
+EVENTS = "shared/runtime/events.py"
 CONNECTION = "shared/bus/connection.py"
 ASKING = "shared/bus/asking.py"
 SERVING = "shared/bus/serving.py"

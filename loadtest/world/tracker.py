@@ -25,7 +25,7 @@ from services.tracker.core import (
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AdvisoryState,
@@ -34,8 +34,8 @@ from shared.messages import (
     TurnArrived,
     TurnsForeseen,
 )
-from shared.shards import session_shard
-from shared.subjects import (
+from shared.wire.shards import session_shard
+from shared.wire.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
     HINTS_ENDED,

@@ -7,10 +7,10 @@ from typing import Any
 from loadtest.sim.network import Message, Network, Peer, Weather
 from loadtest.sim.timeline import SECOND, Action
 from shared.bus.connection import ERROR_HEADER
-from shared.error_wire import error_from_wire, error_to_wire
 from shared.errors import MalformedMessage, NobodyListens, PeerUnavailable, SymphonyError
-from shared.messages import decode, encode
-from shared.subjects import Subject
+from shared.wire.error_wire import error_from_wire, error_to_wire
+from shared.wire.messages import decode, encode
+from shared.wire.subjects import Subject
 
 __all__ = ["Peer", "Reply", "Weather", "Wires"]
 

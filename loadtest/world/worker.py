@@ -43,7 +43,8 @@ from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import (
+from shared.owners import owner_key
+from shared.wire.messages import (
     Empty,
     KvStage,
     LeadershipFence,
@@ -61,8 +62,7 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
 )
-from shared.owners import owner_key
-from shared.subjects import (
+from shared.wire.subjects import (
     KV_COMMIT,
     KV_LEASE,
     KV_OPEN,

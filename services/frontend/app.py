@@ -26,8 +26,8 @@ from services.frontend.tenants.gates import Gates
 from services.frontend.turns.hub import Hub
 from services.frontend.turns.job_hub import JobHub
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.ids import TenantId
+from shared.runtime.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

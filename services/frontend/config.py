@@ -10,12 +10,12 @@ from services.frontend.core.http.request_guard import HTTP_PORTS, HostPort, pars
 from services.frontend.core.limits.quotas import PRIORITIES, TenantLimits
 from services.frontend.core.models.model_names import parse_name
 from shared.adapters.record import ADAPTER_BYTES_MAX
-from shared.config import ServiceConfig, constant
 from shared.errors import ConfigError
 from shared.expiry import EXPIRY_S_MAX
-from shared.hint_accounts import HintLimits
-from shared.sessions import DEFAULT_EXPIRY_S
-from shared.tracker_shards import TRACKER_SHARDS_MAX
+from shared.runtime.config import ServiceConfig, constant
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.sessions import DEFAULT_EXPIRY_S
+from shared.wire.tracker_shards import TRACKER_SHARDS_MAX
 
 
 def _in_order(value: tuple[int, int]) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class FrontendConfig(ServiceConfig):
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
         `core.limits.quotas.TenantLimits`; each frontend counts its own requests.
     hints_per_client, hints_per_tenant: advisories that may stay unused, see
-        `shared.hint_accounts.HintLimits`; each frontend counts its own.
+        `shared.wire.hint_accounts.HintLimits`; each frontend counts its own.
     trace_share: share of requests that are traced, of those that bring no trace context.
     drain_s: on stop, how long open streams may take to finish.
     """

@@ -16,7 +16,7 @@ from services.frontend.tenants.links import Connect, connect_links
 from shared.bus import Bus
 from shared.ids import FrontendId, new_id
 from shared.service import Runtime
-from shared.subjects import ADAPTER_CHANGED, SESSION_FORGET, WORKER_REPORT
+from shared.wire.subjects import ADAPTER_CHANGED, SESSION_FORGET, WORKER_REPORT
 
 log = logging.getLogger(__name__)
 

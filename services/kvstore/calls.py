@@ -2,13 +2,13 @@
 
 from services.kvstore.core import Commit, NewBlock, Open, Release, RemotePrefix, Renew, Stage
 from services.kvstore.tiers.values import LAYERS_MAX
-from shared import messages as m
 from shared.blocks import KEY_BYTES, BlockKey, unpack_keys
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s, rounded_expiry_s
 from shared.ids import subject_token
-from shared.messages.codec import unpack_ints
 from shared.owners import OWNER_BYTES, OwnerKey
+from shared.wire import messages as m
+from shared.wire.messages.codec import unpack_ints
 
 NUM_BEFORE_MAX = 1 << 31  # blocks: no sequence has as many
 PAGE_BYTES_MAX = 1024**3

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.adapters.record import ADAPTER_BYTES_MAX
-from shared.config import ServiceConfig, constant
-from shared.sessions import DEFAULT_EXPIRY_S
-from shared.urls import split_address
+from shared.runtime.config import ServiceConfig, constant
+from shared.runtime.urls import split_address
+from shared.wire.sessions import DEFAULT_EXPIRY_S
 
 GIB = 1024**3
 ANY_ADDRESS = ("0.0.0.0", "::")

@@ -17,15 +17,15 @@ from services.kvstore.core import KvCore, Pinned, RemotePrefix
 from services.kvstore.peers.peering import patience_s
 from services.kvstore.performer import Performer
 from services.kvstore.ports import Ports
-from shared import messages as m
-from shared import subjects
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import HostId
-from shared.messages.codec import pack_ints
 from shared.owners import owner_key
 from shared.service import Runtime
 from shared.tracing import Span
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages.codec import pack_ints
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from services.kvstore.tiers.disk.start import Started, start_disk
 from services.kvstore.tiers.executors import ThreadExecutor
 from services.kvstore.tiers.memory.arenas import Arenas
 from services.kvstore.tiers.objects.store import Bucket
-from shared.access import read_secret, serving, trusting
 from shared.adapters.source import AdapterLimits
 from shared.errors import ConfigError
-from shared.redis_client import RedisClient
+from shared.runtime.access import read_secret, serving, trusting
+from shared.runtime.redis_client import RedisClient
+from shared.runtime.urls import hide_password
 from shared.service import Runtime
-from shared.urls import hide_password
 
 
 async def open_ports(runtime: Runtime, config: KvstoreConfig) -> Ports:

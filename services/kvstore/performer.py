@@ -33,7 +33,7 @@ from services.kvstore.tiers.objects.link import ObjectEvents, ObjectLink
 from shared.blocks import BlockKey
 from shared.ids import HostId
 from shared.locations import OBJECTS, objects_of
-from shared.metrics import histogram
+from shared.runtime.metrics import histogram
 from shared.service import Runtime
 
 log = logging.getLogger(__name__)

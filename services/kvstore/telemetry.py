@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
-from shared.metrics import counter, gauge
+from shared.runtime.metrics import counter, gauge
 
 BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])
 _PEER_EVENTS = counter(

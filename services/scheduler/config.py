@@ -8,11 +8,11 @@ from services.scheduler.core import DEFAULT_POLICY as DEFAULT_PLACEMENT
 from services.scheduler.core import Limits
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_placement
-from shared.config import constant
 from shared.errors import ConfigError
 from shared.lease.settings import LeaseConfig
-from shared.shards import Share
-from shared.tracker_shards import TRACKER_SHARDS_MAX
+from shared.runtime.config import constant
+from shared.wire.shards import Share
+from shared.wire.tracker_shards import TRACKER_SHARDS_MAX
 
 
 class SchedulerConfig(LeaseConfig):

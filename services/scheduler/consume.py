@@ -11,11 +11,11 @@ from typing import Never, TypeVar
 from services.scheduler.leadership import Leadership
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
-from shared.events import EventQueue
 from shared.ids import WorkerId
-from shared.messages import Empty
-from shared.metrics import counter
-from shared.subjects import WORKER_PING
+from shared.runtime.events import EventQueue
+from shared.runtime.metrics import counter
+from shared.wire.messages import Empty
+from shared.wire.subjects import WORKER_PING
 
 log = logging.getLogger(__name__)
 

@@ -28,11 +28,11 @@ from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_batcher
 from shared.effects import WakeAt
-from shared.events import EventQueue
 from shared.ids import WorkerId
-from shared.metrics import counter, gauge
+from shared.runtime.events import EventQueue
+from shared.runtime.metrics import counter, gauge
 from shared.service import Runtime
-from shared.subjects import (
+from shared.wire.subjects import (
     AUTOSCALE_ADVICE,
     BATCH_DONE,
     BATCH_START,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from services.scheduler.config import SchedulerConfig
 from shared.errors import PeerUnavailable
 from shared.lease.lease import Lease
-from shared.messages import LeaderChanged
 from shared.service import Runtime
-from shared.subjects import LEADER_CHANGED
+from shared.wire.messages import LeaderChanged
+from shared.wire.subjects import LEADER_CHANGED
 
 log = logging.getLogger(__name__)
 

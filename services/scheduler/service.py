@@ -33,10 +33,12 @@ from services.scheduler.policies import make_placement
 from services.scheduler.traces import PlacementTraces
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
-from shared.events import EventQueue
 from shared.groups import in_groups
 from shared.ids import WorkerId
-from shared.messages import (
+from shared.runtime.events import EventQueue
+from shared.runtime.metrics import counter, gauge
+from shared.service import Runtime
+from shared.wire.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
@@ -49,9 +51,7 @@ from shared.messages import (
     TurnsSubmit,
     TurnStart,
 )
-from shared.metrics import counter, gauge
-from shared.service import Runtime
-from shared.subjects import (
+from shared.wire.subjects import (
     SCHEDULER_PING,
     SCHEDULER_STATUS,
     SESSION_DROP,
@@ -68,7 +68,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
-from shared.tracker_shards import arrival_wires
+from shared.wire.tracker_shards import arrival_wires
 
 log = logging.getLogger(__name__)
 

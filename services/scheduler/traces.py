@@ -4,10 +4,10 @@ reservations.
 
 from collections import OrderedDict
 
-from shared.clock import Clock
 from shared.ids import TurnId, WorkerId
-from shared.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnStart
+from shared.runtime.clock import Clock
 from shared.tracing import Tracer, Value
+from shared.wire.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnStart
 
 WAITING_MAX = 4096  # turns that are not placed yet
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 
 from services.tracker.core import Limits
-from shared.config import constant
-from shared.hint_accounts import HintLimits
 from shared.lease.settings import LeaseConfig
-from shared.tracker_shards import TRACKER_SHARDS_MAX
+from shared.runtime.config import constant
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.tracker_shards import TRACKER_SHARDS_MAX
 
 
 class TrackerConfig(LeaseConfig):
     """Times in seconds. `services.tracker.core.Limits` documents the fields `tracker_...`,
-    `shared.hint_accounts.HintLimits` the fields `hints_...`.
+    `shared.wire.hint_accounts.HintLimits` the fields `hints_...`.
     """
 
     tracker_tenant_advisories_max: int = Field(default=0, ge=0)

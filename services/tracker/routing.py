@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from services.tracker.core import Shards
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.ids import TenantId
-from shared.messages import Advisory, AdvisoryKey, AdvisoryState
-from shared.metrics import counter
-from shared.sparsely import Sparsely
-from shared.subjects import Subject, of_tracker_shard
+from shared.runtime.clock import Clock
+from shared.runtime.metrics import counter
+from shared.runtime.sparsely import Sparsely
+from shared.wire.messages import Advisory, AdvisoryKey, AdvisoryState
+from shared.wire.subjects import Subject, of_tracker_shard
 
 log = logging.getLogger(__name__)
 

@@ -25,13 +25,16 @@ from services.tracker.graphs import read_graphs
 from services.tracker.routing import ShardRouter
 from services.tracker.subscriptions import TurnSubscriptions
 from services.tracker.traces import AdvisoryTraces
-from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, SymphonyError
-from shared.events import EventQueue
 from shared.ids import FrontendId, new_id
 from shared.lease.lease import Lease
-from shared.messages import (
+from shared.runtime.clock import Clock
+from shared.runtime.events import EventQueue
+from shared.runtime.metrics import counter, gauge, histogram
+from shared.runtime.tasks import wait_set
+from shared.service import Runtime
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AdvisoryState,
@@ -41,10 +44,8 @@ from shared.messages import (
     TurnArrived,
     TurnsForeseen,
 )
-from shared.metrics import counter, gauge, histogram
-from shared.service import Runtime
-from shared.shards import session_shard
-from shared.subjects import (
+from shared.wire.shards import session_shard
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
@@ -53,7 +54,6 @@ from shared.subjects import (
     SESSION_EXPECT,
     TURNS_FORESEEN,
 )
-from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from services.tracker.core import Shards, check_foreseen
 from services.tracker.routing import ShardRouter
 from shared.bus import Bus
-from shared.messages import AgentTurnLeft, TurnArrived, TurnsForeseen
-from shared.subjects import (
+from shared.wire.messages import AgentTurnLeft, TurnArrived, TurnsForeseen
+from shared.wire.subjects import (
     AGENT_TURN_LEFT,
     SHARD_AGENT_TURN_LEFT,
     SHARD_TURN_ARRIVED,

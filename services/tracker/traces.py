@@ -4,10 +4,10 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from services.tracker.core.effects import Outcome
-from shared.clock import Clock
 from shared.ids import WorkerId
-from shared.messages import Advisory
+from shared.runtime.clock import Clock
 from shared.tracing import Span, Tracer, Value
+from shared.wire.messages import Advisory
 
 OPEN_MAX = 4096  # that live
 

@@ -9,8 +9,8 @@ from services.worker.config import WorkerConfig
 from services.worker.load import plan_models
 from services.worker.models.weights import load_weights
 from services.worker.oneshot.model import ServedTask
-from shared.config import load_config
 from shared.errors import SymphonyError
+from shared.runtime.config import load_config
 
 
 def check_model(source: str, task: ServedTask) -> None:

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from services.worker.core.limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
-from shared.config import ServiceConfig, constant
-from shared.messages import SLO_MS_MAX
+from shared.runtime.config import ServiceConfig, constant
+from shared.wire.messages import SLO_MS_MAX
 
 
 class WorkerConfig(ServiceConfig):

@@ -19,9 +19,9 @@ from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import HostId, TenantId, WorkerId, new_id
-from shared.messages import KvStage
-from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
-from shared.tasks import wait_set
+from shared.runtime.tasks import wait_set
+from shared.wire.messages import KvStage
+from shared.wire.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from services.worker.oneshot.model import OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
-from shared.messages import Task
 from shared.profiles import LatencyProfile
+from shared.wire.messages import Task
 from shared.zoo import ZooModel, parse_emulation
 
 if TYPE_CHECKING:  # torch comes with it

@@ -5,7 +5,7 @@ from prometheus_client import Counter
 from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.engine.status import EngineStatus
 from services.worker.core.step import StepPlan, StepResult
-from shared.metrics import TOKEN_BUCKETS, counter, gauge, histogram
+from shared.runtime.metrics import TOKEN_BUCKETS, counter, gauge, histogram
 
 RUNNING = gauge("turns_running", "Turns in the batch", ["model"])
 WAITING = gauge("turns_waiting", "Turns that wait for pages or a place", ["model"])

@@ -16,7 +16,7 @@ from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.model import OneshotModel
 from shared.arena import Arena
-from shared.dying import die
+from shared.runtime.dying import die
 
 OnMoved: TypeAlias = Callable[[Moved], None]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from services.worker.core.pulling import Pull, Pulling
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.errors import SymphonyError
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
-from shared.subjects import PROMPT_PULL
-from shared.tasks import Tasks
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import Tasks
+from shared.wire.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
+from shared.wire.subjects import PROMPT_PULL
 
 log = logging.getLogger(__name__)
 

@@ -44,11 +44,13 @@ from services.worker.step_loop import StepLoop
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
-from shared.clock import Clock
-from shared.dying import die
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import FrontendId, TurnId
-from shared.messages import (
+from shared.owners import OwnerKey, owner_key
+from shared.runtime.clock import Clock
+from shared.runtime.dying import die
+from shared.runtime.tasks import Tasks
+from shared.wire.messages import (
     ModelSpeeds,
     Prefetch,
     Prompt,
@@ -60,9 +62,7 @@ from shared.messages import (
     TurnsEnded,
     TurnStart,
 )
-from shared.owners import OwnerKey, owner_key
-from shared.subjects import STEP_OUTPUT, TURNS_ENDED
-from shared.tasks import Tasks
+from shared.wire.subjects import STEP_OUTPUT, TURNS_ENDED
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,10 @@ from shared.arena import Arena
 from shared.blocks import unpack_keys
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import ModelId, WorkerId, new_id
-from shared.messages import (
+from shared.owners import owner_key
+from shared.runtime.tasks import wait_set
+from shared.service import Runtime
+from shared.wire.messages import (
     Empty,
     ModelCard,
     Prefetch,
@@ -48,9 +51,7 @@ from shared.messages import (
     WorkerReport,
     pack_hashes,
 )
-from shared.owners import owner_key
-from shared.service import Runtime
-from shared.subjects import (
+from shared.wire.subjects import (
     SESSION_FORGET,
     WORKER_CANCEL,
     WORKER_PING,
@@ -59,7 +60,6 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
-from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from services.worker.core.step import StepPlan, StepResult
 from services.worker.device.executor import Executor
 from services.worker.device.isolate import launch_isolated
 from services.worker.device.thread import DeviceThread
-from shared.clock import Clock
-from shared.tasks import wait_set
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import wait_set
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from services.worker.core.effects import Ended, Prefetched, TurnTimes
-from shared.clock import Clock
 from shared.ids import TurnId, WorkerId
-from shared.messages import TurnEnd, TurnStart
+from shared.runtime.clock import Clock
 from shared.tracing import NO_SPAN, Span, Tracer, Value
+from shared.wire.messages import TurnEnd, TurnStart
 
 OPEN_MAX = 4096  # attempts that began and of which no end is known
 

@@ -15,7 +15,7 @@ from shared.adapters.source import (
 from shared.adapters.tensors import WEIGHTS_FILE
 from shared.adapters.values import Truncated, first_unfit, number, read_chunks, values_hash
 from shared.adapters.vocabulary import TOKENIZER_BYTES_MAX, TOKENIZER_FILE, vocabulary_hash
-from shared.messages.adapters import LoraCard
+from shared.wire.messages.adapters import LoraCard
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE,

@@ -22,7 +22,7 @@ from shared.adapters.source import (
 from shared.adapters.tensors import ModuleTensors, TensorEntry
 from shared.adapters.values import ELEMENTS, Bits, Truncated, convert, read_tensor
 from shared.errors import SymphonyError
-from shared.messages.adapters import LoraCard
+from shared.wire.messages.adapters import LoraCard
 
 Pages = NDArray[np.uint8]
 

@@ -14,7 +14,7 @@ is.
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 ROWS_TOGETHER = 4
 SAME_LAYER = -1

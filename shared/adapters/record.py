@@ -9,8 +9,8 @@ import re
 
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
-from shared.messages.codec import decode, encode
-from shared.messages.registry import AdapterRecord
+from shared.wire.messages.codec import decode, encode
+from shared.wire.messages.registry import AdapterRecord
 
 EVERYBODY = TenantId("")
 NAME_CHARS_MAX = 128

@@ -26,7 +26,7 @@ from shared.adapters.tensors import (
     match_modules,
     read_header,
 )
-from shared.messages.adapters import LoraCard
+from shared.wire.messages.adapters import LoraCard
 
 PICKLE_FILE = "adapter_model.bin"
 HASH_BYTES = 16

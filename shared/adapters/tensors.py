@@ -19,7 +19,7 @@ from shared.adapters.config import (
     shown,
 )
 from shared.adapters.patterns import first_matches, targeted
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}

@@ -11,11 +11,11 @@ from nats.errors import NoRespondersError, OutboundBufferLimitError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from shared.bus.connection import ERROR_HEADER, MALFORMED, Connection
-from shared.error_wire import error_from_wire
 from shared.errors import MalformedMessage, NobodyListens, PeerUnavailable
-from shared.messages import decode, encode, prepare
-from shared.subjects import Subject
-from shared.tasks import end_if_cancelled, wait_set
+from shared.runtime.tasks import end_if_cancelled, wait_set
+from shared.wire.error_wire import error_from_wire
+from shared.wire.messages import decode, encode, prepare
+from shared.wire.subjects import Subject
 
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")

@@ -13,15 +13,15 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import FlushTimeoutError, SlowConsumerError
 
-from shared.access import NatsAccess
-from shared.bucket import KvBucket
+from shared.bus.bucket import KvBucket
 from shared.bus.paced import Pace, PacedClient
 from shared.errors import PeerUnavailable, SymphonyError, reason
-from shared.metrics import counter
-from shared.sparsely import Sparsely
-from shared.subjects import Bucket
-from shared.tasks import Tasks
-from shared.urls import hide_password
+from shared.runtime.access import NatsAccess
+from shared.runtime.metrics import counter
+from shared.runtime.sparsely import Sparsely
+from shared.runtime.tasks import Tasks
+from shared.runtime.urls import hide_password
+from shared.wire.subjects import Bucket
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from shared.bus.connection import ERROR_HEADER, HANDLER_ERRORS, MALFORMED, Connection
-from shared.error_wire import error_to_wire
 from shared.errors import InvalidRequest, MalformedMessage, SymphonyError
 from shared.ids import TenantId
-from shared.messages import decode, encode, prepare
-from shared.subjects import Subject
-from shared.tenants import reply_subject, subject_of, tenant_of
+from shared.wire.error_wire import error_to_wire
+from shared.wire.messages import decode, encode, prepare
+from shared.wire.subjects import Subject
+from shared.wire.tenants import reply_subject, subject_of, tenant_of
 
 log = logging.getLogger(__name__)
 

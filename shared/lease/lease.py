@@ -7,10 +7,9 @@ from functools import partial
 
 from nats.aio.subscription import Subscription
 
-from shared.bucket import KvBucket, NoStore, RevisionConflict
+from shared.bus.bucket import KvBucket, NoStore, RevisionConflict
 from shared.effects import WakeAt
 from shared.errors import NobodyListens, PeerUnavailable, SymphonyError
-from shared.events import EventQueue
 from shared.ids import new_id
 from shared.lease.core.core import LeaseCore
 from shared.lease.core.effects import (
@@ -27,11 +26,12 @@ from shared.lease.core.effects import (
     WriteLease,
 )
 from shared.lease.settings import LeaseConfig
-from shared.messages import Empty, LeaderLease, LeaseHolder, LeaseWritten
-from shared.metrics import counter, gauge
+from shared.runtime.events import EventQueue
+from shared.runtime.metrics import counter, gauge
+from shared.runtime.tasks import wait_set
 from shared.service import Runtime
-from shared.subjects import LEASE_HOLDER, LEASE_WRITTEN, LEASES
-from shared.tasks import wait_set
+from shared.wire.messages import Empty, LeaderLease, LeaseHolder, LeaseWritten
+from shared.wire.subjects import LEASE_HOLDER, LEASE_WRITTEN, LEASES
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from shared.config import ServiceConfig, constant
 from shared.lease.core.times import LeaseTimes
+from shared.runtime.config import ServiceConfig, constant
 
 
 class LeaseConfig(ServiceConfig):

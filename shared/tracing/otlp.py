@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace import Tracer as OtelTracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from shared.clock import Clock
-from shared.metrics import counter
-from shared.sparsely import Sparsely
-from shared.tasks import wait_set
+from shared.runtime.clock import Clock
+from shared.runtime.metrics import counter
+from shared.runtime.sparsely import Sparsely
+from shared.runtime.tasks import wait_set
 from shared.tracing.context import TraceContext, parse_trace
 from shared.tracing.spans import NO_SPAN, NOTHING, Span, Tracer, Value
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import jsonschema
 
 from cli.docs.http_page import openapi
-from shared import subjects
-from shared.messages import decode
-from shared.subjects import INFERENCE_SUBMIT, PUBLIC, Subject
+from shared.wire import subjects
+from shared.wire.messages import decode
+from shared.wire.subjects import INFERENCE_SUBMIT, PUBLIC, Subject
 from tests.docs.shell import Command
 
 HOUSE = "http://127.0.0.1:8080"

@@ -20,7 +20,7 @@ from cli.start.plan import ROOT
 from cli.start.preflight import CONFIGS
 from loadtest.bench.figures import choose, figure_set
 from loadtest.commands.bench import BENCHES
-from shared.config import ServiceConfig, load_config
+from shared.runtime.config import ServiceConfig, load_config
 from tests.docs.shell import Command
 
 STARTS = ("cli.start.up.up", "cli.start.up.up_detached")

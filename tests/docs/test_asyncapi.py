@@ -9,11 +9,11 @@ import pytest
 
 from cli.docs import asyncapi
 from cli.start.plan import ROOT
-from shared import messages as m
-from shared import subjects
 from shared.ids import SessionId
-from shared.messages import encode
-from shared.subjects import PUBLIC, NoReply, Subject
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages import encode
+from shared.wire.subjects import PUBLIC, NoReply, Subject
 
 FILE = ROOT / "docs" / "asyncapi.json"
 SCHEMA = Path(__file__).with_name("vendor") / "asyncapi-3.0.0.json"

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError
 from loadtest.deployment import processes_of, wait_until
 from services.worker.models.demo_model import DEMO_MODEL_ID, NUM_LAYERS
 from shared.blocks import BLOCK_TOKENS
-from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
+from shared.wire.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
 from tests.cluster import Cluster
 
 REPLY_TOKENS = 80

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 from shared.bus import Bus
-from shared.config import ServiceConfig
+from shared.runtime.config import ServiceConfig
 from shared.service import Runtime
-from shared.subjects import SERVICE_METRICS, SERVICE_STATUS
+from shared.wire.subjects import SERVICE_METRICS, SERVICE_STATUS
 
 C = TypeVar("C", bound=ServiceConfig)
 T = TypeVar("T")

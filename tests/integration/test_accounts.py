@@ -20,12 +20,12 @@ from cli.start.credentials import nkey_file
 from cli.start.options import DeploymentOptions
 from cli.start.servers import TENANT_CONNECTIONS_MAX, prepare_servers
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
-from shared.access import NatsAccess
 from shared.bus import Bus, RawMessage
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import TenantId
-from shared.messages import Advisory, AdvisoryState, Empty, ServiceStatus
-from shared.subjects import (
+from shared.runtime.access import NatsAccess
+from shared.wire.messages import Advisory, AdvisoryState, Empty, ServiceStatus
+from shared.wire.subjects import (
     ADVISORY_SUBMIT,
     INFERENCE_SUBMIT,
     LEASES,

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from shared.bucket import Entry, RevisionConflict
+from shared.bus.bucket import Entry, RevisionConflict
 from shared.errors import PeerUnavailable
-from shared.messages import LeaderLease
-from shared.subjects import LEASES
+from shared.wire.messages import LeaderLease
+from shared.wire.subjects import LEASES
 from tests.conftest import Server
 from tests.integration.harness import connected
 

@@ -6,7 +6,6 @@ import logging
 import pytest
 
 from cli.supervisor.children import free_port
-from shared import messages as m
 from shared.bus import Bus, RawMessage
 from shared.errors import (
     MalformedMessage,
@@ -16,7 +15,8 @@ from shared.errors import (
     SymphonyError,
 )
 from shared.ids import SessionId, TurnId
-from shared.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
+from shared.wire import messages as m
+from shared.wire.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
 from tests.conftest import Server
 
 

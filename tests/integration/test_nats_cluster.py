@@ -10,10 +10,10 @@ import pytest
 from cli import health, replicate_leases, setup_kubernetes
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.bus import Bus
-from shared.config import ServiceConfig
 from shared.errors import PeerUnavailable
-from shared.messages import LeaderLease
-from shared.subjects import LEASES
+from shared.runtime.config import ServiceConfig
+from shared.wire.messages import LeaderLease
+from shared.wire.subjects import LEASES
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.redis_client import RedisClient
+from shared.runtime.redis_client import RedisClient
 from tests.conftest import Server
 
 

@@ -29,9 +29,9 @@ from cli.supervisor.children import (
     wait_for_port,
 )
 from loadtest.deployment import wait_until
-from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
+from shared.runtime.access import NatsAccess, RedisAccess
 from tests.conftest import Server
 
 REDIS_BYTES = 4 * 1024**2

@@ -13,9 +13,9 @@ from cli.inspection.snapshot import redis_trouble
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
-from shared.access import NatsAccess, RedisAccess, trusting, trusting_only
 from shared.bus import Bus
 from shared.errors import ConfigError, PeerUnavailable
+from shared.runtime.access import NatsAccess, RedisAccess, trusting, trusting_only
 from tests.certificates import Certificate, make_certificate
 from tests.cluster import Cluster
 from tests.conftest import Server

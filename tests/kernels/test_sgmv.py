@@ -23,7 +23,7 @@ from kernels.sgmv.torch_ops import (
     add_lora_loop,
 )
 from loadtest.random_adapters import RandomAdapters, Weights, segments_of, site_of
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 NAN = float("nan")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16

@@ -12,7 +12,7 @@ from services.worker.oneshot import effects as worker_effects
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     BatchStart,
     InputPull,
     InputReply,

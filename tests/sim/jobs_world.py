@@ -26,7 +26,7 @@ from services.scheduler.core.jobs import (
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import SOLE_LEADERSHIP, BatchStart, LeaderChanged
+from shared.wire.messages import SOLE_LEADERSHIP, BatchStart, LeaderChanged
 from tests.sim.heap import MS, Network, World
 from tests.sim.jobs_peers import Alarm, Setup, SimFrontend, SimWorker
 

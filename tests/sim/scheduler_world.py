@@ -18,7 +18,7 @@ from services.scheduler.core import (
 )
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     ExpectSession,
     ModelCard,
     TurnCancel,

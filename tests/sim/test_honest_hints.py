@@ -14,9 +14,9 @@ from loadtest.workloads.open_loads import servegen
 from services.tracker.core import Effect, Limits, SendVerdicts, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
-from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId, TurnId
-from shared.messages import Advisory, AdvisoryKey, TurnArrived
+from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.wire.messages import Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
 FRONTEND = FrontendId("f")

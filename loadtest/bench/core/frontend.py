@@ -43,12 +43,12 @@ from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.tenants.auth import Keyring
 from services.frontend.turns.hub import Hub
 from shared.bus import Bus
-from shared.clock import SystemClock
 from shared.ids import TurnId
-from shared.messages import StepOutput, TurnsSubmit, decode, encode
+from shared.runtime.clock import SystemClock
 from shared.service import Runtime
-from shared.subjects import STEP_OUTPUT, TURN_SUBMIT, Subject
 from shared.tracing import NO_TRACER
+from shared.wire.messages import StepOutput, TurnsSubmit, decode, encode
+from shared.wire.subjects import STEP_OUTPUT, TURN_SUBMIT, Subject
 
 TURNS_A_STEP = 32
 STEPS = 8  # in a round

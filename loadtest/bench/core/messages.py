@@ -7,7 +7,7 @@ from typing import Any
 from loadtest.bench.core import samples
 from loadtest.bench.core.timing import Took
 from shared.ids import SessionId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AgentRef,
     PlacedTurn,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     ModelCard,
     ModelSpeeds,
     StepOutput,
@@ -13,7 +13,7 @@ from shared.messages import (
     TurnSubmit,
     WorkerReport,
 )
-from shared.shards import turn_id_in
+from shared.wire.shards import turn_id_in
 
 MODEL = ModelId("llama-3.1-8b")
 FRONTEND = FrontendId("fe-0-0123456789abcdef")

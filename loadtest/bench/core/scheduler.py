@@ -20,7 +20,7 @@ from services.scheduler.core import (
 from services.scheduler.policies import make_placement
 from shared.ids import HostId, SessionId, TurnId, WorkerId
 from shared.locations import HOSTS_SENT_MAX
-from shared.messages import (
+from shared.wire.messages import (
     ExpectSession,
     PlacedTurn,
     TurnEnd,
@@ -31,7 +31,7 @@ from shared.messages import (
     TurnSubmit,
     WorkerReport,
 )
-from shared.shards import Share
+from shared.wire.shards import Share
 
 EVENTS = 256  # of one kind in a round
 KEPT_A_WORKER = 4  # places for turns that are announced and do not come during a round

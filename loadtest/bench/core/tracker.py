@@ -10,7 +10,7 @@ from loadtest.bench.core.timing import Took
 from services.tracker.core import Effect, Expect, Limits, TrackerCore
 from shared.blocks import KEY_BYTES
 from shared.ids import SessionId, TenantId
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AgentRef,

@@ -16,7 +16,7 @@ from services.worker.core.turns.turn import Turn
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 ROOT = root_key("bench", "bench")
 SHORT_CONTEXT = 1000

@@ -10,7 +10,7 @@ from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
 from shared.ids import HostId
-from shared.messages import KvStage
+from shared.wire.messages import KvStage
 
 Case = Literal["resident", "hinted", "late", "unhinted", "recompute"]
 

@@ -13,10 +13,10 @@ from loadtest.bench.lab import Lab, Trace, open_labs
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, new_id
-from shared.messages import KvRelease, KvStage, Prefetch
-from shared.redis_client import RedisClient
-from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
-from shared.subjects import KV_RELEASE, KV_STAGE
+from shared.runtime.redis_client import RedisClient
+from shared.wire.messages import KvRelease, KvStage, Prefetch
+from shared.wire.sessions import SessionRecord, TextMark, encode_record, session_redis_key
+from shared.wire.subjects import KV_RELEASE, KV_STAGE
 
 FAR, NEAR = HostId("far"), HostId("near")
 # A worker leaves the newest blocks without a copy below when those take over a quarter of its pool.

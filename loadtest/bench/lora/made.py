@@ -8,7 +8,7 @@ from loadtest.adapters import STRENGTH, Module, Recipe, modules_of, write_adapte
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest
-from shared.messages import AdapterRef, LoraCard
+from shared.wire.messages import AdapterRef, LoraCard
 
 # Ends of modules' names; none: all of them.
 TARGETS: dict[str, tuple[str, ...]] = {

@@ -26,10 +26,10 @@ from shared.bus import Bus
 from shared.errors import NobodyListens, PeerUnavailable
 from shared.ids import HostId
 from shared.locations import KV_HOSTS_KEY, decode_claim
-from shared.messages import Empty, KvStats
-from shared.redis_client import RedisClient
-from shared.settings import as_variables
-from shared.subjects import KV_STATS, SCHEDULER_STATUS
+from shared.runtime.redis_client import RedisClient
+from shared.runtime.settings import as_variables
+from shared.wire.messages import Empty, KvStats
+from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS
 
 HOST_ID = HostId("scale")
 START_LIMIT_S = 1800.0

@@ -10,9 +10,9 @@ from services.kvstore.core import StoredBlock
 from services.kvstore.tiers.disk import stored_bytes
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId
-from shared.messages.codec import pack_ints
 from shared.owners import OwnerKey, owner_key
-from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
+from shared.wire.messages.codec import pack_ints
+from shared.wire.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 
 FINGERPRINT = "bench"
 SPARE = 1.1  # of the disk's room, so that nothing has to leave for want of it

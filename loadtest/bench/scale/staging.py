@@ -16,8 +16,8 @@ from shared.arena import Arena, PageState
 from shared.blocks import pack_keys
 from shared.errors import PeerUnavailable
 from shared.ids import WorkerId
-from shared.messages import KvOpen, KvRelease, KvStage, unpack_ints
-from shared.subjects import KV_OPEN, KV_RELEASE, KV_STAGE
+from shared.wire.messages import KvOpen, KvRelease, KvStage, unpack_ints
+from shared.wire.subjects import KV_OPEN, KV_RELEASE, KV_STAGE
 
 WORKER, INCARNATION = WorkerId("scale"), "1"
 PAGES_LIMIT_S = 30.0

@@ -6,7 +6,7 @@ from kernels.sgmv import add_lora
 from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.reference import add_lora_reference
 from loadtest.random_adapters import RandomAdapters, segments_of, site_of
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 # |got - want| over |want| of a row: a rounding of `y`, and a little.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}

@@ -15,7 +15,7 @@ from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.bench.streaming import Stream
 from loadtest.random_adapters import enter_image, segments_of
 from shared.adapters.layout import layout_image
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 NAMES = ("sgmv", "loop", "gather_bmm", "bmm", "padded")
 NUM_TARGETS = 7  # linear layers of a decoder layer

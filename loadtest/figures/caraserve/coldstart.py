@@ -23,7 +23,7 @@ from loadtest.bench.lora.made import MadeAdapter, make_adapters
 from loadtest.models import Shape, shape_of
 from shared.adapters.layout import ImageLayout, image_bytes, layout_image
 from shared.errors import InvalidRequest
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 BLOCK_TOKENS = 64
 WARM_TOKENS, WARM_DECODES = 512, 32  # the worker is to know its speeds

@@ -18,7 +18,12 @@ from loadtest.fuzz.tenancy.internals import draft, internal_subject
 from loadtest.fuzz.tenancy.servers import try_nats, try_redis
 from loadtest.fuzz.tenancy.tenant import COMPLETIONS, JOBS, Tenant, cached_tokens, key_of
 from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, text_of, vector_of
-from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT, INFERENCE_SUBMIT
+from shared.wire.subjects import (
+    ADVISORY_GET,
+    ADVISORY_INVALIDATE,
+    ADVISORY_SUBMIT,
+    INFERENCE_SUBMIT,
+)
 
 OWN_JOB = "a of in to it is on by at as an or"
 LISTEN_S = 0.1

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from loadtest.fuzz.tenancy.eavesdropping import MARK
-from shared import subjects
-from shared.subjects import PUBLIC, Subject
+from shared.wire import subjects
+from shared.wire.subjects import PUBLIC, Subject
 
 WIRES: list[Subject[Any, Any]] = [
     wire for wire in vars(subjects).values() if isinstance(wire, Subject)

@@ -24,7 +24,7 @@ from loadtest.fuzz.tenancy.tenant import Tenant, key_of
 from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, make_lane, vector_of, work_on_nats
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
-from shared.settings import as_variables
+from shared.runtime.settings import as_variables
 
 VICTIM = TenantId("acme")
 THIEF = TenantId("evil")

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from loadtest.deployment import Deployment
 from loadtest.fuzz.plain_http import Answer, ask, request_bytes
-from shared.subjects import INFERENCE_SUBMIT
+from shared.wire.subjects import INFERENCE_SUBMIT
 
 ANSWER_MAX_S = 60.0
 COMPLETIONS = "/v1/completions"

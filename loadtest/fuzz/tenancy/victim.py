@@ -13,7 +13,7 @@ import orjson
 from loadtest.fuzz.report import Report
 from loadtest.fuzz.tenancy.tenant import Tenant, cached_tokens
 from shared.blocks import BLOCK_TOKENS
-from shared.subjects import ADVISORY_GET
+from shared.wire.subjects import ADVISORY_GET
 
 SECRET = "swordfish under the third stone"
 NUM_BLOCKS = 4  # of a prompt: a character is a token of the demo model

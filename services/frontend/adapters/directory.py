@@ -16,10 +16,10 @@ from shared.adapters.record import (
     decode_adapter,
     is_adapter_name,
 )
-from shared.clock import Clock
 from shared.errors import InvalidRequest, MalformedMessage, NoCapacity, NotFound
 from shared.ids import TenantId
-from shared.messages import AdapterChanged, AdapterRecord, LoraCard, ModelCard
+from shared.runtime.clock import Clock
+from shared.wire.messages import AdapterChanged, AdapterRecord, LoraCard, ModelCard
 
 # Keys: the records of a tenant and the shared ones; the notes of the name's removal. Argument: the
 # name.

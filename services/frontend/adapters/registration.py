@@ -13,7 +13,7 @@ from shared.adapters.record import EVERYBODY
 from shared.adapters.vocabulary import vocabulary_of
 from shared.errors import InvalidRequest, NobodyListens, NoCapacity, NotFound
 from shared.ids import TenantId
-from shared.messages import (
+from shared.wire.messages import (
     AdapterAdd,
     AdapterChanged,
     AdapterDeleted,
@@ -22,7 +22,7 @@ from shared.messages import (
     AdapterRemove,
     AdapterUpload,
 )
-from shared.subjects import ADAPTER_ADD, ADAPTER_ADD_ANYWHERE, ADAPTER_REMOVE
+from shared.wire.subjects import ADAPTER_ADD, ADAPTER_ADD_ANYWHERE, ADAPTER_REMOVE
 
 ADD_TIMEOUT_S = 300.0
 REMOVE_TIMEOUT_S = 10.0

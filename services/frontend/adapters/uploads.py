@@ -19,8 +19,8 @@ from shared.bus import Bus
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.fair_slots import FairLimits, FairSlots, Overloaded
 from shared.ids import FrontendId, TenantId, new_id
-from shared.messages import AdapterUpload, UploadPart, UploadPull
-from shared.subjects import UPLOAD_PULL
+from shared.wire.messages import AdapterUpload, UploadPart, UploadPull
+from shared.wire.subjects import UPLOAD_PULL
 
 UPLOADS_MAX = 8
 UPLOAD_S_MAX = 3600.0  # of one, until its last byte is there

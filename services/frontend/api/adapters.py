@@ -31,7 +31,7 @@ from services.frontend.app import app_of
 from services.frontend.http.request import caller_of, read_body, request_id_of
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest
-from shared.messages import AdapterInfos
+from shared.wire.messages import AdapterInfos
 
 TRUE, FALSE = ("true", "1"), ("false", "0", "")
 FORM_FIELDS = ("base_model_name", "load_inplace", "shared", "tenant")

@@ -22,9 +22,15 @@ from services.frontend.tenants.links import Link
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import TenantId, new_id
-from shared.logs import log_context
-from shared.messages import AdapterDeleted, AdapterInfo, AdapterInfos, AdapterLoad, AdapterNamed
-from shared.subjects import (
+from shared.runtime.logs import log_context
+from shared.wire.messages import (
+    AdapterDeleted,
+    AdapterInfo,
+    AdapterInfos,
+    AdapterLoad,
+    AdapterNamed,
+)
+from shared.wire.subjects import (
     ADAPTER_GET,
     ADAPTER_LIST,
     ADAPTER_LOAD,
@@ -35,7 +41,7 @@ from shared.subjects import (
     TENANT_ADAPTER_UNLOAD,
     Subject,
 )
-from shared.tenants import own_tenant
+from shared.wire.tenants import own_tenant
 
 Asked = TypeVar("Asked", AdapterLoad, AdapterNamed)
 Answer = TypeVar("Answer")

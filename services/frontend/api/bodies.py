@@ -45,8 +45,8 @@ from services.frontend.http.request import Origin
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX
 from shared.ids import SessionId
-from shared.messages import ADVISORY_PRIORITY, AgentRef
-from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
+from shared.wire.messages import ADVISORY_PRIORITY, AgentRef
+from shared.wire.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
 
 CHOICES_MAX = 128
 PROMPTS_MAX = 1024

@@ -13,7 +13,7 @@ from services.frontend.http.request import (
     SLO_TTFT_HEADER,
     WORKFLOW_HEADER,
 )
-from shared.messages import SLO_MS_MAX
+from shared.wire.messages import SLO_MS_MAX
 
 HIDDEN = ("best_of", "tenant")  # of text: says nothing new; read over NATS only
 

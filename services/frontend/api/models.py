@@ -9,7 +9,7 @@ from services.frontend.api.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
 from services.frontend.http.request import caller_of
 from services.frontend.models.registry import OneshotModel, ServedModel
-from shared.messages import AdapterRecord, ModelCard, OneshotCard
+from shared.wire.messages import AdapterRecord, ModelCard, OneshotCard
 
 router = APIRouter(tags=["models"])
 

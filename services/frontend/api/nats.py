@@ -48,10 +48,10 @@ from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.fair_slots import Overloaded
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
-from shared.logs import log_context
-from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
-from shared.tenants import subject_of, tenant_of
+from shared.runtime.logs import log_context
 from shared.tracing import TRACE_HEADER, Span
+from shared.wire.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
+from shared.wire.tenants import subject_of, tenant_of
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from services.frontend.http.errors import error_answer
 from services.frontend.http.request import caller_of
 from services.frontend.tenants.auth import SCOPE_ADMIN
 from shared.errors import NoCapacity
-from shared.exposition import (
+from shared.runtime.exposition import (
     CONTENT_TYPE,
     OPENMETRICS,
     OPENMETRICS_TYPE,

@@ -3,8 +3,8 @@
 from typing import Any, get_args
 
 from services.frontend.core.replies.choice import PublicFinish
-from shared.messages import Task
-from shared.messages.advisories import AdvisoryLife
+from shared.wire.messages import Task
+from shared.wire.messages.advisories import AdvisoryLife
 
 Schema = dict[str, Any]
 

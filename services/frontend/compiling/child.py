@@ -23,9 +23,9 @@ from services.frontend.core.replies.forms import (
     whole_grammar,
 )
 from services.frontend.rendering import frames
-from shared.deep_threads import STACK_BYTES
-from shared.dying import die_with_parent, limit_memory, mapped_bytes
-from shared.grammar import REASON_CHARS_MAX, byte_tokenizer, flaw_of
+from shared.runtime.deep_threads import STACK_BYTES
+from shared.runtime.dying import die_with_parent, limit_memory, mapped_bytes
+from shared.wire.grammar import REASON_CHARS_MAX, byte_tokenizer, flaw_of
 
 WORK_BYTES_MAX = 256 * 1024**2  # beside what the start took
 KEPT_BYTES_MAX = 64 * 1024**2

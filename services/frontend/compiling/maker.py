@@ -11,9 +11,9 @@ from services.frontend.core.process_pool import PoolLimits, Why
 from services.frontend.core.replies.forms import Form
 from services.frontend.rendering import frames
 from services.frontend.rendering.pool import ChildKind, Pool
-from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity
 from shared.ids import TenantId
+from shared.runtime.clock import Clock
 
 PROCESSES = 2
 WORK_S = 5.0

@@ -17,11 +17,11 @@ from shared.errors import (
     NotFound,
     SymphonyError,
 )
-from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
-from shared.messages import Advisory, AdvisoryKey, AdvisoryState
-from shared.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
-from shared.tasks import wait_set
+from shared.runtime.tasks import wait_set
+from shared.wire.hint_accounts import TAKE_BACK_COST
+from shared.wire.messages import Advisory, AdvisoryKey, AdvisoryState
+from shared.wire.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from services.frontend.core.hints.delayed_refusals import DelayedRefusals
 from services.frontend.observability import telemetry
 from shared.bus import Bus
 from shared.bus.asking import NO_RESPONDER_GRACE_S
-from shared.clock import Clock
 from shared.errors import HintsThrottled
-from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, TenantId
-from shared.messages import Advisory, AdvisoryKey, AdvisoryState, HintStatus
-from shared.sparsely import Sparsely
-from shared.subjects import HINTS_ENDED, Subject
-from shared.tasks import Tasks
-from shared.tracker_shards import at_shard, shard_of
+from shared.runtime.clock import Clock
+from shared.runtime.sparsely import Sparsely
+from shared.runtime.tasks import Tasks
+from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.wire.messages import Advisory, AdvisoryKey, AdvisoryState, HintStatus
+from shared.wire.subjects import HINTS_ENDED, Subject
+from shared.wire.tracker_shards import at_shard, shard_of
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from services.frontend.core.http.client_timeouts import (
 from services.frontend.core.http.framing import Framing
 from services.frontend.http.errors import NoHttp, RequestTooSlow, VersionUnknown, error_body
 from services.frontend.observability import telemetry
-from shared.clock import Clock
 from shared.errors import InvalidRequest, SymphonyError
-from shared.sparsely import Sparsely
+from shared.runtime.clock import Clock
+from shared.runtime.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from starlette.routing import Match
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
 from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
-from shared.messages import JobDropped, TurnFailed
+from shared.wire.messages import JobDropped, TurnFailed
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 TYPES = {

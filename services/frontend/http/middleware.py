@@ -19,7 +19,7 @@ from services.frontend.tenants.auth import SCOPE_ADAPTERS, SCOPE_INFERENCE, SCOP
 from services.frontend.turns.hub import ClientGone
 from shared.errors import SymphonyError
 from shared.ids import new_id
-from shared.logs import log_context
+from shared.runtime.logs import log_context
 from shared.tracing import NO_SPAN, TRACE_HEADER
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from services.frontend.http.errors import NoJson, PayloadTooLarge
 from services.frontend.tenants.auth import Caller
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
-from shared.messages import SLO_MS_MAX
 from shared.tracing import NO_SPAN, Span
+from shared.wire.messages import SLO_MS_MAX
 
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from services.frontend.config import FrontendConfig
 from services.frontend.http.connections import Connections
-from shared.clock import Clock
 from shared.errors import ConfigError
+from shared.runtime.clock import Clock
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75

@@ -11,10 +11,10 @@ from services.frontend.core.models.model_names import ModelNames
 from services.frontend.models.files import ModelFiles
 from services.frontend.models.images import ImageProcessor
 from services.frontend.rendering.tokenizer import LOAD_ERRORS, ModelTokenizer
-from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import AdapterRef, ModelCard, OneshotCard, Task, WorkerReport
+from shared.runtime.clock import Clock
+from shared.wire.messages import AdapterRef, ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from services.frontend.core.observability.deployment_view import Answers, Deploy
 from services.frontend.http.errors import TooManyRequests
 from services.frontend.observability.deployment_metrics import DeploymentMetrics, Poll
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.ids import TenantId
-from shared.messages import Empty
-from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
+from shared.runtime.clock import Clock
+from shared.wire.messages import Empty
+from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 PERIOD_S = 2.0
 VIEWERS_MAX = 256

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from services.frontend.core.observability.deployment_view import WANTED
 from shared.bus import Bus
-from shared.exposition import Sample, merged, own_metrics, samples_of, unpack_text
-from shared.messages import MetricsWanted, ServiceMetrics
-from shared.subjects import SERVICE_METRICS, Subject
+from shared.runtime.exposition import Sample, merged, own_metrics, samples_of, unpack_text
+from shared.wire.messages import MetricsWanted, ServiceMetrics
+from shared.wire.subjects import SERVICE_METRICS, Subject
 
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")

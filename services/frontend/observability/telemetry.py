@@ -1,6 +1,6 @@
 """What the frontend measures, under the names that dashboards of other servers know."""
 
-from shared.metrics import TOKEN_BUCKETS, counter, gauge, histogram
+from shared.runtime.metrics import TOKEN_BUCKETS, counter, gauge, histogram
 
 TTFT = histogram("time_to_first_token_seconds", "Request to first token, as its client sees it")
 INTER_TOKEN = histogram("inter_token_latency_seconds", "Between two tokens of one choice")

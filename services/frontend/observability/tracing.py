@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.observability.access_log import Fields
-from shared.clock import Clock
+from shared.runtime.clock import Clock
 from shared.tracing import NO_SPAN, NO_TRACER, Span, Tracer, Value, parse_trace
 
 ATTRIBUTES = {

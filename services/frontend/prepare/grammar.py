@@ -15,7 +15,7 @@ from services.frontend.prepare.reading import PLAIN, Reading, Tools
 from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
-from shared.sampling import GRAMMAR_BYTES_MAX
+from shared.wire.sampling import GRAMMAR_BYTES_MAX
 
 CHARS_MAX = GRAMMAR_BYTES_MAX  # of schemas in tools; what they become is checked again
 

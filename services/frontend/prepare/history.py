@@ -7,8 +7,8 @@ from services.frontend.sessions.store import KnownSession
 from shared.blocks import BlockKey, root_key, sequence_root, unpack_keys
 from shared.errors import MalformedMessage
 from shared.ids import HostId
-from shared.messages import unpack_ints
-from shared.sessions import SessionRecord
+from shared.wire.messages import unpack_ints
+from shared.wire.sessions import SessionRecord
 
 
 def stored_prompt(

@@ -14,8 +14,8 @@ from services.frontend.prepare.sampling import SEEDS, sampling_params
 from services.frontend.prepare.tokenize import TokenizedPrompt
 from shared.ids import ModelId, new_id
 from shared.locations import known_places
-from shared.messages import SamplingParams
-from shared.shards import expected_as, turn_id_in
+from shared.wire.messages import SamplingParams
+from shared.wire.shards import expected_as, turn_id_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

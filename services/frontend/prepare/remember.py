@@ -9,8 +9,8 @@ from services.frontend.prepare.requests import Owner
 from services.frontend.prepare.tokenize import TokenizedPrompt
 from services.frontend.rendering.texts import keys_of
 from shared.blocks import BlockKey, child_key, pack_keys
-from shared.messages import pack_ints
-from shared.sessions import SessionRecord, TextMark
+from shared.wire.messages import pack_ints
+from shared.wire.sessions import SessionRecord, TextMark
 
 
 @dataclass(frozen=True, slots=True)

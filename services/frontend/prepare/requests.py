@@ -14,7 +14,7 @@ from services.frontend.core.structures import Structure
 from services.frontend.core.tools.forcing import CallRule
 from services.frontend.http.request import Origin
 from shared.ids import SessionId, TenantId
-from shared.messages import AgentRef
+from shared.wire.messages import AgentRef
 
 ActionName = Literal["fetch", "retain", "demote", "release"]
 PLAIN_RULES = TextRules()

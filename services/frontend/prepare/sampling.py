@@ -6,8 +6,8 @@ from services.frontend.core.replies.forms import NOT_HELD, Held
 from services.frontend.models.registry import ServedModel
 from services.frontend.prepare.requests import SamplingRequest
 from shared.errors import InvalidRequest
-from shared.messages import SamplingParams
 from shared.randomness import random_bytes
+from shared.wire.messages import SamplingParams
 
 SEEDS = 2**63
 ID_DIGITS_MAX = 12

@@ -16,8 +16,8 @@ from services.frontend.rendering.tokenizer import (
     import_library,
     load_tokenizer,
 )
-from shared.dying import die_with_parent, limit_memory
 from shared.errors import InvalidRequest
+from shared.runtime.dying import die_with_parent, limit_memory
 
 TOKENIZERS_MAX = 16  # kept loaded
 WORK_BYTES_MAX = 4 * 1024**3  # of memory, beside what the start took

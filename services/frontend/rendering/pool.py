@@ -24,11 +24,11 @@ from services.frontend.core.process_pool import (
 )
 from services.frontend.observability.access_log import served_tenant
 from services.frontend.rendering import frames
-from shared.clock import Clock
 from shared.errors import NoCapacity
 from shared.fair_slots import Overloaded
 from shared.ids import TenantId
-from shared.tasks import Tasks
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from jinja2 import Environment
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from shared.dying import mapped_bytes
+from shared.runtime.dying import mapped_bytes
 
 AGAIN_S = 0.1  # an alarm that raised where exceptions are lost is followed by others
 MEMORY_BYTES_MIN = 256 * 1024**2

@@ -7,7 +7,7 @@ from typing import Any
 from redis.exceptions import RedisError, ResponseError
 
 from services.frontend.sessions.redis import Redis
-from shared.tasks import end_if_cancelled
+from shared.runtime.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
 

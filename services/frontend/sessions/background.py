@@ -8,7 +8,7 @@ from services.frontend.core.sessions.background import BEAT_S
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import StoreAway
 from shared.ids import TenantId
-from shared.tasks import Tasks
+from shared.runtime.tasks import Tasks
 
 FAREWELL_S = 2.0  # at the end, to store how unfinished ones ended
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, cast
 
-from shared.access import RedisAccess
-from shared.redis_client import RedisClient
+from shared.runtime.access import RedisAccess
+from shared.runtime.redis_client import RedisClient
 
 
 class Pipeline(Protocol):

@@ -1,9 +1,9 @@
 """What must happen to a session in Redis in one step, and what each tenant's sessions take there.
 
 Every script begins with `ACCOUNTING`. It derives all keys from the tenant and the session (see
-`shared.sessions`), and counts every key at about what Redis needs for it, or more: `account` is
-called after every change and looks at what is there. So nothing that a tenant has Redis keep goes
-uncounted, and no count can drift. Beside the keys of a session a tenant has
+`shared.wire.sessions`), and counts every key at about what Redis needs for it, or more: `account`
+is called after every change and looks at what is there. So nothing that a tenant has Redis keep
+goes uncounted, and no count can drift. Beside the keys of a session a tenant has
 
 - ``sessions``, a sorted set of its sessions by when they expire, and ``notes``, the same of those
   of which only a note of their deletion is left;
@@ -16,7 +16,7 @@ empty name; ``symphony:tenants_due``, by when the first of their sessions expire
 ``symphony:deletions``, the tenants that have counters of their own.
 """
 
-from shared.sessions import MARK_CHARS
+from shared.wire.sessions import MARK_CHARS
 
 LEAVING_MAX = 1000  # sessions in one step: meanwhile Redis does nothing else
 GENERATION_S = 2 * 3600  # longer than a turn lasts

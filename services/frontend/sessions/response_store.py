@@ -21,7 +21,7 @@ from services.frontend.sessions.response_scripts import CHAIN, DROP, READ, SAY, 
 from services.frontend.sessions.store import SessionStore
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import SessionId, TenantId
-from shared.sessions import responses_redis_key
+from shared.wire.sessions import responses_redis_key
 
 FIELD = "previous_response_id"
 Which = Literal["all", "begin", "rest"]  # of one made in the background the latter two

@@ -14,7 +14,6 @@ from services.frontend.observability import telemetry
 from services.frontend.sessions.aof import AofRewriter
 from services.frontend.sessions.redis import OpenRedis
 from services.frontend.sessions.redis_scripts import DELETION_SLOTS, FORGET, PUT, SETTLE
-from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import HostId, SessionId, TenantId, new_id
 from shared.locations import (
@@ -26,7 +25,9 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.owners import owner_key
-from shared.sessions import (
+from shared.runtime.clock import Clock
+from shared.runtime.sparsely import Sparsely
+from shared.wire.sessions import (
     SessionRecord,
     decode_record,
     deletions_redis_key,
@@ -35,7 +36,6 @@ from shared.sessions import (
     session_mark,
     session_redis_key,
 )
-from shared.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from services.frontend.core.turns.turns import (
 )
 from services.frontend.turns.outbox import Outbox, Submits
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.groups import in_groups
 from shared.ids import FrontendId, TurnId
-from shared.messages import (
+from shared.runtime.clock import Clock
+from shared.service import Runtime
+from shared.wire.messages import (
     AgentTurnLeft,
     Empty,
     PromptPull,
@@ -33,9 +34,8 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
 )
-from shared.service import Runtime
-from shared.shards import by_shard, turn_shard
-from shared.subjects import (
+from shared.wire.shards import by_shard, turn_shard
+from shared.wire.subjects import (
     PROMPT_PULL,
     SCHEDULER_PING,
     SESSION_PLACED,
@@ -45,7 +45,7 @@ from shared.subjects import (
     TURN_SUBMIT,
     WORKER_START,
 )
-from shared.tracker_shards import left_wire
+from shared.wire.tracker_shards import left_wire
 
 TICK_S = 0.25
 STOP_S = 1.0

@@ -20,12 +20,12 @@ from services.frontend.observability import telemetry
 from services.frontend.turns.hub import STOP_S, ClientGone
 from services.frontend.turns.outbox import Outbox
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.ids import FrontendId, job_group
-from shared.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
+from shared.runtime.clock import Clock
 from shared.service import Runtime
-from shared.subjects import (
+from shared.wire.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
+from shared.wire.subjects import (
     INPUT_PULL,
     JOB_RESULTS,
     JOBS_CANCEL,

@@ -22,8 +22,8 @@ from tempfile import mkdtemp
 from shared.adapters.record import decode_adapter, encode_adapter
 from shared.errors import MalformedMessage
 from shared.ids import TenantId
-from shared.messages import AdapterRecord
-from shared.messages.adapters import HASH_CHARS
+from shared.wire.messages import AdapterRecord
+from shared.wire.messages.adapters import HASH_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from shared.adapters.record import (
 )
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import HostId, TenantId
-from shared.messages import AdapterRecord
-from shared.tasks import end_if_cancelled
+from shared.runtime.tasks import end_if_cancelled
+from shared.wire.messages import AdapterRecord
 
 log = logging.getLogger(__name__)
 

@@ -26,14 +26,16 @@ from services.kvstore.core.registry import (
     next_revision,
 )
 from services.kvstore.index.redis_link import Redis
-from shared import subjects
 from shared.adapters.check import CheckedAdapter
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.record import GONE_MAX, AdapterExists, check_adapter_name
 from shared.errors import InvalidRequest, NotFound, PeerUnavailable, SymphonyError, TenantQuota
 from shared.fair_slots import FairGate, FairLimits
 from shared.ids import HostId
-from shared.messages import (
+from shared.runtime.metrics import counter, gauge
+from shared.service import Runtime
+from shared.wire import subjects
+from shared.wire.messages import (
     AdapterAdd,
     AdapterChanged,
     AdapterRecord,
@@ -41,8 +43,6 @@ from shared.messages import (
     AdapterUpload,
     UploadPull,
 )
-from shared.metrics import counter, gauge
-from shared.service import Runtime
 
 log = logging.getLogger(__name__)
 

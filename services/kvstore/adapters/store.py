@@ -12,7 +12,7 @@ from shared.adapters.layout import image_bytes, layout_image
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import TenantId
-from shared.messages import AdapterAdd, AdapterRecord, LoraCard
+from shared.wire.messages import AdapterAdd, AdapterRecord, LoraCard
 
 
 class AdapterSource(Protocol):

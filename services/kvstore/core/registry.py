@@ -14,7 +14,7 @@ from shared.adapters.record import AdapterExists, encode_adapter
 from shared.adapters.tensors import WEIGHTS_FILE
 from shared.errors import NoCapacity, SymphonyError, TenantQuota
 from shared.ids import TenantId
-from shared.messages import AdapterRecord
+from shared.wire.messages import AdapterRecord
 
 Name = tuple[TenantId, str]
 

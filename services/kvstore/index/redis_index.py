@@ -12,7 +12,6 @@ from redis.exceptions import RedisError
 from services.kvstore.core import Locations, LocationUpdate
 from services.kvstore.index.redis_link import Presence, Redis
 from services.kvstore.index.session_count import SessionCount
-from shared.clock import Clock
 from shared.errors import MalformedMessage
 from shared.expiry import NS_PER_S
 from shared.ids import HostId, SessionId, TenantId
@@ -24,8 +23,9 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.randomness import random_bytes
-from shared.sessions import SessionRecord, decode_record, session_redis_key
-from shared.tasks import end_if_cancelled
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import end_if_cancelled
+from shared.wire.sessions import SessionRecord, decode_record, session_redis_key
 
 log = logging.getLogger(__name__)
 

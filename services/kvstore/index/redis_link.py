@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol
 
-from shared.metrics import counter
+from shared.runtime.metrics import counter
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import logging
 from redis.exceptions import RedisError
 
 from services.kvstore.index.redis_link import Redis
-from shared.clock import Clock
 from shared.expiry import NS_PER_S
 from shared.ids import SessionId, TenantId
-from shared.sessions import session_redis_key
-from shared.tasks import end_if_cancelled
+from shared.runtime.clock import Clock
+from shared.runtime.tasks import end_if_cancelled
+from shared.wire.sessions import session_redis_key
 
 log = logging.getLogger(__name__)
 

@@ -71,8 +71,8 @@ class PeerClient:
         self._thread.start()
 
     def submit(self, reads: Sequence[PageReads], priority: int, timeout_s: float) -> None:
-        """Fetch these pages, among those of all orders in the order of `shared.urgency`. What has
-        not come after `timeout_s` has failed; without room for the order it fails at once.
+        """Fetch these pages, among those of all orders in the order of `shared.wire.urgency`. What
+        has not come after `timeout_s` has failed; without room for the order it fails at once.
         """
         until_s = time.monotonic() + timeout_s
         with self._changed:

@@ -22,7 +22,7 @@ from services.kvstore.peers.wire import (
 )
 from services.kvstore.tiers.values import ValueHeader, read_name, unpack_header
 from shared.arena import ArenaView, PageState
-from shared.urgency import Order, load_order
+from shared.wire.urgency import Order, load_order
 
 REQUEST_SHARE = 4  # a request takes at most this part of the window, so that several are on the way
 

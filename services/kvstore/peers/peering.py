@@ -26,18 +26,18 @@ from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.transport import PeerLink, PeerTransport
 from services.kvstore.tiers.disk import BlockStore, DiskDamaged
 from services.kvstore.tiers.values import ValueHeader, fingerprint_digest
-from shared import messages as m
 from shared.arena import ArenaView, PageState
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.errors import SymphonyError
 from shared.ids import HostId
 from shared.locations import ANYWHERE
-from shared.messages import ADVISORY_PRIORITY
-from shared.subjects import KV_FIND, KV_LOCATE
-from shared.urgency import DEMAND_PRIORITY
-from shared.urls import split_address
+from shared.runtime.clock import Clock
+from shared.runtime.urls import split_address
+from shared.wire import messages as m
+from shared.wire.messages import ADVISORY_PRIORITY
+from shared.wire.subjects import KV_FIND, KV_LOCATE
+from shared.wire.urgency import DEMAND_PRIORITY
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from services.kvstore.peers.wire import (
     value_bytes,
 )
 from services.kvstore.tiers.disk import DiskFailed
-from shared.urgency import Order, load_order
+from shared.wire.urgency import Order, load_order
 
 RUN_BYTES = 1024 * 1024  # sent by one call: what follows finds no code of ours in the caches
 SNAPSHOT_BYTES = 4 * 1024 * 1024  # freed slots are not used again while a snapshot lasts

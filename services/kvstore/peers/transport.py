@@ -17,7 +17,7 @@ from services.kvstore.peers.sources import PageSource
 from shared.arena import ArenaView
 from shared.errors import ConfigError
 from shared.ids import HostId
-from shared.urls import join_address, split_address
+from shared.runtime.urls import join_address, split_address
 
 log = logging.getLogger(__name__)
 

@@ -74,7 +74,7 @@ class Request:
 
     Attributes:
         number: the client's; of no other request that is not yet answered.
-        priority: a turn's or an advisory's, see `shared.urgency.load_order`.
+        priority: a turn's or an advisory's, see `shared.wire.urgency.load_order`.
         left_ms: what is sent later than that after the request came is of no use.
     """
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     PlacedTurn,
     Prefetch,
     PrefetchDrop,

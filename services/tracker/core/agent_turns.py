@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from services.tracker.core.agents import AgentFollower, AgentHint
 from services.tracker.core.agents.prefixes import AgentKey, AgentPrefixes
 from services.tracker.core.limits import SECOND_NS
-from shared.advisory_checks import EXPECTED_ARRIVAL_MAX_S, TTL_MAX_MS
 from shared.blocks import prefix_keys
 from shared.errors import MalformedMessage
 from shared.ids import SessionId, TenantId
-from shared.messages import (
+from shared.wire.advisory_checks import EXPECTED_ARRIVAL_MAX_S, TTL_MAX_MS
+from shared.wire.messages import (
     Advisory,
     AgentPrefix,
     AgentRef,

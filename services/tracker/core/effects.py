@@ -5,7 +5,7 @@ from typing import Literal
 
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
-from shared.messages import AdvisoryKey, ExpectSession, HintsEnded, TurnsForeseen
+from shared.wire.messages import AdvisoryKey, ExpectSession, HintsEnded, TurnsForeseen
 
 Outcome = Literal[
     "submitted", "merged", "used", "late", "missed", "expired", "overtaken", "invalidated",

@@ -11,8 +11,8 @@ from services.tracker.core.limits import SECOND_NS, Limits
 from services.tracker.core.outcomes import Outcomes
 from services.tracker.core.records import Origin, Record
 from services.tracker.core.verdicts import as_verdict, verdict_of
-from shared.hint_accounts import HintAccounts
-from shared.messages import Advisory, HintRate, HintStatus
+from shared.wire.hint_accounts import HintAccounts
+from shared.wire.messages import Advisory, HintRate, HintStatus
 
 MS_NS = 1_000_000
 TTL_FACTOR = 10  # learned lead times change the default expiry by at most this factor

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from shared.hint_accounts import HintLimits
+from shared.wire.hint_accounts import HintLimits
 
 SECOND_NS = 1_000_000_000
 

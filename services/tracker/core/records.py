@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.tracker.core.levels import HintSource
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, WorkerId
-from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
+from shared.wire.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
 
 SessionKey = tuple[TenantId, SessionId]
 ARRIVAL_SLACK_NS = 1_000_000_000  # a smaller change of the arrival time is not sent

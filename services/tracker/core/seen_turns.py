@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from services.tracker.core.records import SessionKey
 from shared.ids import TurnId
-from shared.messages import TurnArrived
+from shared.wire.messages import TurnArrived
 
 SESSIONS_MAX = 16_384
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from services.tracker.core.agent_turns import Foreseen
 from services.tracker.core.effects import ForwardForeseen
-from shared.advisory_checks import check_advisory
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
-from shared.messages import ForeseenTurn, TurnArrived, TurnsForeseen
-from shared.tracker_shards import shard_of
+from shared.wire.advisory_checks import check_advisory
+from shared.wire.messages import ForeseenTurn, TurnArrived, TurnsForeseen
+from shared.wire.tracker_shards import shard_of
 
 TURNS_MAX = 256  # far more than one turn leads to
 

@@ -27,12 +27,12 @@ from services.tracker.core.shards import UNDIVIDED, Shards, handed_on
 from services.tracker.core.timers import RecordTimers
 from services.tracker.core.unannounced import Unannounced
 from services.tracker.core.verdicts import Verdicts
-from shared.advisory_checks import check_advisory
 from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import WorkerId
 from shared.locations import worth_keeping
-from shared.messages import (
+from shared.wire.advisory_checks import check_advisory
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AgentPrefix,

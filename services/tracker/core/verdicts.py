@@ -2,7 +2,7 @@
 
 from services.tracker.core.records import Record
 from shared.ids import FrontendId, TenantId
-from shared.messages import HintsEnded, HintVerdict
+from shared.wire.messages import HintsEnded, HintVerdict
 
 GATHER_NS = 250_000_000
 SENDERS_MAX = 1024  # per batch; a full batch is sent at once

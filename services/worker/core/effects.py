@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
 from shared.owners import NO_OWNER, OwnerKey
+from shared.wire.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
 
 NO_KEY = BlockKey(b"")  # of a block that cannot be found
 
@@ -108,7 +108,7 @@ class PageLoads:
     `on_loaded`. The lists are of one length.
 
     Attributes:
-        priority: of the advisory, or of a turn that is here; see `shared.urgency`.
+        priority: of the advisory, or of a turn that is here; see `shared.wire.urgency`.
         epoch: connection to a kvstore that the arena's pages were promised on.
         ready_at_ns: when the last of them was promised to be in the arena; 0: all are.
     """
@@ -124,7 +124,7 @@ class PageLoads:
 
 @dataclass(frozen=True, slots=True)
 class LoadPages:
-    """Start these loads, in the order of `shared.urgency`."""
+    """Start these loads, in the order of `shared.wire.urgency`."""
 
     loads: list[PageLoads]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from shared.errors import MalformedMessage
 from shared.groups import in_groups
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
-from shared.messages import Prompt, PromptReply, TurnRef, TurnStart, decode
+from shared.wire.messages import Prompt, PromptReply, TurnRef, TurnStart, decode
 
 TOKENS_MAX = 65_536  # of prompts in one reply, so that it stays well below the server's limit
 TURNS_MAX = 64

@@ -5,7 +5,7 @@ megabytes, and so can the checksums of a step's blocks.
 from dataclasses import replace
 
 from shared.groups import in_groups
-from shared.messages import TokenLogprobs, TurnDelta
+from shared.wire.messages import TokenLogprobs, TurnDelta
 
 # Of a message's payload, leaving room: these are estimates, not sizes.
 SHARE = 0.5

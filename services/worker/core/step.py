@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.ids import TurnId
-from shared.messages import SamplingParams, TokenLogprobs
-from shared.sampling import depends_on_reply
+from shared.wire.messages import SamplingParams, TokenLogprobs
+from shared.wire.sampling import depends_on_reply
 
 Ints = npt.NDArray[np.int32]
 STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not say

@@ -33,8 +33,8 @@ from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId
-from shared.messages import AdapterRef, LoraCard, LoraTarget, TokenLogprobs
 from shared.profiles import ELEMENT_BYTES, LatencyProfile
+from shared.wire.messages import AdapterRef, LoraCard, LoraTarget, TokenLogprobs
 
 PANGRAM = b"The quick brown fox jumps over the lazy dog. "
 END_OF_TURN = 258  # of the demo model's byte-level tokenizer, which speaks for every profile

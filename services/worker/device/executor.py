@@ -7,7 +7,7 @@ from typing import Protocol
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import StepPlan, StepResult
 from shared.arena import Arena
-from shared.messages import LoraCard, SamplingDefaults
+from shared.wire.messages import LoraCard, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

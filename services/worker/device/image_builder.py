@@ -13,7 +13,7 @@ from services.worker.device.copying.copies import PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.mover import Loaded, Moved
 from shared.arena import Bytes
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
-from shared.messages import AdapterRef, LoraCard, SamplingDefaults
+from shared.wire.messages import AdapterRef, LoraCard, SamplingDefaults
 
 ADVISABLE = {
     "temperature": (0.01, 2.0),

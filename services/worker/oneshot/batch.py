@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from services.worker.oneshot.effects import Pulled, SendResults
 from shared.ids import BatchId, FrontendId, JobId
-from shared.messages import BatchDone, BatchStart, JobRef, JobResult
+from shared.wire.messages import BatchDone, BatchStart, JobRef, JobResult
 
 
 @dataclass(slots=True)

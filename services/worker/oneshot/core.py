@@ -23,7 +23,7 @@ from services.worker.oneshot.effects import (
 )
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     BatchCancel,
     BatchDone,
     BatchRef,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId
-from shared.messages import BatchDone, JobResult
+from shared.wire.messages import BatchDone, JobResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

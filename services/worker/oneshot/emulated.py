@@ -10,7 +10,7 @@ import numpy as np
 from services.worker.oneshot.model import BatchStoppedError, Values
 from shared.errors import InvalidRequest
 from shared.ids import ModelId
-from shared.messages import JobInput, OneshotCard, OneshotVariant
+from shared.wire.messages import JobInput, OneshotCard, OneshotVariant
 from shared.zoo import ZooModel
 
 NUM_VALUES = 8

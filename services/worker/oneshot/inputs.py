@@ -13,7 +13,7 @@ import torch
 from services.worker.oneshot.files import read_json
 from shared.errors import ConfigError, InvalidRequest
 from shared.image_size import image_size
-from shared.messages import JobInput
+from shared.wire.messages import JobInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -10,7 +10,7 @@ from services.worker.config import WorkerConfig
 from services.worker.oneshot.model import OneshotModel, ServedTask, task_of
 from services.worker.oneshot.profile import ProfileCache, measure_variants
 from shared.errors import ConfigError
-from shared.messages import OneshotVariant, Task
+from shared.wire.messages import OneshotVariant, Task
 
 if TYPE_CHECKING:
     from services.worker.oneshot.loaded import LoadedOneshot

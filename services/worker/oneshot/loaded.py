@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.worker.oneshot.inputs import ImageInputs, TextInputs
-from shared.messages import Modality, Task
+from shared.wire.messages import Modality, Task
 
 Head = Callable[[Any, dict[str, torch.Tensor]], torch.Tensor]
 

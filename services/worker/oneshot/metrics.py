@@ -1,8 +1,8 @@
 """Metrics of one-shot models."""
 
 from services.worker.oneshot.effects import Ran
-from shared.messages import BatchDone
-from shared.metrics import counter, histogram
+from shared.runtime.metrics import counter, histogram
+from shared.wire.messages import BatchDone
 
 ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
 ONESHOT_JOBS = counter("oneshot_jobs", "Inputs that one-shot models ran", ["model"])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import ConfigError
-from shared.messages import JobInput, OneshotCard, Task
+from shared.wire.messages import JobInput, OneshotCard, Task
 
 ServedTask = Literal["generate"] | Task
 Values = npt.NDArray[np.float32]

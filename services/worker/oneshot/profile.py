@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages import OneshotVariant
+from shared.wire.messages import OneshotVariant
 
 log = logging.getLogger(__name__)
 

@@ -27,12 +27,13 @@ from services.worker.oneshot.model import (
     pack_values,
 )
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, SymphonyError
-from shared.events import EventQueue
 from shared.ids import BatchId, ModelId, WorkerId, request_of_job
-from shared.messages import (
+from shared.runtime.clock import Clock
+from shared.runtime.events import EventQueue
+from shared.runtime.tasks import Tasks
+from shared.wire.messages import (
     BatchCancel,
     BatchRef,
     BatchStart,
@@ -43,7 +44,7 @@ from shared.messages import (
     LeadershipFence,
     OneshotCard,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
@@ -51,7 +52,6 @@ from shared.subjects import (
     JOB_RESULTS,
     LEADER_CHANGED,
 )
-from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
 from services.worker.oneshot.probe import probe
 from shared.errors import ConfigError
 from shared.ids import ModelId
-from shared.messages import OneshotCard, OneshotVariant, Task
+from shared.wire.messages import OneshotCard, OneshotVariant, Task
 
 TOKENS_MAX = 512  # of a model that does not say what it can take
 

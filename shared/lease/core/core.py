@@ -38,7 +38,7 @@ from shared.lease.core.effects import (
 )
 from shared.lease.core.holder_watch import HolderWatch
 from shared.lease.core.times import LeaseTimes
-from shared.messages import LeaderLease
+from shared.wire.messages import LeaderLease
 
 
 class _Phase(Enum):

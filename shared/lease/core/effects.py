@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.effects import WakeAt
-from shared.messages import LeaderLease
+from shared.wire.messages import LeaderLease
 
 NO_INSTANCE = ""  # the instance in a released lease
 

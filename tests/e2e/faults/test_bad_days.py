@@ -28,11 +28,11 @@ from loadtest.deployment import wait_until
 from services.kvstore.tiers.disk.records import read_place
 from services.kvstore.tiers.disk.slab import slot_bytes
 from shared.blocks import BLOCK_TOKENS, unpack_keys
-from shared.exposition import samples_of
 from shared.ids import DEFAULT_TENANT, SessionId
 from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from shared.owners import owner_key
-from shared.sessions import decode_record, session_redis_key
+from shared.runtime.exposition import samples_of
+from shared.wire.sessions import decode_record, session_redis_key
 from tests.cluster import Cluster
 from tests.e2e.replies import (
     PROMPT,

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from loadtest.deployment import wait_until
-from shared.settings import as_variables
+from shared.runtime.settings import as_variables
 from tests.cluster import Cluster
 
 IMPATIENT = as_variables({"status_interval_s": "0.5", "stuck_after_s": "6"})

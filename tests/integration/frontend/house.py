@@ -16,12 +16,12 @@ from services.frontend.config import FrontendConfig
 from services.frontend.ports import make_pools, open_ports
 from services.frontend.service import main
 from services.worker.models.demo_model import make_demo_model
-from shared import messages as m
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import HostId, ModelId, WorkerId
 from shared.service import Runtime
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     PROMPT_PULL,
     SCHEDULER_PING,
     SESSION_FORGET,

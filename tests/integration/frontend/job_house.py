@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from cli.supervisor.children import free_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
-from shared import messages as m
 from shared.bus import Bus
 from shared.ids import FrontendId, HostId, JobId, ModelId, WorkerId
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     INPUT_PULL,
     JOB_RESULTS,
     JOBS_CANCEL,

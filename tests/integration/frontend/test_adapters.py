@@ -15,12 +15,12 @@ from redis.asyncio import Redis
 from services.frontend.adapters.upload_files import UnnamedFile
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main as kvstore_main
-from shared import messages as m
 from shared.blocks import BLOCK_TOKENS, chain_keys, child_key, root_key, unpack_keys
 from shared.errors import SymphonyError
 from shared.ids import HostId, ModelId, SessionId, TenantId, tenant_token
-from shared.sessions import decode_record, session_redis_key
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.sessions import decode_record, session_redis_key
+from shared.wire.subjects import (
     ADAPTER_LOAD,
     ADAPTER_UNLOAD,
     ADVISORY_SUBMIT,

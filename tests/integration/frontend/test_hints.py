@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shared import hint_accounts
-from shared import messages as m
 from shared.errors import HintsThrottled, InvalidRequest, TenantQuota
 from shared.ids import FrontendId, HostId, SessionId, TenantId
-from shared.subjects import (
+from shared.wire import hint_accounts
+from shared.wire import messages as m
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,

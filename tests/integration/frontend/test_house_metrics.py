@@ -5,9 +5,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared import messages as m
-from shared.exposition import pack_text
-from shared.subjects import SERVICE_METRICS
+from shared.runtime.exposition import pack_text
+from shared.wire import messages as m
+from shared.wire.subjects import SERVICE_METRICS
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, house
 from tests.integration.harness import connected

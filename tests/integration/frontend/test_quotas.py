@@ -13,11 +13,11 @@ import orjson
 import pytest
 
 from services.frontend.core.sessions.kv_expiry import RELEASED_S
-from shared import messages as m
 from shared.bus import Bus
 from shared.errors import InvalidRequest
 from shared.ids import SessionId, TenantId
-from shared.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
+from shared.wire import messages as m
+from shared.wire.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
 from tests.integration.frontend.job_house import job_house

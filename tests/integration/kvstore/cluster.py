@@ -18,16 +18,16 @@ from redis.asyncio import Redis
 from cli.supervisor.children import start_child, stop_child
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main
-from shared import messages as m
-from shared import subjects
 from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
 from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
-from shared.messages.codec import pack_ints, unpack_ints
 from shared.owners import NO_OWNER, OwnerKey, owner_key
-from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages.codec import pack_ints, unpack_ints
+from shared.wire.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, eventually, running
 

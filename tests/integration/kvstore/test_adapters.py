@@ -16,8 +16,6 @@ from redis.asyncio import Redis
 from services.kvstore.adapters import service
 from services.kvstore.adapters.files import AdapterFiles
 from services.kvstore.adapters.index import AdapterIndex, AdapterStoreAway
-from shared import messages as m
-from shared import subjects
 from shared.adapters.record import (
     EVERYBODY,
     adapter_gone_redis_key,
@@ -28,6 +26,8 @@ from shared.adapters.record import (
 from shared.bus import Bus
 from shared.errors import NotFound, SymphonyError
 from shared.ids import FrontendId, HostId, ModelId, TenantId, WorkerId
+from shared.wire import messages as m
+from shared.wire import subjects
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually

@@ -12,11 +12,11 @@ import pytest
 from services.kvstore import service
 from services.kvstore.tiers.disk import slabs, stored_bytes
 from services.kvstore.tiers.disk.slab import slot_bytes
-from shared import messages as m
-from shared import subjects
 from shared.blocks import BlockKey
-from shared.clock import SystemClock
-from shared.messages.codec import pack_ints
+from shared.runtime.clock import SystemClock
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages.codec import pack_ints
 from tests.conftest import Server
 from tests.integration.harness import connected
 from tests.integration.kvstore.cluster import (

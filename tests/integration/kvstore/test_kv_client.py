@@ -17,10 +17,10 @@ from services.worker.device.executor import ModelInfo
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.ports import SharedFiles
-from shared import subjects
 from shared.bus import Bus
 from shared.errors import NotFound, PeerUnavailable
 from shared.ids import HostId, WorkerId
+from shared.wire import subjects
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.cluster import (

@@ -18,13 +18,13 @@ from services.kvstore.index import redis_index
 from services.kvstore.leases import LeaseFiles
 from services.kvstore.tiers.disk import ASIDE_NAME, Reader
 from services.kvstore.tiers.memory import arenas, filling
-from shared import messages as m
-from shared import subjects
 from shared.arena import Arena, Bytes, PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, NotFound
 from shared.ids import HostId, SessionId, WorkerId
 from shared.locations import KV_HOSTS_KEY, location_redis_key
+from shared.wire import messages as m
+from shared.wire import subjects
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.cluster import (

@@ -20,14 +20,14 @@ import pytest
 from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
 from services.kvstore.tiers.values import HEADER_BYTES
-from shared import messages as m
-from shared import subjects
 from shared.arena import PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.bus import Bus
 from shared.errors import InvalidRequest
 from shared.ids import HostId, SessionId
-from shared.messages.codec import unpack_ints
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages.codec import unpack_ints
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.cluster import (
     NUM_LAYERS,

@@ -19,8 +19,6 @@ from services.kvstore.tiers.objects import store
 from services.kvstore.tiers.objects.packed import Indexes
 from services.kvstore.tiers.objects.store import Bucket
 from services.kvstore.tiers.values import HEADER_BYTES
-from shared import messages as m
-from shared import subjects
 from shared.arena import PageState
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.errors import ConfigError, SymphonyError
@@ -32,7 +30,9 @@ from shared.locations import (
     location_redis_key,
     objects_of,
 )
-from shared.messages import unpack_ints
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages import unpack_ints
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.cluster import (

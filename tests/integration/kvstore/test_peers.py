@@ -12,13 +12,13 @@ from services.kvstore.core import DiskWrite
 from services.kvstore.core.base import backoff
 from services.kvstore.peers import peering
 from services.kvstore.tiers.disk import Reader, StoredPage, Writer
-from shared import messages as m
-from shared import subjects
 from shared.arena import Bytes, PageState
 from shared.blocks import BLOCK_TOKENS, BlockKey, pack_keys, unpack_keys
 from shared.errors import ConfigError
 from shared.ids import HostId, SessionId
 from shared.locations import ANYWHERE
+from shared.wire import messages as m
+from shared.wire import subjects
 from tests.certificates import make_certificate
 from tests.conftest import Server
 from tests.integration.harness import connected

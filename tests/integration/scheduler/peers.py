@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, WorkerId, new_id
-from shared.messages import (
+from shared.wire.messages import (
     Empty,
     ModelCard,
     Prefetch,
@@ -18,7 +18,7 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     TURNS_ENDED,
     WORKER_CANCEL,
     WORKER_PING,

@@ -6,9 +6,9 @@ from dataclasses import replace
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
 from shared.bus import Bus
-from shared.house_view import whole_status
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
-from shared.messages import (
+from shared.wire.house_view import whole_status
+from shared.wire.messages import (
     Empty,
     ExpectSession,
     SchedulerStatus,
@@ -17,8 +17,8 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
 )
-from shared.shards import by_shard, session_shard, turn_id_in, turn_shard
-from shared.subjects import (
+from shared.wire.shards import by_shard, session_shard, turn_id_in, turn_shard
+from shared.wire.subjects import (
     SCHEDULER_PING,
     SCHEDULER_STATUS,
     SESSION_EXPECT,

@@ -18,8 +18,8 @@ from cli.supervisor.children import (
 from services.scheduler.config import SchedulerConfig
 from shared.bus import Bus, RawMessage
 from shared.lease.lease import Lease
-from shared.messages import LeaderLease
-from shared.subjects import LEASES
+from shared.wire.messages import LeaderLease
+from shared.wire.subjects import LEASES
 from tests.conftest import Server
 from tests.integration.harness import (
     InProcessRuntime,

@@ -10,7 +10,7 @@ from services.scheduler.core.turns.turn_table import ATTEMPTS_PER_TERM, first_at
 from services.scheduler.service import main
 from shared.bus import Bus
 from shared.ids import FrontendId, ModelId, SessionId, TurnId
-from shared.messages import (
+from shared.wire.messages import (
     SOLE_LEADERSHIP,
     AdvisoryKey,
     Empty,
@@ -24,7 +24,7 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     LEADER_CHANGED,
     SCHEDULER_STATUS,
     SESSION_DROP,

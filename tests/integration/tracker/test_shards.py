@@ -15,7 +15,7 @@ from services.tracker.service import main
 from shared.bus import Bus
 from shared.errors import NobodyListens, NoCapacity
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AgentRef,
@@ -27,7 +27,7 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
@@ -36,7 +36,7 @@ from shared.subjects import (
     SHARD_ADVISORY_SUBMIT,
     TURN_SUBMIT,
 )
-from shared.tracker_shards import arrival_wires, left_wire, shard_of
+from shared.wire.tracker_shards import arrival_wires, left_wire, shard_of
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually, eventually_answers, running
 from tests.integration.scheduler.peers import fake_worker

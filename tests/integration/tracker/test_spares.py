@@ -10,7 +10,8 @@ from subprocess import Popen
 from cli.supervisor.children import start_child, stop_child
 from shared.bus import Bus
 from shared.ids import ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.runtime.settings import as_variables
+from shared.wire.messages import (
     Advisory,
     AgentRef,
     AgentTurnLeft,
@@ -20,8 +21,7 @@ from shared.messages import (
     SessionPlacement,
     TurnArrived,
 )
-from shared.settings import as_variables
-from shared.subjects import (
+from shared.wire.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
     SERVICE_STATUS,

@@ -12,7 +12,7 @@ from services.tracker.service import main
 from shared.bus import Bus
 from shared.errors import InvalidRequest, NotFound, TenantQuota
 from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AdvisoryState,
@@ -26,7 +26,7 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,

@@ -17,7 +17,7 @@ from services.worker.config import WorkerConfig
 from services.worker.service import main
 from shared.bus import Bus
 from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     Prompt,
     PromptPull,
@@ -29,7 +29,7 @@ from shared.messages import (
     TurnStart,
     pack_ints,
 )
-from shared.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
+from shared.wire.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
 from tests.integration.kvstore.cluster import Place, kvstore

@@ -21,7 +21,7 @@ from cli.runfile import RunningService, RunState
 from loadtest.deployment import symphony
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
-from shared.messages import KvStats, SchedulerStatus, WorkerStatus
+from shared.wire.messages import KvStats, SchedulerStatus, WorkerStatus
 
 runner = CliRunner()
 

@@ -1,9 +1,9 @@
 """What a look at a deployment tells."""
 
 from cli.inspection.snapshot import Snapshot
-from shared.house_view import whole_status
 from shared.ids import HostId, WorkerId
-from shared.messages import SchedulerStatus, WorkerStatus
+from shared.wire.house_view import whole_status
+from shared.wire.messages import SchedulerStatus, WorkerStatus
 
 
 def snapshot(*served: str, state: str = "ready") -> Snapshot:

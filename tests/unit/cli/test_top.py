@@ -16,7 +16,7 @@ from cli.top import panels
 from cli.top.app import PANELS, TopApp
 from services.frontend.core.observability.deployment_view import Answers, DeploymentView
 from shared.ids import HostId, TenantId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     HintRate,
     HintStatus,
     JobWindow,

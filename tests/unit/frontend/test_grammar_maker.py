@@ -13,9 +13,9 @@ from services.frontend.compiling.maker import LIMITS, RETRY_S, GrammarMaker
 from services.frontend.core.limits.tenant_cache import ENTRY_BYTES, TenantCache
 from services.frontend.core.replies.forms import Form
 from services.frontend.core.structures import Kind, Structure
-from shared.clock import SystemClock
 from shared.errors import InvalidRequest, NoCapacity
 from shared.ids import TenantId
+from shared.runtime.clock import SystemClock
 from tests.integration.frontend.house import eventually
 
 ALICE, BOB = TenantId("alice"), TenantId("bob")

@@ -9,7 +9,7 @@ from loadtest.fuzz.schemas import tried
 from services.frontend.core.replies.forms import Form, pointed_flaw
 from services.frontend.core.schemas import is_open, keywords, openness, rewritten
 from services.frontend.core.structures import Structure, grammar_of
-from shared.grammar import byte_tokenizer, flaw_of
+from shared.wire.grammar import byte_tokenizer, flaw_of
 
 ANNOTATIONS: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -24,13 +24,13 @@ from services.frontend.rendering.texts import Texts
 from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.service import main
 from services.frontend.tenants.links import Connect
-from shared import messages as m
 from shared.bus import Bus
-from shared.clock import ManualClock
 from shared.errors import NobodyListens
 from shared.ids import HostId, ModelId, WorkerId
+from shared.runtime.clock import ManualClock
 from shared.service import Runtime
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     PROMPT_PULL,
     STEP_OUTPUT,
     TURN_CANCEL,
@@ -41,7 +41,7 @@ from shared.subjects import (
 
 IMPORT = re.compile(r"^\s*(?:import|from) ([\w.]+)", re.MULTILINE)
 OUTSIDE = {
-    "os", "random", "redis.asyncio", "resource", "secrets", "shared.redis_client", "socket",
+    "os", "random", "redis.asyncio", "resource", "secrets", "shared.runtime.redis_client", "socket",
     "subprocess", "tempfile", "threading", "time",
 }  # fmt: skip
 PORTS = {

@@ -13,8 +13,8 @@ from services.frontend.core.tools import FAMILIES, ToolParser
 from services.frontend.core.tools.calls import Argued, Called
 from services.frontend.core.tools.forcing import CallRule, calls_grammar
 from shared.errors import InvalidRequest
-from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
-from shared.sampling import GRAMMAR_BYTES_MAX
+from shared.wire.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
+from shared.wire.sampling import GRAMMAR_BYTES_MAX
 from tests.unit.frontend.api.test_fields import parsed
 
 TOKENIZER = byte_tokenizer()

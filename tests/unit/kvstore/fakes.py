@@ -27,8 +27,8 @@ from services.kvstore.tiers.values import fingerprint_digest
 from shared.arena import ArenaView, Bytes, PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, WorkerId
-from shared.messages import decode, encode
-from shared.subjects import Subject
+from shared.wire.messages import decode, encode
+from shared.wire.subjects import Subject
 from tests.jumping_loop import LoopClock
 
 READ_S = 0.002  # for a batch of the disk, an object or a peer

@@ -12,16 +12,16 @@ import pytest
 
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import KvService, serve
-from shared import messages as m
-from shared import subjects
 from shared.arena import PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.errors import NotFound, PeerUnavailable
 from shared.ids import HostId, SessionId, TenantId, WorkerId
 from shared.locations import decode_lives, decode_locations, location_redis_key, objects_of
-from shared.messages import pack_ints, unpack_ints
 from shared.owners import owner_key
 from shared.service import Runtime
+from shared.wire import messages as m
+from shared.wire import subjects
+from shared.wire.messages import pack_ints, unpack_ints
 from tests.jumping_loop import JumpingLoop, LoopClock
 from tests.unit.kvstore.fakes import (
     Machine,

@@ -1,4 +1,4 @@
-"""Adapters made from a seed. (That PEFT loads them: tests/unit/shared/test_adapter_peft.py.)"""
+"""Adapters made from a seed. (That PEFT loads them: tests/unit/shared/adapters/test_peft.py.)"""
 
 import json
 from pathlib import Path

@@ -4,8 +4,8 @@ import pytest
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import Limits
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 
 def test_the_constants_are_the_core_s() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from services.scheduler.consume import RETURN_S, probe
 from shared.bus import Bus
-from shared.events import EventQueue
 from shared.ids import WorkerId
+from shared.runtime.events import EventQueue
 
 
 class StubBus:

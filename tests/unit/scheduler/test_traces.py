@@ -4,10 +4,10 @@ from typing import Any, cast
 
 from services.scheduler import traces
 from services.scheduler.traces import PlacementTraces
-from shared.clock import ManualClock
 from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnSubmit, start_of
+from shared.runtime.clock import ManualClock
 from shared.tracing import TraceContext
+from shared.wire.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnSubmit, start_of
 from tests.tracing import Tape
 
 TRACE = str(TraceContext(5, 6))

@@ -8,8 +8,8 @@ import pytest
 from services.tracker.config import TrackerConfig
 from services.tracker.core.agents import AgentLimits, CallGraph, dump_graph
 from services.tracker.graphs import read_graphs
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 LIMITS = AgentLimits()
 

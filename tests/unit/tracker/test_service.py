@@ -8,10 +8,10 @@ import pytest
 
 from services.tracker.config import TrackerConfig
 from services.tracker.service import TrackerService
-from shared.clock import SystemClock
 from shared.ids import SessionId, TurnId
-from shared.messages import TurnArrived
+from shared.runtime.clock import SystemClock
 from shared.tracing import NO_TRACER
+from shared.wire.messages import TurnArrived
 
 
 @pytest.mark.parametrize("is_leading", [False, True])

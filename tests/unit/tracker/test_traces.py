@@ -5,10 +5,10 @@ import pytest
 from services.tracker import traces
 from services.tracker.core import EndTrace, Expect, Limits, TrackerCore
 from services.tracker.traces import AdvisoryTraces
-from shared.clock import ManualClock
 from shared.ids import ModelId, SessionId, TurnId, WorkerId
-from shared.messages import Advisory, AdvisoryKey, TurnArrived
+from shared.runtime.clock import ManualClock
 from shared.tracing import NO_TRACER, TraceContext
+from shared.wire.messages import Advisory, AdvisoryKey, TurnArrived
 from tests.tracing import Tape
 
 TRACE, OTHER = str(TraceContext(5, 6)), str(TraceContext(7, 8))

@@ -24,7 +24,7 @@ from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
-from shared.messages import SamplingParams, TurnDelta, TurnEnd
+from shared.wire.messages import SamplingParams, TurnDelta, TurnEnd
 
 NUM_LAYERS = 2
 BLOCK_TOKENS = 4

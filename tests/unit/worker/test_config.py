@@ -3,8 +3,8 @@
 import pytest
 
 from services.worker.config import WorkerConfig
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 ONESHOT_SLO = "SYMPHONY_ONESHOT_SLO_MS"
 

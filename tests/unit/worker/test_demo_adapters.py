@@ -12,7 +12,7 @@ from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 from tests.unit.worker.device.driver import Driver, make_core
 
 ASKED = (

@@ -7,9 +7,9 @@ from nats.aio.client import Client
 
 from services.worker.prompts import PromptPuller
 from shared.bus import Bus
-from shared.clock import SystemClock
 from shared.ids import FrontendId, ModelId, TurnId
-from shared.messages import Prompt, PromptPull, PromptReply, TurnStart
+from shared.runtime.clock import SystemClock
+from shared.wire.messages import Prompt, PromptPull, PromptReply, TurnStart
 
 
 class Frontend(Bus):

@@ -16,10 +16,10 @@ from services.worker.core.step import StepPlan
 from services.worker.device.executor import Finished
 from services.worker.device.thread import DeviceThreads
 from services.worker.runner import EngineListeners, EngineRunner
-from shared.clock import ManualClock, SystemClock
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
-from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from shared.owners import owner_key
+from shared.runtime.clock import ManualClock, SystemClock
+from shared.wire.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
 
 VOCAB = 100

@@ -22,7 +22,8 @@ from services.worker.service import Worker
 from shared.arena import Arena
 from shared.blocks import unpack_keys
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId
-from shared.messages import (
+from shared.service import Runtime
+from shared.wire.messages import (
     KvCommit,
     KvCommitted,
     KvLease,
@@ -43,8 +44,7 @@ from shared.messages import (
     pack_ints,
     unpack_ints,
 )
-from shared.service import Runtime
-from shared.subjects import (
+from shared.wire.subjects import (
     KV_COMMIT,
     KV_LEASE,
     KV_OPEN,

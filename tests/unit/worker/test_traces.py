@@ -9,10 +9,10 @@ from services.worker import traces
 from services.worker.core.effects import Ended, LayerWait, Prefetched, TurnAccount, TurnTimes
 from services.worker.core.step import Sampled, StepResult
 from services.worker.traces import TurnTraces
-from shared.clock import ManualClock
 from shared.ids import FrontendId, ModelId, TurnId, WorkerId
-from shared.messages import FinishReason, TurnEnd, TurnStart
+from shared.runtime.clock import ManualClock
 from shared.tracing import TraceContext
+from shared.wire.messages import FinishReason, TurnEnd, TurnStart
 from tests.tracing import Tape
 from tests.unit.worker.driver import MS, PLAIN_TOKEN, Engine, limited, new_turn, of_kind
 

@@ -20,7 +20,7 @@ from services.frontend.api.schemas import (
     one_group,
 )
 from shared.errors import InvalidRequest
-from shared.messages import SLO_MS_MAX
+from shared.wire.messages import SLO_MS_MAX
 
 SCORE_PAIRS = (
     ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),

@@ -22,7 +22,7 @@ from services.frontend.turns.job_hub import PendingJobs, count
 from shared.errors import InvalidRequest
 from shared.fair_slots import Overloaded
 from shared.ids import JobId
-from shared.messages import JobDropped, JobInput
+from shared.wire.messages import JobDropped, JobInput
 
 LARGE_PIXELS = 4_000_000  # of an image; those with more are decoded two at a time
 ENTRY_BYTES = 256  # of an input, beside its tokens or pixels

@@ -11,7 +11,7 @@ from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, usage
 from services.frontend.api.oneshot.vectors import scaled, written
 from services.frontend.api.schemas import POOLING, answers
-from shared.messages import Task
+from shared.wire.messages import Task
 
 router = APIRouter(tags=["one-shot models"])
 

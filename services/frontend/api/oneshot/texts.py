@@ -24,7 +24,7 @@ from services.frontend.rendering.tokenizer import (
     Query,
 )
 from shared.errors import InvalidRequest
-from shared.messages import JobInput, pack_ints
+from shared.wire.messages import JobInput, pack_ints
 
 CHUNK_INPUTS = 64  # tokenized at once
 CHUNK_CHARS_MAX = 200_000  # of them, about 50 ms of tokenizing, unless one alone has more

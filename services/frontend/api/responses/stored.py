@@ -14,7 +14,7 @@ from services.frontend.core.sessions.response_items import page_of, shown
 from services.frontend.core.sessions.stored_responses import is_own_session
 from services.frontend.http.request import caller_of
 from shared.errors import InvalidRequest, NoCapacity
-from shared.messages import AdvisoryKey
+from shared.wire.messages import AdvisoryKey
 
 router = APIRouter(tags=["text"])
 ResponsePath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]

@@ -18,19 +18,19 @@ from services.frontend.hints.gate import NATS_PLACE
 from services.frontend.http.request import caller_of, read_body, request_id_of, span_of
 from services.frontend.observability.access_log import note
 from services.frontend.tenants.links import Link
-from shared.advisory_checks import check_advisory
 from shared.errors import InvalidRequest
-from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
-from shared.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
-from shared.subjects import (
+from shared.wire.advisory_checks import check_advisory
+from shared.wire.hint_accounts import TAKE_BACK_COST
+from shared.wire.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     TENANT_ADVISORY_GET,
     TENANT_ADVISORY_INVALIDATE,
     TENANT_ADVISORY_SUBMIT,
 )
-from shared.tenants import own_tenant
+from shared.wire.tenants import own_tenant
 
 SessionPath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]
 

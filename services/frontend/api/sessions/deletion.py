@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from services.frontend.app import App
 from shared.errors import NoCapacity, SymphonyError
-from shared.messages import AdvisoryKey, KvDelete, SessionForget
-from shared.subjects import (
+from shared.wire.messages import AdvisoryKey, KvDelete, SessionForget
+from shared.wire.subjects import (
     ADVISORY_INVALIDATE,
     SESSION_DELETE,
     SESSION_FORGET,

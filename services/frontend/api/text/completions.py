@@ -17,7 +17,7 @@ from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
 from services.frontend.http.request import Origin
 from services.frontend.prepare.pipeline import prepare_completion
-from shared.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprobs
 
 router = APIRouter(tags=["text"])
 

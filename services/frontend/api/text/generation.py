@@ -25,8 +25,8 @@ from services.frontend.turns.hub import Mailbox
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import TurnId
-from shared.messages import AgentTurnLeft, KvPlace
 from shared.tracing import Span, Value
+from shared.wire.messages import AgentTurnLeft, KvPlace
 
 
 @dataclass(slots=True)

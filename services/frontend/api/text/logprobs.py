@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from services.frontend.rendering.tokenizer import ModelTokenizer
-from shared.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprobs
 
 NameOf = Callable[[int], str]
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have

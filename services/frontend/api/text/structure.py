@@ -11,7 +11,7 @@ from services.frontend.api.bodies import Generate
 from services.frontend.core.structural_tags import parse_tags
 from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
 from shared.errors import InvalidRequest
-from shared.sampling import GRAMMAR_BYTES_MAX
+from shared.wire.sampling import GRAMMAR_BYTES_MAX
 
 CHOICES_MAX = 1024
 ONE_OF = "json, regex, choice, grammar, structural_tag, json_object"

@@ -16,7 +16,7 @@ from services.frontend.core.replies.choice import Piece
 from services.frontend.http.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id
-from shared.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprobs
 
 DONE = b"[DONE]"
 CHUNKS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from shared.adapters.record import EVERYBODY
 from shared.ids import TenantId
-from shared.messages import AdapterChanged, AdapterRecord
+from shared.wire.messages import AdapterChanged, AdapterRecord
 
 Key = tuple[TenantId, str]
 Ask = Literal["no", "behind", "first"]

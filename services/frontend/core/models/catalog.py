@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shared.ids import ModelId, WorkerId
-from shared.messages import OneshotCard
+from shared.wire.messages import OneshotCard
 
 
 class Catalog:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from services.frontend.core.models.catalog import Catalog
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import Modality, ModelCard, OneshotCard, WorkerReport
+from shared.wire.messages import Modality, ModelCard, OneshotCard, WorkerReport
 
 INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000

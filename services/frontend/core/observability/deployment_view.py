@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared.exposition import Sample
-from shared.house_view import hints_of, tiers_of, whole_status
 from shared.ids import TenantId
-from shared.messages import KvStats, SchedulerStatus, ServiceStatus, WorkerStatus
+from shared.runtime.exposition import Sample
+from shared.wire.house_view import hints_of, tiers_of, whole_status
+from shared.wire.messages import KvStats, SchedulerStatus, ServiceStatus, WorkerStatus
 
 Labels = Mapping[str, str]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from services.frontend.core.detokenizer import Decode, Detokenizer
 from services.frontend.core.turns.turns import Deliver
-from shared.messages import KvPlace, TokenLogprobs
+from shared.wire.messages import KvPlace, TokenLogprobs
 
 PublicFinish = Literal["stop", "length"]
 

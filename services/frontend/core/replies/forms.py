@@ -16,7 +16,7 @@ from services.frontend.core.structures import (
 )
 from services.frontend.core.tools.families import Family
 from services.frontend.core.tools.forcing import CallRule, calls_grammar
-from shared.sampling import GRAMMAR_BYTES_MAX
+from shared.wire.sampling import GRAMMAR_BYTES_MAX
 
 OVERLAP = "its options may overlap, as far as can be seen: say anyOf"  # an option of the library's
 PARTS_TRIED_MAX = 32  # of a schema, to say where its flaw is

@@ -2,7 +2,7 @@
 
 from services.frontend.core.limits.quotas import TenantLimits
 from shared.errors import InvalidRequest
-from shared.sessions import DEFAULT_EXPIRY_S
+from shared.wire.sessions import DEFAULT_EXPIRY_S
 
 RELEASED_S = 60  # of a session that its client released
 

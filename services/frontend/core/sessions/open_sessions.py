@@ -11,7 +11,7 @@ class OpenSession:
     """A session as one request has it open, from before it reads the session's record.
 
     Attributes:
-        generation: of the session when the record was read, see `shared.sessions`.
+        generation: of the session when the record was read, see `shared.wire.sessions`.
         is_forgotten: the session was deleted since.
     """
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shared.blocks import BlockKey, child_key
-from shared.sessions import TextMark
+from shared.wire.sessions import TextMark
 
 
 def unseen_text(

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from shared.ids import SessionId, new_id
-from shared.sessions import MARK_CHARS, session_mark
+from shared.wire.sessions import MARK_CHARS, session_mark
 
 PREFIX = "resp"
 OWN_SESSION = "conv"  # begins the names of sessions that their clients did not name

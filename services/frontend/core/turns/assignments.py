@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId
 from shared.locations import known_places, worth_keeping
-from shared.messages import SessionPlaced
+from shared.wire.messages import SessionPlaced
 
 ASSIGNMENTS_MAX = 100_000
 

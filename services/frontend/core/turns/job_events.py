@@ -6,7 +6,7 @@ from typing import Literal
 
 from shared.effects import WakeAt
 from shared.ids import ModelId
-from shared.messages import InputReply, JobDropped, JobInput, JobsCancel, JobsSubmit
+from shared.wire.messages import InputReply, JobDropped, JobInput, JobsCancel, JobsSubmit
 
 INPUT_FIELDS_BYTES = 160  # names and numbers of one input on the wire
 

@@ -25,7 +25,7 @@ from services.frontend.core.turns.job_events import (
 )
 from shared.effects import WakeAt
 from shared.ids import FrontendId, JobId
-from shared.messages import (
+from shared.wire.messages import (
     InputPull,
     InputReply,
     JobDropped,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from services.frontend.core.sessions.open_sessions import OpenSession
 from services.frontend.core.turns.assignments import Assignments
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     AgentRef,
     FinishReason,

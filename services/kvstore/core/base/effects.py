@@ -53,7 +53,7 @@ class SetWords:
 class PageReads:
     """Pages of one layer to bring into the arena. The lists hold one entry a page: its block, where
     in the arena it goes, and under which generation it was promised. `kind` is how urgent they are
-    (`shared.urgency`).
+    (`shared.wire.urgency`).
     """
 
     layer: int

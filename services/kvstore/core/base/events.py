@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from shared.blocks import BlockKey
 from shared.ids import HostId, TenantId, WorkerId
-from shared.messages import KvPlace
 from shared.owners import NO_OWNER, OwnerKey
+from shared.wire.messages import KvPlace
 
 
 @dataclass(frozen=True, slots=True)

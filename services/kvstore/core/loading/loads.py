@@ -13,7 +13,7 @@ from services.kvstore.core.tiers.source import Source
 from services.kvstore.core.tiers.tiers import Tiers
 from shared.ids import HostId
 from shared.locations import OBJECTS
-from shared.urgency import kind_of
+from shared.wire.urgency import kind_of
 
 SOURCES_MAX = 256  # hosts whose links are remembered
 

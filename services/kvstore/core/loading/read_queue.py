@@ -7,11 +7,11 @@ from itertools import count
 from services.kvstore.core.base.effects import PageReads
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.source import Source
-from shared.urgency import Order, load_order
+from shared.wire.urgency import Order, load_order
 
 
 class ReadQueue:
-    """In the order of `shared.urgency`: an entry for each layer of each question.
+    """In the order of `shared.wire.urgency`: an entry for each layer of each question.
 
     Args:
         source: whose backlog learns what waits no more, and what is read.

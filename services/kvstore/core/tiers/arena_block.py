@@ -45,7 +45,7 @@ class ArenaBlock:
         arrived: what the peer that it comes from said of it; None: it comes from this host.
         announced: by the worker or the peer that gave it whole; None: it was read from the disk.
         queued: layers waiting for the loader.
-        kind: of the most urgent stage that waits for those (`shared.urgency`).
+        kind: of the most urgent stage that waits for those (`shared.wire.urgency`).
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
         goes_whole: while it is idle: all its pages go at once.

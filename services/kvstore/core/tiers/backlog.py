@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from shared.urgency import NUM_KINDS
+from shared.wire.urgency import NUM_KINDS
 
 MEMORY = 0.95  # of one batch to the next
 GUESS_BYTES_PER_S = 1e9  # until something was read
@@ -48,9 +48,8 @@ class TierSpeed:
 
 @dataclass(slots=True)
 class Backlog:
-    """Bytes that wait for the loader, by how urgent they are (`shared.urgency`) and by layer, and
-    those that it is reading. A block's page counts once, as its most urgent user wants it.
-    """
+    """Bytes that wait for the loader, by urgency (`shared.wire.urgency`) and by layer, and
+    those that it is reading. A block's page counts once, as its most urgent user wants it."""
 
     num_bytes_read: int = 0  # by the loader, now
     _waiting: list[list[int]] = field(default_factory=lambda: [[] for _ in range(NUM_KINDS)])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from services.kvstore.core.tiers.backlog import Backlog, TierSpeed
 from shared.ids import HostId
 from shared.locations import OBJECTS
-from shared.messages import KvPlace
+from shared.wire.messages import KvPlace
 
 PEER_BATCH_NS = 10_000_000  # of a link's time: what a more urgent page may have to wait for
 FIRST_BATCH_BYTES = 1024 * 1024  # of a peer whose link was not measured yet

@@ -27,7 +27,7 @@ from services.kvstore.tiers.disk.ports import BlockStore, BlockWriter
 from services.kvstore.tiers.executors import Executor
 from shared.arena import ArenaView
 from shared.blocks import BlockKey
-from shared.clock import Clock
+from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from services.kvstore.tiers.disk.errors import DiskDamaged, DiskFailed
 from services.kvstore.tiers.disk.ports import BlockReader, BlockStore
 from services.kvstore.tiers.executors import Executor
 from shared.arena import ArenaView, PageState
-from shared.clock import Clock
+from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -31,13 +31,13 @@ from services.kvstore.tiers.executors import Executors
 from services.kvstore.tiers.objects.reading import ObjectReader
 from services.kvstore.tiers.objects.store import Listed, ObjectStore, StoreFailed
 from services.kvstore.tiers.objects.writing import ObjectWriter, OnSaved
-from shared import messages as m
 from shared.arena import ArenaView
 from shared.blocks import BlockKey
-from shared.clock import Clock
 from shared.ids import HostId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER, OwnerKey, owner_key
+from shared.runtime.clock import Clock
+from shared.wire import messages as m
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from services.kvstore.tiers.packing import unpack
 from services.kvstore.tiers.values import HEADER_BYTES, BadValue, unpack_header
 from shared.arena import ArenaView, PageState, checksum
 from shared.blocks import BlockKey
-from shared.clock import Clock
+from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

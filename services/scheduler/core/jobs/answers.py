@@ -6,7 +6,7 @@ from services.scheduler.core.batching.effects import DropReason
 from services.scheduler.core.jobs.effects import AnswerDropped, JobsEffect
 from services.scheduler.core.jobs.records import ModelKey, Submitted
 from shared.ids import FrontendId
-from shared.messages import JobDropped, JobsDropped
+from shared.wire.messages import JobDropped, JobsDropped
 
 DropCode = DropReason | Literal["no_worker", "overloaded"]
 

@@ -14,7 +14,7 @@ from services.scheduler.core.jobs.records import (
     records_of,
 )
 from shared.ids import BatchId
-from shared.messages import BatchStart, JobRef
+from shared.wire.messages import BatchStart, JobRef
 
 
 class Batches:

@@ -24,7 +24,7 @@ from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import Batch, Device, Submitted, records_of
 from services.scheduler.core.timers import Timers
 from shared.ids import FrontendId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     SOLE_LEADERSHIP,
     BatchDone,
     JobsCancel,

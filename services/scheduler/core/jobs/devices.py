@@ -6,7 +6,7 @@ from itertools import count
 
 from services.scheduler.core.jobs.records import MAX_SILENT_REPORTS, Device, ModelKey
 from shared.ids import WorkerId
-from shared.messages import SLO_MS_MAX, OneshotCard, WorkerReport
+from shared.wire.messages import SLO_MS_MAX, OneshotCard, WorkerReport
 
 FORGET_AFTER_NS = 600_000_000_000
 

@@ -6,7 +6,7 @@ from typing import Literal
 from services.scheduler.core.effects import ProbeWorker
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AutoscaleAdvice,
     BatchStart,
     JobsDropped,

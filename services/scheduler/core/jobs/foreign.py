@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from services.scheduler.core.jobs.records import Device
 from shared.ids import BatchId, JobId
-from shared.messages import BatchRef
+from shared.wire.messages import BatchRef
 
 
 class ForeignBatches:

@@ -7,7 +7,7 @@ from services.scheduler.core.batching.job import Job
 from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.records import ModelKey, Submitted
 from shared.ids import FrontendId, JobId
-from shared.messages import JobsSubmit, JobSubmit
+from shared.wire.messages import JobsSubmit, JobSubmit
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from services.scheduler.core.batching.job import ModelSpec
 from services.scheduler.core.batching.latency import BatchLatency
 from services.scheduler.core.jobs.records import ModelKey
-from shared.messages import OneshotCard
+from shared.wire.messages import OneshotCard
 
 MARGIN_SHARE_MAX = (
     0.5  # of the target: the safety margin does not extend a batch of one beyond that

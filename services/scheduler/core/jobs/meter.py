@@ -2,7 +2,7 @@
 
 from services.scheduler.core.batching.scaling import ScalingAdvisor, ScalingLimits
 from services.scheduler.core.jobs.effects import PublishAdvice
-from shared.messages import AutoscaleAdvice
+from shared.wire.messages import AutoscaleAdvice
 
 INTERVAL_NS = 1_000_000_000
 

@@ -16,7 +16,7 @@ from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import ModelKey
 from services.scheduler.core.timers import Timers
 from shared.ids import BatchId, WorkerId
-from shared.messages import BatchDone, RankBooked, RankGrant, RankOffer, WorkerReport
+from shared.wire.messages import BatchDone, RankBooked, RankGrant, RankOffer, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import cast
 
 from services.scheduler.core.batching.job import Job
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import OneshotCard
+from shared.wire.messages import OneshotCard
 
 MAX_SILENT_REPORTS = 2
 MAX_RETIRED = 8

@@ -10,7 +10,7 @@ from services.scheduler.core.batching.rules import MakeRules
 from services.scheduler.core.batching.shard import ModelShard
 from services.scheduler.core.jobs.effects import JobsEffect, SendBooked, SendOffer
 from services.scheduler.core.jobs.records import ModelKey
-from shared.messages import RankBooked, RankOffer
+from shared.wire.messages import RankBooked, RankOffer
 
 
 class RemoteRank:

@@ -10,7 +10,7 @@ from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.records import Device, ModelKey
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher
 from shared.ids import WorkerId
-from shared.messages import NO_GRANT, RankBooked, RankGrant
+from shared.wire.messages import NO_GRANT, RankBooked, RankGrant
 
 
 class ShardJobsCore(JobsCore):

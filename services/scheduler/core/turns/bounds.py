@@ -5,7 +5,7 @@ message arrives, so that the core works with sane values only.
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from shared.messages import ExpectSession, TurnSubmit, WorkerReport
+from shared.wire.messages import ExpectSession, TurnSubmit, WorkerReport
 
 TOKENS_MAX = 1_000_000_000  # of one prompt, or waiting on one worker
 SEATS_MAX = 1 << 20

@@ -7,7 +7,7 @@ from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placer import Placer
-from shared.shards import Share
+from shared.wire.shards import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.core.turns.turns import Turns
 from shared.ids import WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AdvisoryKey,
     ExpectSession,
     SchedulerStatus,
@@ -25,7 +25,7 @@ from shared.messages import (
     WorkerReport,
     WorkerStatus,
 )
-from shared.shards import Share
+from shared.wire.shards import Share
 
 EVERYTHING = Share()
 

@@ -8,7 +8,7 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import NO_MODELS, Worker
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds, reported_steps
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelSpeeds, WorkerReport, unpack_hashes
+from shared.wire.messages import ModelSpeeds, WorkerReport, unpack_hashes
 
 MISSED_REPORTS_BEFORE_PROBE = 2
 MISSED_REPORTS_BEFORE_DEAD = 3

@@ -12,7 +12,7 @@ from services.scheduler.core.turns.bounds import TOKENS_MAX
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.records import PeerTurn, Worker
 from shared.ids import TurnId
-from shared.messages import PlacedTurn, TurnsPlaced, WorkerReport
+from shared.wire.messages import PlacedTurn, TurnsPlaced, WorkerReport
 
 REPORTS_TO_BE_LISTED = 2  # without an announced turn, after which it counts as gone
 CLAIM_NS = 2_000_000_000  # how long a claim holds after its last announcement: four reports

@@ -15,14 +15,14 @@ from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 from shared.eviction import RECENT_NS
 from shared.ids import HostId, ModelId, TenantId, WorkerId
 from shared.locations import ANYWHERE, BLOCKS_MAX, worth_keeping
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     AgentPrefix,
     AgentRef,
     TurnSubmit,
     prefix_session,
 )
-from shared.shards import Share
+from shared.wire.shards import Share
 
 WORKERS_OF_HOST_MAX = 8  # considered because a session's history is on their host
 

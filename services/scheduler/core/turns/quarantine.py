@@ -11,7 +11,7 @@ from services.scheduler.core.turns.peer_turns import PeerTurns
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.records import Loss, Turn, Worker
 from services.scheduler.core.turns.turn_table import TurnTable
-from shared.messages import TurnSubmit
+from shared.wire.messages import TurnSubmit
 
 
 class Quarantine:

@@ -9,7 +9,7 @@ from services.scheduler.core.turns.expected_turns import ExpectedTurns
 from services.scheduler.core.turns.kinds import Steps
 from services.scheduler.core.turns.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     AgentPrefix,
     TurnFailed,
@@ -17,7 +17,7 @@ from shared.messages import (
     TurnSubmit,
     WorkerReport,
 )
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 SessionKey = tuple[TenantId, SessionId]
 

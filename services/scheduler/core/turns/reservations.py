@@ -16,7 +16,7 @@ from shared.blocks import BLOCK_TOKENS
 from shared.hints import HINT_HOLD_NS
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     AdvisoryKey,
     AgentPrefix,
@@ -28,7 +28,7 @@ from shared.messages import (
     TurnSubmit,
     prefix_session,
 )
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 STALE_LOOKS_MIN = 1024
 

@@ -9,7 +9,7 @@ from services.scheduler.core.turns.kinds import Steps
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import HostId
 from shared.locations import OBJECTS, is_objects
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 
 N = TypeVar("N", int, float)
 

@@ -18,7 +18,7 @@ from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.placer import last_of
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
-from shared.messages import (
+from shared.wire.messages import (
     PlacedTurn,
     TurnArrived,
     TurnCancel,
@@ -27,7 +27,7 @@ from shared.messages import (
     TurnSubmit,
     start_of,
 )
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 ATTEMPTS_PER_TERM = 4096  # of one turn; far more than `Limits.losses_max` allows
 SENT_ATTEMPT = 1  # attempt number of turns that frontends send to workers: below any scheduler's

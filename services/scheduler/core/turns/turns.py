@@ -20,7 +20,7 @@ from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worke
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
 from shared.ids import ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     TurnCancel,
     TurnEnd,
     TurnFailed,
@@ -28,7 +28,7 @@ from shared.messages import (
     TurnSubmit,
     WorkerReport,
 )
-from shared.shards import Share
+from shared.wire.shards import Share
 
 REPORTS_TO_BE_MISSED = 2
 AT_ONCE_NS = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.blocks import KEY_BYTES, PREFIX_BLOCKS_MAX
 from shared.ids import ModelId, SessionId, TenantId
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 AGENTS_MAX = 1024  # of all tenants; at most some 16 KiB each per model
 MODELS_MAX = 4  # of one agent

@@ -26,8 +26,8 @@ from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.residency import Chain, Residency
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
-from shared.messages import AdapterRef
 from shared.owners import NO_OWNER, OwnerKey
+from shared.wire.messages import AdapterRef
 
 AHEAD_MAX = 8  # images loading that no turn runs on yet
 # Before each further attempt to load one; after the last its turns fail.

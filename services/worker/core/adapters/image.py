@@ -6,7 +6,7 @@ from services.worker.core.adapters.streaming import Pace
 from services.worker.core.kv.pages import Block
 from services.worker.core.kv.residency import Chain
 from services.worker.core.kv.staged import Staged
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 NO_LINE = -1
 

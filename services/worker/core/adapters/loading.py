@@ -12,7 +12,7 @@ from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import Estimates
 from shared.blocks import BlockKey, image_keys, image_root
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 STAGE_PATIENCE_NS = 2_000_000_000
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.worker.core.adapters.image import Image
 from services.worker.core.adapters.stats import Start
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 
 @dataclass(slots=True, eq=False)

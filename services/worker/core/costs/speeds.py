@@ -7,7 +7,7 @@ from itertools import islice
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.limits import Estimates
 from shared.ids import ModelId
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 
 MUCH = 0.1  # of a figure, before its change is reported
 REPORT_EVERY = 16  # reports: a scheduler that is new knows them after so many

@@ -17,7 +17,7 @@ from services.worker.core.kv.writeback import WriteBehind
 from services.worker.core.limits import Estimates
 from shared.hints import HINT_HOLD_NS
 from shared.owners import OwnerKey
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 
 @dataclass(slots=True)

@@ -43,8 +43,8 @@ from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey
 from shared.ids import HostId, ModelId, TurnId
-from shared.messages import ModelSpeeds, TurnRef
 from shared.owners import OwnerKey
+from shared.wire.messages import ModelSpeeds, TurnRef
 
 
 @dataclass(slots=True)

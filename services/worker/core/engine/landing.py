@@ -12,7 +12,7 @@ from services.worker.core.turns.history import History
 from services.worker.core.turns.outcome import ended, error, finish_reason, token_delta
 from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.turn import Turn, TurnState
-from shared.messages import FinishReason
+from shared.wire.messages import FinishReason
 
 GRAMMAR_FAILED = "grammar_failed"
 

@@ -17,7 +17,7 @@ from services.worker.core.effects import Effect
 from services.worker.core.turns.history import History
 from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.turn import Turn
-from shared.urgency import is_urgent
+from shared.wire.urgency import is_urgent
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from services.worker.core.step import (
     TableEntries,
 )
 from services.worker.core.turns.turn import Turn
-from shared.sampling import depends_on_reply, has_penalties
+from shared.wire.sampling import depends_on_reply, has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token
 NO_INTS: Ints = np.empty(0, np.int32)

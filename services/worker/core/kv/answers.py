@@ -5,7 +5,7 @@ thread that copies.
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, unpack_keys
 from shared.errors import MalformedMessage
-from shared.messages import KvLeased, KvStaged, unpack_ints
+from shared.wire.messages import KvLeased, KvStaged, unpack_ints
 
 PROMISE_MAX_NS = 3_600_000_000_000
 SPEED_MAX = 1e15  # bytes/s

@@ -14,8 +14,8 @@ from services.worker.core.effects import Effect, Prefetched, StageSession
 from shared.blocks import BlockKey
 from shared.hints import TENANT_SHARE, HintShares
 from shared.ids import HostId, SessionId, TenantId
-from shared.messages import AdapterRef
 from shared.owners import OwnerKey, owner_key
+from shared.wire.messages import AdapterRef
 
 LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
 ASK_AHEAD_NS = 500_000_000  # and so much for the questions

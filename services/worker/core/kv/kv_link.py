@@ -14,7 +14,7 @@ from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import NoCapacity, SymphonyError
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     KvBlock,
     KvCommit,
     KvLease,
@@ -27,7 +27,7 @@ from shared.messages import (
     KvStaged,
     pack_ints,
 )
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 
 PEERS_MAX = 1024  # hosts of which it is remembered how fast they were
 

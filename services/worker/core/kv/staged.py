@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from shared.blocks import BlockKey
-from shared.messages import KvPlace
+from shared.wire.messages import KvPlace
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey
 from shared.hints import HintShares
 from shared.owners import OwnerKey
-from shared.urgency import DEMAND_PRIORITY, Order, load_order
+from shared.wire.urgency import DEMAND_PRIORITY, Order, load_order
 
 NO_TICKET = 0
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet

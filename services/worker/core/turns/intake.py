@@ -12,7 +12,8 @@ from shared.blocks import prefix_keys, root_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
-from shared.messages import (
+from shared.owners import owner_key
+from shared.wire.messages import (
     SLO_MS_MAX,
     AdapterRef,
     LoraCard,
@@ -21,8 +22,7 @@ from shared.messages import (
     TurnStart,
     unpack_ints,
 )
-from shared.owners import owner_key
-from shared.sampling import flaw_in
+from shared.wire.sampling import flaw_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from services.worker.core.effects import Effect, Emit, Ended, TurnAccount, TurnT
 from services.worker.core.step import Sampled
 from services.worker.core.turns.turn import Turn
 from shared.errors import SymphonyError
-from shared.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
+from shared.wire.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
 
 
 def token_delta(

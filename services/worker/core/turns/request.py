@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from services.worker.core.effects import LayerWait
 from services.worker.core.step import StepResult
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import SamplingParams
 from shared.owners import NO_OWNER, OwnerKey, owner_key
+from shared.wire.messages import SamplingParams
 
 WAITS_MAX = 256  # that are kept of a turn
 WAIT_MIN_NS = 100_000  # shorter ones are how long looking takes

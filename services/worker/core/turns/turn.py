@@ -7,7 +7,7 @@ from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey
-from shared.messages import TokenLogprobs, TurnRef
+from shared.wire.messages import TokenLogprobs, TurnRef
 
 NO_SLOT = -1
 

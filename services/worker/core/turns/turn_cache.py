@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from services.worker.core.kv.pages import Block
 from services.worker.core.kv.residency import Chain
 from shared.blocks import BlockKey, child_key, sequence_root
-from shared.messages import KvPlace
 from shared.owners import OwnerKey
+from shared.wire.messages import KvPlace
 
 
 @dataclass(slots=True)

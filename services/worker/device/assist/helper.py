@@ -33,7 +33,7 @@ from services.worker.device.assist.profiling import profile
 from services.worker.device.assist.waiting import wait_for
 from services.worker.device.lora.tables import LoraLines, segments_of
 from shared.arena import Arena, ArenaError
-from shared.dying import die_with_parent
+from shared.runtime.dying import die_with_parent
 
 LET_GO_S = 10.0  # without a pass: memory of an arena that has been replaced is held no longer
 PR_SET_TIMERSLACK = 29

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.sgmv.interface import Site
-from shared.messages.adapters import LoraCard, LoraTarget
+from shared.wire.messages.adapters import LoraCard, LoraTarget
 
 PASSES_AHEAD = 2  # a step, and the next one that is launched before it is over
 

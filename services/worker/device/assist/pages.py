@@ -8,7 +8,7 @@ from kernels.sgmv.interface import Site
 from services.worker.device.assist.orders import AssistedImage
 from shared.adapters.layout import SAME_LAYER, ImageLayout, layout_image
 from shared.arena import Arena, Pages, Words, ready_words
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from services.worker.core.effects import PageLoads
 from shared.arena import Arena, PageState
-from shared.urgency import DEMAND_PRIORITY, Order
+from shared.wire.urgency import DEMAND_PRIORITY, Order
 
 # A page that is later than was promised by so much, while no other came, does not come any more.
 OVERDUE_NS = 2_000_000_000

@@ -1,6 +1,6 @@
 """Moves KV between the host's arena and the pool, beside the forward pass.
 
-One thread loads, in the order of `shared.urgency`; one stores what earlier steps have computed.
+One thread loads, in the order of `shared.wire.urgency`; one stores what earlier steps computed.
 Readiness of an arena page is a word in the arena, looked at before a copy is started and again when
 it is over: if it changed, the bytes are not the promised ones and the load failed.
 """
@@ -21,7 +21,7 @@ from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.load_queue import OVERDUE_NS, LoadQueue, LoadRun
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS
-from shared.urgency import load_order
+from shared.wire.urgency import load_order
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from shared.arena import Arena, Bytes
 from shared.errors import SymphonyError
-from shared.metrics import counter
+from shared.runtime.metrics import counter
 
 log = logging.getLogger(__name__)
 

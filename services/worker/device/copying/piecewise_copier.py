@@ -12,7 +12,7 @@ from services.worker.device.copying.copies import Copy
 from services.worker.device.copying.pieces import PIECE_BYTES, HostMemory, Pieces
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
-from shared.metrics import counter
+from shared.runtime.metrics import counter
 
 ARENA_DETOURS = counter(
     "arena_detour_pages", "Pages copied from or to pieces that it does not address", ["direction"]

@@ -5,9 +5,9 @@ or comes from another worker is held to its grammar from where it stands. Where 
 remembered, so that a step's token is one step of its grammar.
 
 Masks are quick, and more threads than one would only be in the way of the pass. But a stranger's
-grammar may take long over a token: a third of a second, by its limits (`shared.grammar`). Who waits
-for a step does not wait for that: the row is late, and tried again; so are those behind it, which
-then go another way. What was slow the last time has threads of its own, and is not waited for.
+grammar may take long over a token: a third of a second, by its limits (`shared.wire.grammar`). Who
+waits for a step does not wait for that: the row is late, and tried again; so are those behind it,
+which then go another way. What was slow before has threads of its own, and is not waited for.
 """
 
 import time
@@ -27,9 +27,9 @@ from services.worker.device.grammar.json_keys import KeyTracker
 from services.worker.device.grammar.masks import Mask, Masks, Words
 from services.worker.device.grammar.unique_keys import UniqueKeys
 from services.worker.device.grammar.vocabulary import Vocabulary
-from shared.deep_threads import DeepThreads
-from shared.grammar import compiled, matcher_of, reason_of
 from shared.ids import TurnId
+from shared.runtime.deep_threads import DeepThreads
+from shared.wire.grammar import compiled, matcher_of, reason_of
 
 SLOW_THREADS = 2
 SLOW_S = 0.01  # of one mask

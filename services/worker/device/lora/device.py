@@ -10,7 +10,7 @@ from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
 from services.worker.device.lora.tables import LoraLines, LoraStep, segments_in, targets_of
 from shared.adapters.layout import layout_image
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 
 class DeviceLines:

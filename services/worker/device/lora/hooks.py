@@ -12,7 +12,7 @@ from kernels.sgmv import Site, add_lora
 from services.worker.device.lora.sites import PlacedSite, find_sites
 from services.worker.device.lora.tables import AnySegments, bits_of
 from services.worker.device.step import StepContext, running_step
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 
 def attach(model: Any, card: LoraCard, sites: Sequence[Site]) -> None:

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from kernels.sgmv.interface import Site
 from services.worker.device.layers.merged import Sibling
 from services.worker.device.layers.packed import PackedLinear
-from shared.messages import LoraCard, LoraTarget
+from shared.wire.messages import LoraCard, LoraTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from kernels.sgmv.tables import Tile, enter_line, make_tables
 from services.worker.core.step import ImageEntry, Ints, StepPlan
 from shared.adapters.layout import Tile as ImageTile
 from shared.adapters.layout import layout_image
-from shared.messages import LoraCard
+from shared.wire.messages import LoraCard
 
 AnySegments: TypeAlias = Segments | DeviceSegments
 

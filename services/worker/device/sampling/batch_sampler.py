@@ -15,7 +15,7 @@ from services.worker.core.step import RowSampling
 from services.worker.device.gpu.upload import upload
 from services.worker.device.grammar import Words
 from services.worker.device.sampling.sampler import is_plain_greedy, uniform, without
-from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
+from shared.wire.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
 
 NO_CARRIED = -1
 

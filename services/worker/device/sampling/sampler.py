@@ -14,8 +14,8 @@ import torch
 from services.worker.core.step import RowSampling, Sampled
 from services.worker.device.gpu.upload import ReadBack
 from services.worker.device.grammar import Words, allows
-from shared.messages import SamplingParams, TokenLogprobs
-from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
+from shared.wire.messages import SamplingParams, TokenLogprobs
+from shared.wire.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
 
 _MASK = (1 << 64) - 1
 FIRST_CANDIDATES = 1024

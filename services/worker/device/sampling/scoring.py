@@ -3,7 +3,7 @@
 import math
 
 from services.worker.core.step import StepPlan, StepResult
-from shared.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprobs
 
 NOT_FINITE = "the model's numbers for this turn are not finite"
 

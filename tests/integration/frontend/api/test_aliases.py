@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared import messages as m
+from shared.wire import messages as m
 from tests.conftest import Server
 from tests.integration.frontend.job_house import (
     CLS,

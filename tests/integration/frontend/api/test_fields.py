@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
+from shared.wire import messages as m
 from tests.conftest import Server
 from tests.integration.frontend.house import EOS, MODEL, MODEL_LEN, House, Reply, house
 

@@ -16,7 +16,7 @@ import pytest
 from services.frontend.core.process_pool import Give
 from services.frontend.rendering.pool import Pool
 from services.worker.models.demo_model import make_demo_model
-from shared.subjects import INFERENCE_SUBMIT
+from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
 
@@ -273,7 +273,7 @@ from services.frontend.core.process_pool import PoolLimits
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.rendering.tokenizer import load_tokenizer
-from shared.clock import SystemClock
+from shared.runtime.clock import SystemClock
 
 async def main():
     second = 10**9

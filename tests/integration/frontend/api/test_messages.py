@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from shared import messages as m
-from shared.grammar import byte_tokenizer, flaw_of
+from shared.wire import messages as m
+from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, MODEL_LEN, House, Reply, house
 

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from shared import messages as m
-from shared.subjects import ADVISORY_SUBMIT
+from shared.wire import messages as m
+from shared.wire.subjects import ADVISORY_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, house
 

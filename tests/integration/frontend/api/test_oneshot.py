@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shared import messages as m
 from shared.bus import Bus
-from shared.subjects import INFERENCE_SUBMIT, INPUT_PULL
+from shared.wire import messages as m
+from shared.wire.subjects import INFERENCE_SUBMIT, INPUT_PULL
 from tests.conftest import Server
 from tests.integration.frontend.house import eventually
 from tests.integration.frontend.job_house import (

@@ -10,7 +10,7 @@ from openai.types.chat import (
     ChatCompletionMessageParam,
 )
 
-from shared import messages as m
+from shared.wire import messages as m
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, Reply, eventually, house
 

@@ -9,10 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from services.frontend.api.schemas import any_of, array, constant, record
-from shared import messages as m
 from shared.adapters.record import adapters_redis_key
 from shared.ids import HostId, ModelId, TenantId
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     ADAPTER_ADD_ANYWHERE,
     ADAPTER_REMOVE,
     ADVISORY_GET,

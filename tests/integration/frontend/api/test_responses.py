@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from shared import messages as m
-from shared.grammar import byte_tokenizer, flaw_of
+from shared.wire import messages as m
+from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, MODEL_LEN, House, Reply, house
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from shared.grammar import byte_tokenizer, flaw_of
+from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, house
 

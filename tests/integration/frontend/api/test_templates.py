@@ -15,8 +15,8 @@ from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.rendering.tokenizer import ModelTokenizer, load_tokenizer
 from services.worker.models.demo_model import make_demo_model
-from shared.clock import SystemClock
 from shared.errors import InvalidRequest
+from shared.runtime.clock import SystemClock
 
 BILLION = "1000000000"
 SLOW = "runs longer than"

@@ -18,7 +18,7 @@ from services.frontend.prepare.reading import Reading
 from services.frontend.prepare.requests import Conversation
 from services.frontend.prepare.template import template_options
 from shared.errors import InvalidRequest
-from shared.grammar import byte_tokenizer, compiled
+from shared.wire.grammar import byte_tokenizer, compiled
 from tests.conftest import Server
 from tests.integration.frontend.api.test_responses import CALL, WEATHER
 from tests.integration.frontend.house import MODEL, House, Reply, house

@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from services.frontend.rendering.history import ABOUT_TOOLS
-from shared import messages as m
 from shared.ids import SessionId
-from shared.subjects import INFERENCE_SUBMIT
-from shared.tracker_shards import left_wire
+from shared.wire import messages as m
+from shared.wire.subjects import INFERENCE_SUBMIT
+from shared.wire.tracker_shards import left_wire
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, house
 from tests.integration.harness import eventually

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from services.frontend.observability import access_log as access
-from shared.logs import JsonFormatter
-from shared.subjects import INFERENCE_SUBMIT
+from shared.runtime.logs import JsonFormatter
+from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
 

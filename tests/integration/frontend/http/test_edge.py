@@ -15,7 +15,6 @@ from redis.asyncio import Redis
 from services.frontend.config import FrontendConfig
 from services.frontend.http.server import listen
 from services.frontend.service import main
-from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError, NotFound
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, tenant_token
@@ -27,7 +26,8 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.owners import owner_key
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shared import messages as m
-from shared.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
+from shared.wire import messages as m
+from shared.wire.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import House, Reply, house
 

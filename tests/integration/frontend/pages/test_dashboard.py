@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.frontend.observability import deployment_feed as watching
-from shared import messages as m
 from shared.ids import HostId, WorkerId
-from shared.subjects import KV_STATS, SCHEDULER_STATUS
+from shared.wire import messages as m
+from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, house
 from tests.integration.harness import eventually_answers

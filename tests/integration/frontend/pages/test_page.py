@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared import messages as m
+from shared.wire import messages as m
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, Reply, eventually
 from tests.integration.frontend.pages.browser import (

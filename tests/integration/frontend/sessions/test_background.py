@@ -15,7 +15,7 @@ from services.frontend.core.sessions.stored_responses import decode_stored
 from services.frontend.sessions import background
 from services.frontend.sessions.response_store import ResponseStore
 from shared.ids import SessionId, TenantId
-from shared.sessions import (
+from shared.wire.sessions import (
     responses_redis_key,
     session_mark,
     session_redis_key,

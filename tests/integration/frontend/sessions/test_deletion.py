@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from services.frontend.api.sessions import deletion
-from shared import messages as m
 from shared.blocks import unpack_keys
 from shared.ids import HostId
-from shared.subjects import (
+from shared.wire import messages as m
+from shared.wire.subjects import (
     ADVISORY_INVALIDATE,
     PROMPT_PULL,
     SESSION_DELETE,

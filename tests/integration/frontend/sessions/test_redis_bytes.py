@@ -14,8 +14,8 @@ from services.frontend.sessions.redis import redis_at
 from services.frontend.sessions.redis_scripts import DELETION_SLOTS
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
-from shared.clock import SystemClock
 from shared.ids import SessionId, TenantId
+from shared.runtime.clock import SystemClock
 from tests.conftest import Server
 from tests.integration.frontend.sessions.test_session_store import record
 

@@ -19,9 +19,9 @@ from services.frontend.sessions.redis import redis_at
 from services.frontend.sessions.redis_scripts import RESERVED_BYTES, TENANT_BYTES
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore, Tombstone
-from shared.clock import SystemClock
 from shared.ids import SessionId, TenantId
-from shared.sessions import (
+from shared.runtime.clock import SystemClock
+from shared.wire.sessions import (
     generation_redis_key,
     responses_redis_key,
     session_index_redis_key,

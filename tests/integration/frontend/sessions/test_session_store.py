@@ -21,7 +21,6 @@ from services.frontend.sessions.store import (
     SessionStore,
     StoreAway,
 )
-from shared.clock import ManualClock, SystemClock
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId
 from shared.locations import (
     ANYWHERE,
@@ -32,7 +31,8 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.owners import owner_key
-from shared.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
+from shared.runtime.clock import ManualClock, SystemClock
+from shared.wire.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import eventually
 

@@ -11,16 +11,16 @@ from redis.asyncio import Redis
 
 from services.frontend.core.sessions import stored_responses
 from services.frontend.sessions import response_store as responses
-from shared import messages as m
 from shared.ids import SessionId, TenantId
-from shared.sessions import (
+from shared.wire import messages as m
+from shared.wire.sessions import (
     responses_redis_key,
     session_index_redis_key,
     session_mark,
     session_redis_key,
     session_sizes_redis_key,
 )
-from shared.subjects import SESSION_DELETE
+from shared.wire.subjects import SESSION_DELETE
 from tests.conftest import Server
 from tests.integration.frontend.api.test_responses import CALL, WEATHER, asked
 from tests.integration.frontend.house import EOS, MODEL, House, Reply, eventually, house

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shared import messages as m
 from shared.blocks import chain_keys, pack_keys, root_key
 from shared.ids import DEFAULT_TENANT, SessionId
-from shared.tracker_shards import left_wire
+from shared.wire import messages as m
+from shared.wire.tracker_shards import left_wire
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, house
 from tests.integration.harness import eventually

@@ -5,9 +5,9 @@ of it.
 import asyncio
 from pathlib import Path
 
-from shared import messages as m
 from shared.ids import ModelId, SessionId, WorkerId
-from shared.subjects import SESSION_PLACED, WORKER_START
+from shared.wire import messages as m
+from shared.wire.subjects import SESSION_PLACED, WORKER_START
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, house
 from tests.integration.harness import eventually

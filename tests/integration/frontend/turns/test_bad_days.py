@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import orjson
 
-from shared.messages import Empty
-from shared.subjects import SERVICE_STATUS
+from shared.wire.messages import Empty
+from shared.wire.subjects import SERVICE_STATUS
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
 from tests.integration.harness import eventually_answers

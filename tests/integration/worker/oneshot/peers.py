@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shared.bus import Bus
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     BatchCancel,
     BatchDone,
     BatchStart,
@@ -23,7 +23,7 @@ from shared.messages import (
     LeaderChanged,
     WorkerReport,
 )
-from shared.subjects import (
+from shared.wire.subjects import (
     BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,

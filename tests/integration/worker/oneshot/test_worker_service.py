@@ -17,7 +17,7 @@ from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import Values
 from services.worker.service import main
 from shared.ids import FrontendId, JobId
-from shared.messages import JobInput, JobRef, pack_ints
+from shared.wire.messages import JobInput, JobRef, pack_ints
 from tests.conftest import Server
 from tests.integration.harness import eventually, running
 from tests.integration.worker.oneshot.peers import house, unpack

@@ -25,7 +25,7 @@ from services.worker.models.demo_model import make_demo_model
 from shared.adapters.config import AdapterInvalid
 from shared.errors import ConfigError, InvalidRequest, NotFound, PeerUnavailable, SymphonyError
 from tests.adapters import write_adapter
-from tests.unit.shared.adapter_files import change_config
+from tests.unit.shared.adapters.adapter_files import change_config
 
 RECORD: dict[str, Any] = {
     "id": "fox", "tenant": None, "parent": "m", "root": "/a", "adapter_hash": "0" * 32,

@@ -17,7 +17,7 @@ from loadtest.train_adapters.voices import VOICES
 from shared.adapters.check import BaseFacts, check_adapter
 from shared.adapters.config import CONFIG_FILE
 from shared.adapters.source import AdapterLimits
-from shared.messages import LoraCard, LoraTarget
+from shared.wire.messages import LoraCard, LoraTarget
 
 FILE_BYTES_MAX = 2_000_000
 SMOLLM2 = LoraCard(

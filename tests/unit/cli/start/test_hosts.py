@@ -26,10 +26,10 @@ from cli.supervisor.deployment import check_start
 from cli.supervisor.signals import StopSignals
 from services.kvstore.config import KvstoreConfig
 from services.worker.config import WorkerConfig
-from shared.config import load_config
 from shared.errors import ConfigError
 from shared.ids import HostId, TenantId, WorkerId
-from shared.messages import (
+from shared.runtime.config import load_config
+from shared.wire.messages import (
     HintRate,
     HintStatus,
     KvStats,
@@ -37,7 +37,7 @@ from shared.messages import (
     Throttled,
     WorkerStatus,
 )
-from shared.subjects import KV_STATS, Subject
+from shared.wire.subjects import KV_STATS, Subject
 from tests.unit.cli.supervisor.test_supervisor import make_supervisor
 from tests.unit.cli.test_runfile import STATE
 

@@ -13,7 +13,7 @@ from cli.start.servers import prepare_servers
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
 from shared.private import make_private
-from shared.urls import check_redis_url, hide_password
+from shared.runtime.urls import check_redis_url, hide_password
 
 
 def test_own_servers_come_first_and_given_ones_are_not_started(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from cli.start.options import DeploymentOptions
 from cli.start.plan import DeploymentPlan, plan_deployment
 from cli.start.preflight import CONFIGS, check_addresses, check_nats, check_settings
 from cli.supervisor.children import free_port
-from shared.access import NatsAccess
 from shared.errors import ConfigError
+from shared.runtime.access import NatsAccess
 
 
 def plan(tmp_path: Path, environ: dict[str, str], host: str = "127.0.0.1") -> DeploymentPlan:

@@ -9,7 +9,7 @@ from cli.inspection.snapshot import Snapshot, redis_trouble
 from cli.runfile import RunState
 from cli.supervisor.children import free_port
 from cli.supervisor.condition import assess
-from shared.access import RedisAccess
+from shared.runtime.access import RedisAccess
 
 NAMES = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]
 ALL_WELL = dict.fromkeys(NAMES, "ready")

@@ -11,7 +11,7 @@ from services.frontend.core.adapters import names as adapter_names
 from services.frontend.core.adapters.names import AdapterNames, Answer, NameTimes, StoredAdapter
 from shared.adapters.record import EVERYBODY
 from shared.ids import HostId, ModelId, TenantId
-from shared.messages import AdapterChanged, AdapterRecord
+from shared.wire.messages import AdapterChanged, AdapterRecord
 
 T, U = TenantId("t"), TenantId("u")
 S = 1_000_000_000

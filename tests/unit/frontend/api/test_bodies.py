@@ -21,7 +21,7 @@ from services.frontend.prepare.sampling import sampling_params
 from services.frontend.prepare.template import TEMPLATE_OWN
 from services.frontend.prepare.template import template_options as options_of
 from shared.errors import InvalidRequest
-from shared.messages import SamplingDefaults, SamplingParams
+from shared.wire.messages import SamplingDefaults, SamplingParams
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

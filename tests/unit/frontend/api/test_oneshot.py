@@ -22,7 +22,7 @@ from services.frontend.core.models.fleet import Fleet, LoadProcessor
 from services.frontend.http.request import slo_ms, slo_ttft_ms
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import HostId, ModelId, WorkerId, shard_of
-from shared.messages import OneshotCard, OneshotVariant, WorkerReport, encode
+from shared.wire.messages import OneshotCard, OneshotVariant, WorkerReport, encode
 
 SECOND = 1_000_000_000
 CARD = OneshotCard(

@@ -23,10 +23,10 @@ from services.frontend.rendering.tokenizer import Cut, ModelInput, ModelTokenize
 from services.frontend.tenants.gates import THREADS, Gates
 from services.frontend.turns.hub import ClientGone
 from services.frontend.turns.job_hub import PendingJobs
-from shared.clock import ManualClock
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TenantId
-from shared.messages import OneshotCard, OneshotVariant
+from shared.runtime.clock import ManualClock
+from shared.wire.messages import OneshotCard, OneshotVariant
 
 MS = 1_000_000
 CARD = OneshotCard(

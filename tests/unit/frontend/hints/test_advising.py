@@ -15,13 +15,13 @@ from services.frontend.hints.gate import HintGate
 from services.frontend.prepare.requests import Wish
 from services.frontend.tenants.links import Link
 from shared.bus import Bus
-from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, PeerUnavailable, SymphonyError, TenantQuota
-from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId
-from shared.messages import Advisory, AdvisoryState
-from shared.subjects import SHARD_ADVISORY_SUBMIT, TENANT_ADVISORY_SUBMIT
-from shared.tracker_shards import shard_of
+from shared.runtime.clock import Clock
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.messages import Advisory, AdvisoryState
+from shared.wire.subjects import SHARD_ADVISORY_SUBMIT, TENANT_ADVISORY_SUBMIT
+from shared.wire.tracker_shards import shard_of
 
 T = DEFAULT_TENANT
 Answer = Callable[[TenantId, Advisory], Awaitable[AdvisoryState]]

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from services.frontend.config import FrontendConfig
 from services.frontend.http import connections
 from services.frontend.http.connections import Connections
-from shared.clock import ManualClock
+from shared.runtime.clock import ManualClock
 
 HOST = b"Host: localhost\r\n"
 

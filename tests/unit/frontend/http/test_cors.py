@@ -12,8 +12,8 @@ from services.frontend.app import App
 from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
 from services.frontend.tenants.auth import Keyring
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 APP = "https://app.example.org"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "x-session"}

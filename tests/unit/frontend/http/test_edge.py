@@ -17,7 +17,7 @@ from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.observability.tracing import RequestTracer
 from services.frontend.tenants.auth import Keyring
 from services.frontend.tenants.gates import Gates
-from shared.clock import ManualClock
+from shared.runtime.clock import ManualClock
 from shared.tracing import NO_TRACER
 
 

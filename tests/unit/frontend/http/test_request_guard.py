@@ -4,8 +4,8 @@ import pytest
 
 from services.frontend.config import FrontendConfig
 from services.frontend.core.http.request_guard import RequestGuard, is_json, parse_host
-from shared.config import load_config
 from shared.errors import ConfigError
+from shared.runtime.config import load_config
 
 AT_HOME = RequestGuard(address="127.0.0.1")
 ANYWHERE = RequestGuard(address="0.0.0.0")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from services.frontend.core.models.catalog import Catalog
 from shared.ids import ModelId, WorkerId
-from shared.messages import OneshotCard, OneshotVariant
+from shared.wire.messages import OneshotCard, OneshotVariant
 
 CARD = OneshotCard(
     model_id=ModelId("m"),

@@ -9,8 +9,8 @@ from services.frontend.core.models.fleet import LEARNING_NS, Fleet, LoadTokenize
 from services.frontend.core.sessions.prompt_reuse import extend_keys, unseen_text
 from shared.blocks import chain_keys, root_key
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelCard, WorkerReport
-from shared.sessions import TextMark
+from shared.wire.messages import ModelCard, WorkerReport
+from shared.wire.sessions import TextMark
 
 SECOND = 1_000_000_000
 CARD = ModelCard(model_id=ModelId("m"), source="/m", fingerprint="f", max_model_len=9)

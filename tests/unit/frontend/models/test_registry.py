@@ -14,10 +14,10 @@ from services.frontend.core.models.fleet import Fleet
 from services.frontend.models import files as subject
 from services.frontend.models.files import LocalModelFiles, ModelFiles
 from services.frontend.models.registry import Models
-from shared.clock import ManualClock
 from shared.errors import NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelCard, OneshotCard, OneshotVariant, WorkerReport
+from shared.runtime.clock import ManualClock
+from shared.wire.messages import ModelCard, OneshotCard, OneshotVariant, WorkerReport
 
 SECOND = 1_000_000_000
 IMAGES = OneshotCard(

@@ -8,9 +8,9 @@ from services.frontend.core.observability.deployment_view import (
     DeploymentView,
     for_tenant,
 )
-from shared.exposition import Sample
 from shared.ids import HostId, TenantId, WorkerId
-from shared.messages import (
+from shared.runtime.exposition import Sample
+from shared.wire.messages import (
     HintRate,
     HintStatus,
     KvStats,

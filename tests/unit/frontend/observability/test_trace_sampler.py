@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.observability.tracing import RequestTracer
-from shared.clock import ManualClock
+from shared.runtime.clock import ManualClock
 from shared.tracing import NO_SPAN, TraceContext, Tracer
 from shared.tracing.spans import Span
 

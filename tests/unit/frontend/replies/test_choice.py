@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.frontend.core.replies.choice import Choice, Piece, TextRules
 from services.frontend.core.turns.turns import Deliver
 from shared.ids import TurnId
-from shared.messages import FinishReason, TokenLogprobs
+from shared.wire.messages import FinishReason, TokenLogprobs
 
 EOS = 256
 

@@ -10,9 +10,9 @@ import pytest
 from services.frontend.config import FrontendConfig
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.tenants.auth import Forbidden, Keyring, Unauthenticated, load_keyring
-from shared.config import load_config
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT, TenantId
+from shared.runtime.config import load_config
 
 
 def keyring(tmp_path: Path) -> Keyring:

@@ -19,9 +19,9 @@ from services.frontend.core.turns.job_events import (
     Submit,
 )
 from services.frontend.core.turns.jobs import JOBS_PER_MESSAGE_MAX, Jobs
-from shared import messages as m
 from shared.effects import WakeAt
 from shared.ids import FrontendId, JobId, ModelId
+from shared.wire import messages as m
 
 MS = 1_000_000
 LIMITS = JobLimits(gather_ns=MS, silent_min_ns=50 * MS, grace_ns=250 * MS, reply_bytes_max=2000)

@@ -8,7 +8,7 @@ import pytest
 from services.frontend.core.turns.turns import Deliver
 from services.frontend.turns.hub import UNREAD_MAX, ClientGone, Mailbox
 from shared.ids import TurnId
-from shared.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprobs
 
 
 @dataclass

@@ -22,7 +22,6 @@ from services.frontend.core.turns.turns import (
     TurnLimits,
     Turns,
 )
-from shared import messages as m
 from shared.ids import (
     DEFAULT_TENANT,
     FrontendId,
@@ -34,6 +33,7 @@ from shared.ids import (
     WorkerId,
 )
 from shared.locations import ANYWHERE
+from shared.wire import messages as m
 
 TURN = TurnId("t")
 SECOND = 1_000_000_000

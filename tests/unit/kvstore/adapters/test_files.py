@@ -9,7 +9,7 @@ import pytest
 
 from services.kvstore.adapters.files import NEW, AdapterFiles, Found
 from shared.ids import HostId, ModelId, TenantId
-from shared.messages import AdapterRecord
+from shared.wire.messages import AdapterRecord
 
 TENANT = TenantId("t/../x")
 CHANGING = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")

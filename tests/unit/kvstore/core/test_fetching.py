@@ -29,7 +29,7 @@ from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER, OwnerKey, owner_key
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     LAYERS,
     PAGE_BYTES,

@@ -19,7 +19,7 @@ from shared.adapters.config import AdapterTooLarge
 from shared.adapters.record import AdapterExists
 from shared.errors import SymphonyError, TenantQuota
 from shared.ids import HostId, ModelId, TenantId
-from shared.messages import AdapterRecord
+from shared.wire.messages import AdapterRecord
 
 KEEP_NS = 100
 T, U = TenantId("t"), TenantId("u")

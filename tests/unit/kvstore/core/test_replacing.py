@@ -6,8 +6,8 @@ from services.kvstore.calls import new_block
 from services.kvstore.core import Commit, DeleteBlocks, NewBlock
 from shared.blocks import BlockKey, child_key, root_key
 from shared.errors import InvalidRequest
-from shared.messages import KvBlock, pack_ints
 from shared.owners import OwnerKey
+from shared.wire.messages import KvBlock, pack_ints
 from tests.unit.kvstore.core.host import LAYERS, PAGE_BYTES, WORKERS, Host
 
 ROOT = root_key("f", "t")

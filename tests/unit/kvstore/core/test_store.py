@@ -16,7 +16,7 @@ from shared.errors import InvalidRequest, NotFound
 from shared.eviction import EvictionName
 from shared.ids import SessionId, TenantId
 from shared.owners import owner_key
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
     LAYERS,

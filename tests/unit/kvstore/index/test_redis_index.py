@@ -13,9 +13,9 @@ from services.kvstore.core.tiers import locations
 from services.kvstore.core.tiers.locations import Locations, LocationUpdate
 from services.kvstore.index.redis_index import RedisIndex
 from shared.blocks import BlockKey
-from shared.clock import SystemClock
 from shared.ids import HostId
 from shared.owners import OwnerKey
+from shared.runtime.clock import SystemClock
 
 FOX, CROW = OwnerKey(b"f" * 16), OwnerKey(b"c" * 16)
 

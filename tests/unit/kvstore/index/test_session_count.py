@@ -17,8 +17,8 @@ from services.kvstore.index.session_count import (
     SessionCount,
     session_redis_pattern,
 )
-from shared.clock import SystemClock
 from shared.ids import HostId
+from shared.runtime.clock import SystemClock
 
 
 class Names:

@@ -9,7 +9,7 @@ from services.kvstore.core import LoadOutcome, PageReads
 from services.kvstore.peers.fetches import Fetch, Fetches
 from services.kvstore.peers.wire import KEYS_MAX, REQUESTS_MAX, Request, value_bytes
 from shared.arena import Arena, PageState
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.peers.hosts import LOST, PENDING, THERE, Receiver, Ticks, key
 
 READY, MISSING, FAILED = LoadOutcome.READY, LoadOutcome.MISSING, LoadOutcome.FAILED

@@ -31,7 +31,7 @@ from services.kvstore.tiers.disk.readers import Readers
 from services.kvstore.tiers.values import HEADER_BYTES, ValueHeader, unpack_header
 from shared.arena import checksum
 from shared.blocks import BlockKey
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     LOST,

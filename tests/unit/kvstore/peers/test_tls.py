@@ -11,8 +11,8 @@ import pytest
 from services.kvstore.core import LoadOutcome
 from services.kvstore.peers import stream as stream_module
 from services.kvstore.peers.stream import TlsStream
-from shared.access import serving as serving_context
-from shared.access import trusting
+from shared.runtime.access import serving as serving_context
+from shared.runtime.access import trusting
 from tests.certificates import make_certificate
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,

@@ -7,7 +7,7 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.tiers.values import fingerprint_digest
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     LOST,

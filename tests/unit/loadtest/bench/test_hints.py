@@ -16,7 +16,7 @@ from loadtest.bench.hints.watch import LABELS, chart, screen
 from loadtest.bench.lab import Trace
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import HostId, SessionId
-from shared.messages import KvStage, KvStats
+from shared.wire.messages import KvStage, KvStats
 
 ASKED = KvStage(
     worker_id=cast(Any, "w"), incarnation="i", fingerprint="f", num_layers=1, page_bytes=1,

@@ -16,7 +16,7 @@ from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest
-from shared.messages import AdapterRef, LoraCard, LoraTarget
+from shared.wire.messages import AdapterRef, LoraCard, LoraTarget
 
 TINY = [
     "--context", "70", "--steps", "2", "--prompt", "70", "--rounds", "1", "--memory-mb", "16"

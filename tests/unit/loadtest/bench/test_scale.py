@@ -14,7 +14,7 @@ from loadtest.bench.scale.watched import Beat, read_beats, watch
 from services.kvstore.tiers.disk import Disk
 from shared.arena import checksum
 from shared.errors import InvalidRequest
-from shared.sessions import decode_record
+from shared.wire.sessions import decode_record
 
 SESSIONS = Sessions(num=3, num_blocks=2, num_layers=2)
 

@@ -16,7 +16,7 @@ from loadtest.chaos.ties import ROUNDING, TEMPERATURE, TOP_K, may_choose
 from loadtest.fuzz.report import Report
 from services.worker.device.sampling.sampler import sample, uniform
 from shared.errors import InvalidRequest
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.device.sampling.test_sampler import row
 
 HOUSE = ("nats", "scheduler", "scheduler-spare-0", "frontend", "worker-0")

@@ -9,7 +9,7 @@ from loadtest.cluster.migration import GAP, MOVES_MAX, Migration
 from loadtest.policies.placement import SYSTEMS
 from services.scheduler.core import SendPrefetch, StartTurn
 from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     TurnEnd,
     TurnRef,
     TurnsEnded,

@@ -5,7 +5,7 @@ import pytest
 from loadtest.sim.timeline import Timeline
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from shared.ids import FrontendId, JobId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import SamplingParams, TurnStart
+from shared.wire.messages import SamplingParams, TurnStart
 
 WORKER = WorkerId("w")
 JOBS = [JobId("r1.0"), JobId("r2.0")]

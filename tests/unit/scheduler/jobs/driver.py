@@ -19,7 +19,7 @@ from services.scheduler.core.jobs import (
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     BatchDone,
     BatchRef,
     BatchStart,

@@ -5,7 +5,7 @@ from typing import TypeVar
 from services.scheduler.core.jobs import JobLimits, JobsEffect, RankCore
 from shared.effects import WakeAt
 from shared.ids import ModelId, WorkerId
-from shared.messages import BatchRef, RankBooked, RankGrant, RankOffer
+from shared.wire.messages import BatchRef, RankBooked, RankGrant, RankOffer
 from tests.unit.scheduler.jobs.driver import LIMITS, MS, SECOND, Reports, batch_done
 
 E = TypeVar("E")

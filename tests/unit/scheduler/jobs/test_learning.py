@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core.jobs import Deposed
 from shared.ids import BatchId, ModelId
-from shared.messages import BatchStart
+from shared.wire.messages import BatchStart
 from tests.unit.scheduler.jobs.driver import MS, SECOND, Driver, held, ready, with_limits
 
 

@@ -2,7 +2,7 @@
 
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import PublishAdvice, SendGrant
-from shared.messages import RankGrant
+from shared.wire.messages import RankGrant
 from tests.unit.scheduler.jobs.driver import LIMITS, MS, SECOND, held
 from tests.unit.scheduler.jobs.rank_driver import RankDriver
 

@@ -1,7 +1,7 @@
 """A shard's end of the wire to the rank process."""
 
 from services.scheduler.core.jobs import SendBooked, SendOffer
-from shared.messages import NO_GRANT, RankBooked, RankOffer
+from shared.wire.messages import NO_GRANT, RankBooked, RankOffer
 from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ShardDriver, held
 
 

@@ -20,7 +20,7 @@ from shared.lease.core.effects import (
     WriteLease,
 )
 from shared.lease.core.times import LeaseTimes
-from shared.messages import LeaderLease
+from shared.wire.messages import LeaderLease
 
 BEAT, TTL = 80, 250  # small numbers: the core does not care what a nanosecond is
 TIMES = LeaseTimes(beat_ns=BEAT, ttl_ns=TTL)

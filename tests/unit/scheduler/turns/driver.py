@@ -17,7 +17,7 @@ from services.scheduler.core.turns.core import EVERYTHING
 from shared.blocks import BLOCK_TOKENS
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     AdapterRef,
     AdvisoryKey,
     AgentPrefix,
@@ -35,8 +35,8 @@ from shared.messages import (
     WorkerReport,
     pack_hashes,
 )
-from shared.messages.adapters import HASH_CHARS
-from shared.shards import Share
+from shared.wire.messages.adapters import HASH_CHARS
+from shared.wire.shards import Share
 
 E = TypeVar("E")
 

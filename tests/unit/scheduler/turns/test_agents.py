@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core import DropPrefetch, NotifyFrontends, SendPrefetch, StartTurn
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
-from shared.messages import AgentPrefix, AgentRef, prefix_session
+from shared.wire.messages import AgentPrefix, AgentRef, prefix_session
 from tests.unit.scheduler.turns.driver import Driver, adapter_of, only
 from tests.unit.scheduler.turns.test_symphony import fill, two_hosts
 

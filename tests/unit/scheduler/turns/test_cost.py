@@ -12,7 +12,7 @@ from services.scheduler.core.turns.placement.cost import TurnWork, cost_of
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 
 amounts = st.floats(0, 1e5, allow_subnormal=False)
 speeds_ms = st.floats(1e-3, 1e3)

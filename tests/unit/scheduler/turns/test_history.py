@@ -11,7 +11,7 @@ from services.scheduler.core.turns.records import Worker
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 from tests.unit.scheduler.turns.test_placement import place
 from tests.unit.scheduler.turns.test_symphony import FAST, GB, two_hosts

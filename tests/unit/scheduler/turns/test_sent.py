@@ -9,7 +9,7 @@ from services.scheduler.core import (
     StartTurn,
 )
 from shared.ids import TurnId
-from shared.messages import TurnCancel
+from shared.wire.messages import TurnCancel
 from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
 

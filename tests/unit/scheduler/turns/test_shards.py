@@ -3,8 +3,8 @@
 from services.scheduler.core import Effect, Limits, NotifyPeers, merge_effects
 from services.scheduler.core.turns.peer_turns import AGREE_NS, CLAIM_NS
 from shared.ids import TurnId, WorkerId
-from shared.messages import PlacedTurn, TurnsPlaced
-from shared.shards import Share
+from shared.wire.messages import PlacedTurn, TurnsPlaced
+from shared.wire.shards import Share
 from tests.unit.scheduler.turns.driver import (
     INTERVAL,
     SECOND,

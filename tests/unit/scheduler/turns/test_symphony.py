@@ -5,7 +5,7 @@ from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placement.history import History
 from services.scheduler.core.turns.placement.symphony import Symphony
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 from tests.unit.scheduler.turns.test_placement import place, prefetched
 

@@ -3,7 +3,7 @@
 from services.scheduler.core import ProbeWorker, StartTurn
 from shared.effects import WakeAt
 from shared.ids import HostId, WorkerId
-from shared.messages import WorkerReport
+from shared.wire.messages import WorkerReport
 from tests.unit.scheduler.jobs.driver import card as oneshot_card
 from tests.unit.scheduler.turns.driver import INTERVAL, SECOND, Driver, card, only
 

@@ -24,7 +24,7 @@ from shared.ids import (
     TurnId,
     WorkerId,
 )
-from shared.messages import (
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AgentPrefix,

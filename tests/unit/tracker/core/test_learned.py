@@ -10,9 +10,9 @@ from services.tracker.core.levels import HintSource, Levels
 from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled
-from shared.hint_accounts import HintLimits
 from shared.ids import FrontendId, SessionId, TenantId
-from shared.messages import Advisory, HintVerdict
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.messages import Advisory, HintVerdict
 from tests.unit.tracker.core.test_tracker import SECOND, Driver, asks, counts, drops
 
 T = TenantId("t")

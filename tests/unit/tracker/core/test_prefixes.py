@@ -6,7 +6,7 @@ from services.tracker.core.agents import prefixes
 from services.tracker.core.agents.prefixes import SESSIONS_MAX, AgentKey, AgentPrefixes
 from shared.blocks import KEY_BYTES, PREFIX_BLOCKS_MAX, BlockKey, chain_keys
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 
 WHO: AgentKey = (DEFAULT_TENANT, "coder")
 M = ModelId("m")

@@ -21,9 +21,9 @@ from services.tracker.core.agent_turns import Foreseen
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from shared.blocks import KEY_BYTES
 from shared.errors import HintsThrottled, InvalidRequest, TenantQuota
-from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId, WorkerId
-from shared.messages import (
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
     AgentRef,
@@ -33,7 +33,7 @@ from shared.messages import (
     TurnsForeseen,
     prefix_session,
 )
-from shared.tracker_shards import arrival_wires, left_wire, shard_of
+from shared.wire.tracker_shards import arrival_wires, left_wire, shard_of
 
 T = DEFAULT_TENANT
 MS, SECOND = 1_000_000, 1_000_000_000

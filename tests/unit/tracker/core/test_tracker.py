@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
-from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
-from shared.messages.codec import encode
+from shared.wire.hint_accounts import HintLimits
+from shared.wire.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
+from shared.wire.messages.codec import encode
 
 SECOND = 1_000_000_000
 UNCOUNTED = HintLimits(per_place=0, per_tenant=0)

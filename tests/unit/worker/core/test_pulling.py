@@ -6,7 +6,7 @@ import pytest
 
 from services.worker.core.pulling import DELETED_MAX, DELETED_NS, Pulling
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
-from shared.messages import Prompt, PromptReply, TurnStart, encode
+from shared.wire.messages import Prompt, PromptReply, TurnStart, encode
 
 
 def start_of(name: str, attempt: int) -> TurnStart:

@@ -9,10 +9,10 @@ from services.worker.core.splitting import (
     split_deltas,
     turns_held_max,
 )
-from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId, WorkerId
-from shared.messages import StepOutput, TokenLogprobs, TurnDelta, encode
+from shared.wire import messages as m
+from shared.wire.messages import StepOutput, TokenLogprobs, TurnDelta, encode
 
 PAYLOAD = 16_384
 

@@ -22,7 +22,7 @@ from services.worker.device.isolate import launch_isolated
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
-from shared.messages import AdapterRef, SamplingParams, TurnDelta
+from shared.wire.messages import AdapterRef, SamplingParams, TurnDelta
 
 
 def make_core(executor: Executor, **limits: Any) -> EngineCore:

@@ -17,11 +17,11 @@ from services.worker.device.copying.copies import HostCopier
 from services.worker.device.copying.mover import Moved
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.load import make_emulated
-from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
-from shared.messages import AdapterRef
 from shared.profiles import PROFILES, LatencyProfile
+from shared.wire import messages as m
+from shared.wire.messages import AdapterRef
 from tests.unit.worker.device.driver import Driver, make_core
 
 ZERO = PROFILES["zero"]

@@ -6,7 +6,7 @@ import pytest
 
 from services.worker.device.model import load_model
 from services.worker.models.demo_model import make_demo_model
-from shared.messages import SamplingDefaults
+from shared.wire.messages import SamplingDefaults
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from services.worker.oneshot.effects import (
 )
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import (
+from shared.wire.messages import (
     SOLE_LEADERSHIP,
     BatchCancel,
     BatchDone,

@@ -10,7 +10,7 @@ from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import BatchStoppedError
 from shared.errors import InvalidRequest
 from shared.ids import JobId
-from shared.messages import JobInput, pack_ints
+from shared.wire.messages import JobInput, pack_ints
 from shared.zoo import ZooModel, zoo_model
 
 

@@ -30,7 +30,7 @@ from services.worker.oneshot.inputs import Text, TextInputs
 from services.worker.oneshot.loaded import LoadedOneshot
 from services.worker.oneshot.torch_model import TOKENS_MAX, load_oneshot
 from shared.errors import ConfigError
-from shared.messages import Task
+from shared.wire.messages import Task
 from tests.unit.worker.oneshot.models import HIDDEN, POSITIONS, VOCAB, bert_config, save
 
 SIZES: dict[str, Any] = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.worker.oneshot.load import default_slo_ms, make_oneshot
 from services.worker.oneshot.profile import ProfileCache, fill, measure
-from shared.messages import OneshotVariant
+from shared.wire.messages import OneshotVariant
 from tests.unit.worker.oneshot.models import make_embedder, make_image_classifier, settings
 
 MS = 1_000_000

@@ -12,9 +12,9 @@ from services.worker.device.thread import DeviceThreads
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import BatchStoppedError, Values, pack_values
 from services.worker.oneshot.runner import OneshotRunner
-from shared.clock import SystemClock
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import (
+from shared.runtime.clock import SystemClock
+from shared.wire.messages import (
     BatchCancel,
     BatchDone,
     BatchStart,
@@ -27,7 +27,7 @@ from shared.messages import (
     OneshotCard,
     OneshotVariant,
 )
-from shared.subjects import BATCH_CANCEL, BATCH_START
+from shared.wire.subjects import BATCH_CANCEL, BATCH_START
 
 JOBS = [JobRef(job_id=JobId(name), frontend_id=FrontendId("f")) for name in ("a", "b", "c")]
 START = BatchStart(

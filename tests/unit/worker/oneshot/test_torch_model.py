@@ -23,7 +23,7 @@ from services.worker.oneshot.model import BatchStoppedError, pack_values
 from services.worker.oneshot.torch_model import TorchOneshot, load_oneshot
 from shared.errors import ConfigError, InvalidRequest
 from shared.ids import JobId
-from shared.messages import JobInput, Task, pack_ints
+from shared.wire.messages import JobInput, Task, pack_ints
 from tests.unit.worker.oneshot.models import (
     ENCODERS,
     HIDDEN,

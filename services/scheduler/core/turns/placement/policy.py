@@ -9,8 +9,8 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import Worker
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
-from shared.messages import AdapterRef, TurnSubmit
-from shared.urgency import is_urgent
+from shared.wire.messages import AdapterRef, TurnSubmit
+from shared.wire.urgency import is_urgent
 
 NO_MODEL = ModelId("")
 

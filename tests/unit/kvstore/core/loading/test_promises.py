@@ -5,7 +5,7 @@ import pytest
 from services.kvstore.core import LoadOutcome
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.tiers.backlog import TierSpeed
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import LAYERS, PAGE_BYTES, WORKERS, Host
 
 PAGE_NS = 1000

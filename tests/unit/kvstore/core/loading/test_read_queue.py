@@ -11,8 +11,8 @@ from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.backlog import Backlog
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import BlockKey
-from shared.messages import ADVISORY_PRIORITY
-from shared.urgency import DEMAND_PRIORITY, NUM_KINDS, Order, load_order
+from shared.wire.messages import ADVISORY_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY, NUM_KINDS, Order, load_order
 from tests.unit.kvstore.core.host import each_page
 
 NUM_LAYERS = 3

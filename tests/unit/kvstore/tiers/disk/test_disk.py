@@ -38,8 +38,8 @@ from services.kvstore.tiers.executors import ThreadExecutor
 from services.kvstore.tiers.values import BadValue, ValueHeader, pack_header, unpack_header
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
-from shared.clock import ManualClock
 from shared.owners import NO_OWNER, OwnerKey
+from shared.runtime.clock import ManualClock
 
 PAGE_BYTES = 5000
 NUM_LAYERS = 2

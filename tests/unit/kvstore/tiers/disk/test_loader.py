@@ -15,7 +15,7 @@ from services.kvstore.tiers.disk.slab import Slab
 from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BlockKey
-from shared.clock import SystemClock
+from shared.runtime.clock import SystemClock
 
 PAGE_BYTES = 4096
 NUM_BLOCKS = 12

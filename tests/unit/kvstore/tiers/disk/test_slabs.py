@@ -36,8 +36,8 @@ from services.kvstore.tiers.disk.start import start_disk
 from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, Bytes, checksum
 from shared.blocks import BlockKey
-from shared.clock import ManualClock
 from shared.owners import OwnerKey
+from shared.runtime.clock import ManualClock
 
 MIB = 1024**2
 PAGE_BYTES = 3000

@@ -27,7 +27,7 @@ from services.worker.core.step import StepPlan
 from services.worker.core.turns.turn import Turn
 from shared.blocks import image_keys
 from shared.ids import SessionId, TurnId
-from shared.messages import AdapterRef
+from shared.wire.messages import AdapterRef
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,

@@ -8,7 +8,7 @@ from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.speeds import MS_MIN, REPORT_EVERY, SpeedReports, speeds_of
 from services.worker.core.limits import Estimates
 from shared.ids import HostId, ModelId
-from shared.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds
 from tests.unit.worker.core.costs.test_costs import BASE_NS, ROW_NS, TOKEN_NS, taught
 
 MODEL = ModelId("m")

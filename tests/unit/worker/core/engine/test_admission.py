@@ -9,7 +9,7 @@ from services.worker.core.engine.engine import EngineCore
 from services.worker.core.limits import AdmissionName
 from services.worker.core.step import Sampled, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,

@@ -3,7 +3,7 @@
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.step import StepPlan
 from shared.ids import TurnId
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import (
     END_TOKEN,
     MS,

@@ -10,7 +10,7 @@ from services.worker.core.effects import (
 from services.worker.core.step import Sampled, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.ids import TurnId
-from shared.messages import SamplingParams, TokenLogprobs
+from shared.wire.messages import SamplingParams, TokenLogprobs
 from tests.unit.worker.driver import (
     BLOCK_TOKENS,
     END_TOKEN,

@@ -9,7 +9,7 @@ from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.turns.turn import Turn
 from shared.hints import HINT_HOLD_NS
 from shared.ids import SessionId
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.core.adapters.test_adapters import answer, replace_adapter
 from tests.unit.worker.driver import (
     MS,

@@ -8,7 +8,7 @@ from services.worker.core.kv.answers import leased_pages, staged_blocks
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import MalformedMessage
-from shared.messages import KvLeased, KvStaged, pack_ints
+from shared.wire.messages import KvLeased, KvStaged, pack_ints
 
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(3)]
 GOOD = KvStaged(

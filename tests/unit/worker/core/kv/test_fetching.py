@@ -7,7 +7,7 @@ from services.worker.core.effects import LoadPages, ReleaseTicket, TrimTicket
 from services.worker.core.kv.fetching import WORTH, Supply, blocks_to_fetch
 from services.worker.core.kv.staged import Staged
 from shared.ids import TurnId
-from shared.messages import KvPlace
+from shared.wire.messages import KvPlace
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,

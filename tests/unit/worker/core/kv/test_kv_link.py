@@ -9,8 +9,8 @@ from services.worker.core.turns.intake import ModelShape, expected_turn
 from shared.blocks import child_key, root_key
 from shared.errors import MalformedMessage, NoCapacity, PeerUnavailable
 from shared.ids import ModelId, SessionId, WorkerId
-from shared.messages import KvLeased, KvRenew, KvStaged, Prefetch, pack_ints, unpack_ints
 from shared.owners import NO_OWNER
+from shared.wire.messages import KvLeased, KvRenew, KvStaged, Prefetch, pack_ints, unpack_ints
 
 ROOT = root_key("f", "t")
 KEY = child_key(ROOT, [1, 2])

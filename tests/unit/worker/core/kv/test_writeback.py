@@ -11,7 +11,7 @@ from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.kv import writeback
 from services.worker.core.kv.writeback import LEASE_PAUSE_NS, TRIES_MAX
 from services.worker.core.step import StepPlan
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import (
     NUM_LAYERS,
     Engine,

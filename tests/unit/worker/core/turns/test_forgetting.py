@@ -21,8 +21,8 @@ from services.worker.core.step import StepPlan
 from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey, child_key
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
-from shared.messages import SamplingParams
 from shared.owners import owner_key
+from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import (
     NUM_LAYERS,
     Engine,

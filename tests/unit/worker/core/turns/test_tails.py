@@ -20,7 +20,7 @@ from shared.blocks import BlockKey, child_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX
 from shared.ids import FrontendId, ModelId, SessionId, TurnId
-from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
+from shared.wire.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from tests.unit.worker.driver import (
     BLOCK_TOKENS,
     END_TOKEN,

@@ -33,7 +33,7 @@ from services.worker.device.assist.restarts import REMEMBERED_NS, Losses
 from services.worker.device.assist.sharing import rows_per_core, share_rows
 from services.worker.device.lora.tables import segments_of
 from shared.arena import Arena, PageState
-from shared.messages import LoraCard, LoraTarget
+from shared.wire.messages import LoraCard, LoraTarget
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NUM_LAYERS, PAGE_ELEMENTS, NUM_PAGES = 3, 2048, 600

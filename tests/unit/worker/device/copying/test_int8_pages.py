@@ -27,7 +27,7 @@ from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.worker.device.test_torch_executor import save_model
 
 PAGES = 6

@@ -7,7 +7,7 @@ import pytest
 from services.worker.core.effects import PageLoads
 from services.worker.device.copying.load_queue import OVERDUE_NS, RUN_PAGES, LoadQueue, LoadRun
 from shared.arena import Arena, PageState
-from shared.urgency import DEMAND_PRIORITY, load_order
+from shared.wire.urgency import DEMAND_PRIORITY, load_order
 
 DEADLINE_NS = 100
 HINT = 1

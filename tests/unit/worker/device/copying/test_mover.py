@@ -25,7 +25,7 @@ from services.worker.device.copying.mover import (
 )
 from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.worker.device.copying.copiers import KINDS, LateCopier, make_copier
 
 EPOCH = 3

@@ -18,8 +18,8 @@ from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.gpu.launched import GpuLaunched
 from services.worker.device.model import load_model
 from shared.arena import Arena, PageState
-from shared.messages import TokenLogprobs
-from shared.urgency import DEMAND_PRIORITY
+from shared.wire.messages import TokenLogprobs
+from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.worker.device.copying.copiers import LateCopier
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model

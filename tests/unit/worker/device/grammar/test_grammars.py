@@ -15,9 +15,9 @@ from llguidance import LLMatcher
 from services.worker.device.grammar import Asked, Grammars, Masks, Vocabulary, allows, masks
 from services.worker.device.grammar import grammars as grammars_module
 from services.worker.models.demo_model import NUM_LAYERS, VOCAB, make_demo_model
-from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
 from shared.ids import TurnId
-from shared.sampling import GRAMMAR_BYTES_MAX
+from shared.wire.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
+from shared.wire.sampling import GRAMMAR_BYTES_MAX
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import gpu_executor
 from tests.unit.worker.device.test_torch_executor import executor_of, prompt

@@ -14,7 +14,7 @@ from services.frontend.core.structures import Structure, grammar_of
 from services.worker.device.grammar import json_keys
 from services.worker.device.grammar.json_keys import KeyTracker
 from services.worker.device.grammar.unique_keys import UniqueKeys
-from shared.grammar import matcher_of, tokens_in
+from shared.wire.grammar import matcher_of, tokens_in
 
 TOKENIZER = vocabulary()
 UNIQUE = UniqueKeys(TOKENIZER)

@@ -22,7 +22,7 @@ from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.adapters.tensors import WEIGHTS_FILE
-from shared.messages import AdapterRef, LoraCard
+from shared.wire.messages import AdapterRef, LoraCard
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, host_copier
 from tests.unit.worker.device.test_torch_executor import prompt, save_model

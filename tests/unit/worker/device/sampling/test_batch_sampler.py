@@ -12,7 +12,7 @@ from services.worker.core.step import RowSampling
 from services.worker.device.grammar import Words, allows
 from services.worker.device.sampling.batch_sampler import NO_CARRIED, choose
 from services.worker.device.sampling.sampler import sample, without
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 VOCAB = 40
 ENDS = frozenset({0, 7})

@@ -8,7 +8,7 @@ import torch
 
 from services.worker.core.step import RowSampling, Sampled
 from services.worker.device.sampling.sampler import sample, token_logprobs, uniform
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
 NO_END: frozenset[int] = frozenset()

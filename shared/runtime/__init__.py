@@ -1,0 +1,1 @@
+"""What every process runs on: configuration, clocks, tasks, logs, metrics, a Redis client."""

@@ -1,0 +1,142 @@
+"""What services say of themselves to `symphony status` and to the launcher."""
+
+from dataclasses import dataclass, field
+
+from shared.ids import HostId, TenantId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empty:
+    """A request or reply without content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintRate:
+    """How often a tenant's advisories were right lately.
+
+    Attributes:
+        hits: share of them whose turns came.
+        num_hints: so many it is of; older ones weigh less.
+    """
+
+    tenant: TenantId
+    hits: float
+    num_hints: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttled:
+    """A sender whose advisories are refused.
+
+    Attributes:
+        place: where they come from; empty: all of the tenant's.
+        num_refused: since they began to be refused.
+    """
+
+    tenant: TenantId
+    place: str
+    retry_after_s: float
+    num_refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintStatus:
+    """What a service knows of advisories: the tracker the first two, a frontend mostly the last.
+
+    Attributes:
+        num_live: whose turns are expected.
+    """
+
+    num_live: int = 0
+    rates: list[HintRate] = field(default_factory=list)
+    throttled: list[Throttled] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """One process's answer to the status call that all get."""
+
+    service: str
+    instance: str
+    pid: int
+    state: str  # starting, ready, draining
+    process: str = ""  # as in `ServiceMetrics`
+    models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
+    hints: HintStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsWanted:
+    """What do you measure?
+
+    Attributes:
+        as_openmetrics: in that format, which has exemplars, and not in Prometheus's own.
+    """
+
+    as_openmetrics: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMetrics:
+    """What a process measures.
+
+    Attributes:
+        process: a unique name: a worker's id, a kvstore's host, or its service and instance.
+        packed: in the format that was asked for, by `shared.runtime.exposition.pack_text`.
+    """
+
+    service: str
+    process: str
+    packed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker as the scheduler sees it.
+
+    Attributes:
+        models: those of turns, then the one-shot ones.
+    """
+
+    worker_id: WorkerId
+    host_id: HostId
+    state: str
+    models: list[str] = field(default_factory=list)
+    num_turns: int = 0
+    num_reservations: int = 0
+    num_pages: int = 0
+    num_pages_free: int = 0
+    num_pages_clean: int = 0
+    num_pages_dirty: int = 0
+    report_age_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWindow:
+    """The batch that waits of a one-shot model, and when it may start.
+
+    Attributes:
+        model: and its input size, if it has several.
+        num_waiting: jobs, of which the batch takes what fits.
+        opens_in_ms: until one job more would not fit any more; below 0: since then.
+        closes_in_ms: until it would be too late.
+        is_offered: it waits for a worker.
+    """
+
+    model: str
+    num_waiting: int
+    opens_in_ms: float
+    closes_in_ms: float
+    is_offered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatus:
+    """The scheduler's view of the deployment."""
+
+    workers: list[WorkerStatus] = field(default_factory=list)
+    process: str = ""  # as in `ServiceMetrics`
+    num_turns_placed: int = 0
+    num_turns_waiting: int = 0
+    num_reservations: int = 0
+    windows: list[JobWindow] = field(default_factory=list)
