@@ -10,10 +10,10 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
+from loadtest.cluster.arena import ClusterArena
 from loadtest.cluster.links import Link
 from loadtest.cluster.plant import PCIE_BYTES_PER_S, Plant
 from loadtest.sim.timeline import MS, SECOND, Action
-from loadtest.world.memory import ArenaMemory
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turns.turn import Turn
@@ -59,7 +59,7 @@ class _Run:
 
     pages: dict[int, tuple[int, int]]
     order: Order
-    arena: ArenaMemory
+    arena: ClusterArena
     num_filling: int = 0
     is_copying: bool = False
 
@@ -93,7 +93,7 @@ class CostDevice:
         self._owner = owner
         self._plant = plant
         self._h2d, self._d2h = Link(PCIE_BYTES_PER_S), Link(PCIE_BYTES_PER_S)
-        self._arena: ArenaMemory | None = None
+        self._arena: ClusterArena | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()
         self._runs: dict[int, _Run] = {}  # by pool page
@@ -110,7 +110,7 @@ class CostDevice:
     def is_busy(self) -> bool:
         return bool(self._steps)
 
-    def attach(self, arena: ArenaMemory, epoch: int) -> None:
+    def attach(self, arena: ClusterArena, epoch: int) -> None:
         """Use this arena from now on."""
         self._arena = arena
         self._epoch = epoch
@@ -140,7 +140,7 @@ class CostDevice:
                 self._begin_run(run, pages, arena)
 
     def _begin_run(
-        self, run: PageLoads, pages: dict[int, tuple[int, int]], arena: ArenaMemory
+        self, run: PageLoads, pages: dict[int, tuple[int, int]], arena: ClusterArena
     ) -> None:
         self._num_asked += 1
         new = _Run(pages, load_order(run.priority, run.layer, self._num_asked), arena)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 
+from loadtest.cluster.arena import ClusterArena
 from loadtest.cluster.links import Link
 from loadtest.cluster.plant import Plant
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.kvstore import Kvstore
-from loadtest.world.memory import GARBAGE, ArenaMemory
+from loadtest.world.memory import GARBAGE
 from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.redis import Redis
 from services.kvstore.core import (
@@ -27,23 +28,6 @@ from shared.ids import HostId
 
 DAY_NS = 86_400_000_000_000
 NOTED_NS = 60_000_000_000
-
-
-class ClusterArena(ArenaMemory):
-    """Words alone: nothing is in its pages."""
-
-    def __post_init__(self) -> None:
-        self.words = [(0, PageState.FREE)] * self.num_pages
-        self.contents = []
-
-    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
-        words, waiting = self.words, self._waiting
-        for page, generation in zip(pages, generations, strict=True):
-            words[page] = (generation, state)
-        if waiting:
-            for page in pages:
-                for action in waiting.pop(page, ()):
-                    action()
 
 
 class LinkPeering(Peering):
@@ -109,7 +93,7 @@ class ClusterKvstore(Kvstore):
             eviction=self.deployment.eviction,
         )
 
-    def new_arena(self) -> ArenaMemory:
+    def new_arena(self) -> ClusterArena:
         return ClusterArena(self._num_pages)
 
     def new_peering(self) -> Peering:

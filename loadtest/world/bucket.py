@@ -192,7 +192,7 @@ class BucketSide:
         for key, page, generation in zip(reads.keys, reads.pages, reads.generations, strict=True):
             outcome, found = self._take_page(key, reads.layer, gone)
             if found is not None:
-                arena.contents[page] = found.content
+                arena.put(page, found.content)
             state = PageState.BAD if found is None else PageState.READY
             arena.set_word(page, generation, state)
             outcomes.append(outcome)

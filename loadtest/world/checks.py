@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Set
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND
-from loadtest.world.memory import ArenaMemory
 from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
@@ -146,7 +146,7 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
         assert leaving <= in_flight, "a turn that ended lingers"
 
 
-def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]]) -> None:
+def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) -> None:
     """Every page of the arena is in exactly one place; none is taken from under a ticket. Nobody
     waits for another source than his own, and new KV not for the object store.
     """
@@ -163,7 +163,7 @@ def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]
                 gone = [layer for layer, page in enumerate(block.pages) if page == NO_PAGE]
                 taken = [layer for layer in gone if (block.block_id, layer) not in unread]
                 assert not taken, "a page was taken from under a ticket"
-        assert {memory.words[page][1] for page in arena.free_pages} <= {PageState.FREE}
+        assert {memory.word(page)[1] for page in arena.free_pages} <= {PageState.FREE}
 
 
 def check_expired(core: KvCore, now_ns: int) -> None:

@@ -1,8 +1,9 @@
 """What every process of a world stands on, and all that it knows of the world."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
+from loadtest.sim.arena import Contents
 from loadtest.sim.timeline import Timeline
 from loadtest.world.model import Model
 from loadtest.world.wires import Wires
@@ -32,6 +33,7 @@ class SimDeployment:
     num_shards: schedulers among which turns are divided.
     forms: draws which workers round KV that leaves their pools; None: nobody does.
     num_tracker_shards: among which the tracker is divided.
+    contents: of all pages.
     twins: draws whose turns are asked for twice at once; None: nobody's.
     """
 
@@ -54,6 +56,7 @@ class SimDeployment:
     num_tracker_shards: int = 1
     forms: Random | None = None
     twins: Random | None = None
+    contents: Contents = field(default_factory=Contents)
 
     def draw_model(self) -> Model:
         """As a worker has it."""

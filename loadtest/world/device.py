@@ -6,11 +6,11 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND, US, Action
 from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import (
     GARBAGE,
-    ArenaMemory,
     Content,
     Origin,
     PageLoad,
@@ -64,7 +64,7 @@ class _Step:
     awaited: dict[int, list[int]] = field(default_factory=dict)
     streamed: set[int] = field(default_factory=set)
     has_helpers: bool = False
-    arena: ArenaMemory | None = None
+    arena: SimArena | None = None
     read: dict[int, Content] = field(default_factory=dict)
     places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -126,7 +126,7 @@ class Device:
         self._building: set[int] = set()
         self._unbuilt: set[str] = set()  # adapters whose last build failed: the next one does not
         self._late: set[int] = set()  # of those, for which a step that is over waited long enough
-        self._arena: ArenaMemory | None = None
+        self._arena: SimArena | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()  # the first one runs
         self._images: dict[int, ImageEntry] = {}  # by line of the adapter tables
@@ -143,7 +143,7 @@ class Device:
     def is_busy(self) -> bool:
         return bool(self._steps)
 
-    def attach(self, arena: ArenaMemory, epoch: int) -> None:
+    def attach(self, arena: SimArena, epoch: int) -> None:
         """Use this arena from now on; what is under way keeps the old."""
         self._arena = arena
         self._epoch = epoch
@@ -203,7 +203,7 @@ class Device:
         for page in build.pool_pages:
             self._owner.on_loaded(page, is_good=is_good)
 
-    def _look(self, load: PageLoad, arena: ArenaMemory, deadline_ns: int) -> None:
+    def _look(self, load: PageLoad, arena: SimArena, deadline_ns: int) -> None:
         """Copy the page if it is there, wait if it is to come."""
         page = load.pool_page
         if self._loading.get(page) is not load or page in self._copying:
@@ -223,9 +223,9 @@ class Device:
             self._owner.later(0, partial(self._settle, page, is_good=False))
             self._copying.add(page)
 
-    def _copy(self, load: PageLoad, arena: ArenaMemory) -> None:
+    def _copy(self, load: PageLoad, arena: SimArena) -> None:
         """The bytes are those promised if the word is still the same afterwards."""
-        content = arena.contents[load.arena_page]
+        content = arena.content(load.arena_page)
         is_good = arena.promise(load.arena_page, load.generation) is PageState.READY
         is_good &= self._random.random() >= BAD_COPY_SHARE
         if is_good:
@@ -254,7 +254,7 @@ class Device:
             self._store(write, self._arena, epoch, [])
 
     def _store(
-        self, write: BlockWrite, arena: ArenaMemory | None, epoch: int, sums: list[int]
+        self, write: BlockWrite, arena: SimArena | None, epoch: int, sums: list[int]
     ) -> None:
         """Copy page by page, whichever block has the page by then."""
         if arena is None or self._arena is not arena or self._epoch != epoch:
@@ -268,7 +268,7 @@ class Device:
         content = kind, origin, tokens[: len(write.tokens)] if write.is_partial else tokens
         if self._model.is_rounded and origin[:1] == (IMAGE,):
             content = GARBAGE
-        arena.contents[write.arena_pages[layer]] = content
+        arena.put(write.arena_pages[layer], content)
         later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
         is_slow = self._random.random() < SLOW_STORE_SHARE
         self._owner.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
@@ -278,7 +278,7 @@ class Device:
         assert self._arena is not None
         for write in writes:
             for layer, page in enumerate(write.arena_pages):
-                kind, _, tokens = self._arena.contents[page]
+                kind, _, tokens = self._arena.content(page)
                 assert (kind, tokens) == (layer, tuple(write.tokens)), (
                     f"a block of {write.tokens} has {tokens} in layer {layer}"
                 )
@@ -343,7 +343,7 @@ class Device:
             for layer, page in enumerate(pages):
                 place = source.pages[layer][number], source.generations[layer][number]
                 if page in self._loading and arena.promise(*place) is PageState.READY:
-                    step.read[page] = arena.contents[place[0]]
+                    step.read[page] = arena.content(place[0])
                     step.places.setdefault(row, []).append(place)
                     read.add(page)
         return read

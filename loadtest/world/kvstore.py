@@ -3,13 +3,15 @@
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from loadtest.sim.arena import PAGE_BYTES, SimArena
 from loadtest.sim.timeline import MS, SECOND, US
 from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.memory import ArenaMemory, Content, DiskBlock
+from loadtest.world.memory import Content, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
@@ -70,7 +72,6 @@ from shared.wire.subjects import (
 TICK_NS = SECOND
 GROWTH_NS = 50 * MS  # until more of an arena has memory
 TICKET_NS = 4 * SECOND
-PAGE_BYTES = 64
 READ_NS = 100 * US
 WRITE_NS = 500 * US
 STAGE_MAX_NS = 80 * MS
@@ -164,9 +165,9 @@ class Kvstore(PeerHost):
             objects_rest_ns=OBJECTS_REST_NS,
         )
 
-    def new_arena(self) -> ArenaMemory:
+    def new_arena(self) -> Any:
         """For a new life."""
-        return ArenaMemory(self._num_pages)
+        return SimArena(Path(f"arena-{self.host_id}"), self._num_pages, self.deployment.contents)
 
     def new_peering(self) -> Peering:
         """For a new life."""
@@ -448,7 +449,7 @@ class Kvstore(PeerHost):
             content, num_layers = block.contents[layer], block.num_layers
             return Page(content, num_layers, block.parent, block.owner, block.is_damaged)
         if (write := self.core.find_written(key)) is not None:
-            content = self.arena.contents[write.pages[layer]]
+            content = self.arena.content(write.pages[layer])
             return Page(content, len(write.pages), write.parent, write.owner)
         return None
 
@@ -478,7 +479,7 @@ class Kvstore(PeerHost):
             return LoadOutcome.MISSING
         if block.is_damaged:
             return LoadOutcome.CORRUPT
-        self.arena.contents[page] = block.contents[layer]
+        self.arena.put(page, block.contents[layer])
         return LoadOutcome.READY
 
     def _order(self, *orders: DiskOrder) -> None:
@@ -514,11 +515,11 @@ class Kvstore(PeerHost):
             assert held is None or held.contents == contents, f"{host.name} has another {key.hex()}"
 
     def _write(self, write: DiskWrite) -> tuple[int, WriteOutcome, int]:
-        is_there = all(self.arena.words[page][1] is PageState.READY for page in write.pages)
+        is_there = all(self.arena.word(page)[1] is PageState.READY for page in write.pages)
         assert is_there, "a page was taken from under the writer"
         if self.is_disk_full:
             return write.block_id, WriteOutcome.FULL, 0
-        contents = [self.arena.contents[page] for page in write.pages]
+        contents = [self.arena.content(page) for page in write.pages]
         if [checksum_of(content) for content in contents] != write.checksums:
             return write.block_id, WriteOutcome.CORRUPT, 0
         self._check_alike(write.key, contents)

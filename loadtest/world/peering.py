@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import MS
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.memory import ArenaMemory, Content
+from loadtest.world.memory import Content
 from loadtest.world.process import Process
 from services.kvstore.core import (
     FetchedPages,
@@ -60,7 +61,7 @@ class PeerHost(Process):
 
     core: KvCore
     host_id: HostId
-    arena: ArenaMemory
+    arena: SimArena
     is_link_cut: bool
 
     def page_of(self, key: BlockKey, layer: int) -> Page | None:
@@ -201,5 +202,5 @@ class Peering:
             return LoadOutcome.MISSING, None
         if page.is_damaged:
             return LoadOutcome.CORRUPT, None
-        self._kvstore.arena.contents[reads.pages[at]] = page.content
+        self._kvstore.arena.put(reads.pages[at], page.content)
         return LoadOutcome.READY, other.tell_of(page)

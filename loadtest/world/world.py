@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import get_args
 
+from loadtest.sim.arena import PAGE_BYTES
 from loadtest.sim.client import Store
 from loadtest.sim.hint_watch import HintWatch
 from loadtest.sim.scheduler import (
@@ -22,7 +23,7 @@ from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import Hinters
-from loadtest.world.kvstore import PAGE_BYTES, Kvstore
+from loadtest.world.kvstore import Kvstore
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
