@@ -19,6 +19,7 @@ from services.worker.models.demo_model import make_demo_model
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEMPLATE = """
@@ -70,7 +71,7 @@ async def ask(it: House, **fields: Any) -> tuple[int, str, str]:
 
 async def ask_nats(it: House, **fields: Any) -> tuple[str, str]:
     payload = orjson.dumps(CHAT | fields)
-    reply = await it.bus._client.request(INFERENCE_SUBMIT, payload, timeout=20)
+    reply = await client_of(it.bus).request(INFERENCE_SUBMIT, payload, timeout=20)
     error = orjson.loads(reply.data).get("error", {"code": "", "message": ""})
     return error["code"], error["message"]
 

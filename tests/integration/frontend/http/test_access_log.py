@@ -15,6 +15,7 @@ from shared.runtime.logs import JsonFormatter
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -79,9 +80,9 @@ async def check_others(it: House, said: Lines) -> None:
     assert (await said.last("/v1/models"))["status"] == 200
     assert said.all == [], "machines that ask every few seconds are not told of"
 
-    inbox = it.bus._client.new_inbox()
-    replies = await it.bus._client.subscribe(inbox)
-    await it.bus._client.publish(INFERENCE_SUBMIT, orjson.dumps(CHAT), reply=inbox)
+    inbox = client_of(it.bus).new_inbox()
+    replies = await client_of(it.bus).subscribe(inbox)
+    await client_of(it.bus).publish(INFERENCE_SUBMIT, orjson.dumps(CHAT), reply=inbox)
     await replies.next_msg(timeout=20)
     line = await said.last(INFERENCE_SUBMIT)
     assert (line["method"], line["tenant"], line["model"]) == ("NATS", "default", MODEL)

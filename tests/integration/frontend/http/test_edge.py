@@ -37,7 +37,7 @@ from shared.wire.subjects import (
 )
 from tests.conftest import Server
 from tests.integration.frontend.house import EOS, MODEL, MODEL_LEN, House, Reply, eventually, house
-from tests.integration.harness import running
+from tests.integration.harness import client_of, running
 
 JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "hi"}]
@@ -265,7 +265,7 @@ def test_keys_are_asked_for(nats_server: Server, redis_server: Server, tmp_path:
 
 def test_inference_over_nats(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def ask(it: House, body: Any, subject: str = INFERENCE_SUBMIT) -> list[bytes]:
-        client = it.bus._client
+        client = client_of(it.bus)
         inbox = client.new_inbox()
         got: list[bytes] = []
 

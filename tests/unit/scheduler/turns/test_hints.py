@@ -110,7 +110,7 @@ def test_a_far_turn_that_is_announced_again_sets_no_more_timers() -> None:
     for number in range(3000):
         chosen(d, "s", arrives_s=86_000 - number)
         d.drop("s")
-    assert [worker.num_far for worker in d.core._fleet] == [0, 0]
+    assert [worker.num_far for worker in d.workers()] == [0, 0]
     assert largest_table(d.core) <= STALE_LOOKS_MIN + 1
 
 
