@@ -9,7 +9,8 @@ from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from services.frontend.api import adapters, dashboard, models, operations, page
+from services.frontend.api import dashboard, models, operations, page
+from services.frontend.api.adapters import http as adapters
 from services.frontend.api.anthropic import create as messages
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
 from services.frontend.api.responses import create as responses

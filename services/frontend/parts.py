@@ -23,7 +23,6 @@ from services.frontend.core.sessions.open_sessions import OpenSessions
 from services.frontend.core.turns.job_events import JobLimits
 from services.frontend.core.turns.jobs import Jobs
 from services.frontend.core.turns.turns import TurnLimits, Turns
-from services.frontend.hints.gate import HintGate
 from services.frontend.models.registry import Models
 from services.frontend.observability.deployment_feed import DeploymentFeed
 from services.frontend.observability.deployment_metrics import DeploymentMetrics
@@ -34,6 +33,7 @@ from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
 from services.frontend.tenants.auth import Keyring
 from services.frontend.tenants.gates import Gates
+from services.frontend.turns.hints import HintGate
 from services.frontend.turns.hub import Hub
 from services.frontend.turns.job_hub import JobHub
 from shared.ids import FrontendId

@@ -8,11 +8,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
-from services.frontend.api.answers import EventStream, Json
+from services.frontend.api.bodies.schemas import DEPLOYMENT, STRING, answers, record
 from services.frontend.api.page import FOLDER, GUARDS
-from services.frontend.api.schemas import DEPLOYMENT, STRING, answers, record
 from services.frontend.app import App, app_of
 from services.frontend.core.observability.deployment_view import for_tenant
+from services.frontend.http.answers import EventStream, Json
 from services.frontend.http.request import caller_of
 from services.frontend.tenants.auth import SCOPE_ADMIN, Caller
 

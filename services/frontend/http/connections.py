@@ -25,11 +25,12 @@ from services.frontend.core.http.address_limits import AddressLimits
 from services.frontend.core.http.client_timeouts import (
     ClientTimeouts,
     Reason,
+    RequestTooSlow,
     ResponsiveClock,
     TimeoutLimits,
 )
 from services.frontend.core.http.framing import Framing
-from services.frontend.http.errors import NoHttp, RequestTooSlow, VersionUnknown, error_body
+from services.frontend.http.errors import NoHttp, VersionUnknown, error_body
 from services.frontend.observability import telemetry
 from shared.errors import InvalidRequest, SymphonyError
 from shared.runtime.clock import Clock

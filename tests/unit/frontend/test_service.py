@@ -47,7 +47,7 @@ OUTSIDE = {
 PORTS = {
     "adapters/upload_files.py", "api/page.py", "compiling/child.py", "http/connections.py",
     "http/server.py",
-    "models/without_torch.py", "ports.py", "rendering/child.py", "rendering/pool.py",
+    "rendering/without_torch.py", "ports.py", "rendering/child.py", "rendering/pool.py",
     "rendering/template_limits.py", "sessions/redis.py",
 }  # fmt: skip
 SAID = [2, 1, 0]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from services.frontend.api.bodies import ChatBody
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.text.structure import structure_of
 from services.frontend.core.structural_tags import tags_grammar
 from services.frontend.core.structures import Structure, embedded, grammar_of, literal

@@ -5,14 +5,15 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.documents import takes
-from services.frontend.api.oneshot.bodies import (
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.oneshot import (
     ClassifyBody,
     EncodedBody,
     inputs_of,
     texts_of,
     urls_of,
 )
+from services.frontend.api.bodies.schemas import CLASSES, answers
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import (
     SLO_HEADERS,
@@ -24,7 +25,6 @@ from services.frontend.api.oneshot.requests import (
     usage,
 )
 from services.frontend.api.oneshot.vectors import Values
-from services.frontend.api.schemas import CLASSES, answers
 from services.frontend.models.registry import OneshotModel
 
 router = APIRouter(tags=["one-shot models"])

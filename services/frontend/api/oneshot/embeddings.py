@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.base import unsupported
-from services.frontend.api.documents import takes
-from services.frontend.api.oneshot.bodies import (
+from services.frontend.api.bodies.base import unsupported
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.oneshot import (
     CohereEmbedBody,
     EmbeddingBody,
     Inputs,
@@ -15,6 +15,7 @@ from services.frontend.api.oneshot.bodies import (
     strings_of,
     texts_of,
 )
+from services.frontend.api.bodies.schemas import COHERE_EMBEDDINGS, EMBEDDINGS, answers
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import (
     SLO_HEADERS,
@@ -25,7 +26,6 @@ from services.frontend.api.oneshot.requests import (
     usage,
 )
 from services.frontend.api.oneshot.vectors import packed, scaled, shortened, written
-from services.frontend.api.schemas import COHERE_EMBEDDINGS, EMBEDDINGS, answers
 from services.frontend.models.registry import OneshotModel
 from shared.errors import InvalidRequest
 from shared.ids import new_id

@@ -2,15 +2,15 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.base import unsupported
-from services.frontend.api.documents import takes
-from services.frontend.api.oneshot.bodies import PoolingBody
+from services.frontend.api.bodies.base import unsupported
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.oneshot import PoolingBody
+from services.frontend.api.bodies.schemas import POOLING, answers
 from services.frontend.api.oneshot.classify import run_inputs
 from services.frontend.api.oneshot.embeddings import check_dimensions
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, usage
 from services.frontend.api.oneshot.vectors import scaled, written
-from services.frontend.api.schemas import POOLING, answers
 from shared.wire.messages import Task
 
 router = APIRouter(tags=["one-shot models"])

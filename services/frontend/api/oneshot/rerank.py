@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.documents import takes
-from services.frontend.api.oneshot.bodies import RerankBody, Text, documents_of, inputs_of
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.oneshot import RerankBody, Text, documents_of, inputs_of
+from services.frontend.api.bodies.schemas import RANKING, answers
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, dumps, respond, run_texts, usage
-from services.frontend.api.schemas import RANKING, answers
 from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.documents import takes
-from services.frontend.api.oneshot.bodies import (
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.oneshot import (
     SCORE_PAIRS,
     ScoreBody,
     inputs_of,
     names_of,
     strings_of,
 )
+from services.frontend.api.bodies.schemas import SCORES, answers
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, run_texts, usage
 from services.frontend.api.oneshot.vectors import Values
-from services.frontend.api.schemas import SCORES, answers
 from shared.errors import InvalidRequest
 
 router = APIRouter(tags=["one-shot models"])

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import ChatBody
-from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.schemas import CHAT
+from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.schemas import CHAT
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.text.calls import Call, CallsOfChoice, written
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation

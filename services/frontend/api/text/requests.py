@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from services.frontend.api.base import token_list, unsupported
-from services.frontend.api.bodies import (
+from services.frontend.api.bodies.base import token_list, unsupported
+from services.frontend.api.bodies.kv_hints import wishes_of
+from services.frontend.api.bodies.text import (
     CHOICES_PER_REQUEST_MAX,
     PROMPTS_MAX,
     ChatBody,
@@ -23,7 +24,6 @@ from services.frontend.api.bodies import (
     session_of,
     stop_strings,
 )
-from services.frontend.api.kv_hints import wishes_of
 from services.frontend.api.text.structure import structure_of
 from services.frontend.core.replies.choice import TextRules
 from services.frontend.core.tools.forcing import CallRule

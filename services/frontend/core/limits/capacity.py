@@ -3,9 +3,23 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import NoCapacity
+from shared.errors import InvalidRequest, NoCapacity
 
 FREE_BODY_BYTES = 64 * 1024  # larger bodies take room
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body is larger than this frontend takes."""
+
+    code = "request_too_large"
+    http_status = 413
+
+
+class TooManyRequests(NoCapacity):
+    """This frontend has as many generations or inputs as it takes."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.frontend.api.schemas import any_of, array, constant, record
+from services.frontend.api.bodies.schemas import any_of, array, constant, record
 from shared.adapters.record import adapters_redis_key
 from shared.ids import HostId, ModelId, TenantId
 from shared.wire import messages as m

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from services.frontend.api.base import (
+from services.frontend.api.bodies.base import (
     ID_CHARS_MAX,
     WHOLE,
     Body,
@@ -24,8 +24,8 @@ from services.frontend.api.base import (
     Stage,
     TokenId,
 )
-from services.frontend.api.kv_hints import KvHints
-from services.frontend.api.schemas import (
+from services.frontend.api.bodies.kv_hints import KvHints
+from services.frontend.api.bodies.schemas import (
     CHOICES,
     JSON_SCHEMA,
     NAMED_TOOL_CHOICE,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from services.frontend.core.hints.delayed_refusals import DelayedRefusals
+from services.frontend.core.limits.delayed_refusals import DelayedRefusals
 from services.frontend.observability import telemetry
 from shared.bus import Bus
 from shared.bus.asking import NO_RESPONDER_GRACE_S

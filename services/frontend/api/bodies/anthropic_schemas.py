@@ -1,6 +1,6 @@
 """What ``/openapi.json`` says of the Messages API."""
 
-from services.frontend.api.schemas import (
+from services.frontend.api.bodies.schemas import (
     COUNT,
     STRING,
     TEXT,

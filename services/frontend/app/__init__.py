@@ -13,7 +13,6 @@ from services.frontend.core.limits.quotas import Quotas, TenantCapacity
 from services.frontend.core.limits.rate import TenantRate
 from services.frontend.core.limits.slots import Slots
 from services.frontend.core.sessions.open_sessions import OpenSessions
-from services.frontend.hints.gate import HintGate
 from services.frontend.models.registry import Models
 from services.frontend.observability.deployment_feed import DeploymentFeed
 from services.frontend.observability.deployment_metrics import DeploymentMetrics
@@ -23,6 +22,7 @@ from services.frontend.sessions.background import BackgroundRuns
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
 from services.frontend.tenants.gates import Gates
+from services.frontend.turns.hints import HintGate
 from services.frontend.turns.hub import Hub
 from services.frontend.turns.job_hub import JobHub
 from shared.bus import Bus

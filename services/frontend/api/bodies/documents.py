@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from services.frontend.api.base import Body
-from services.frontend.api.fields import TABLE, TEXT
-from services.frontend.api.schemas import STRING, record
+from services.frontend.api.bodies.base import Body
+from services.frontend.api.bodies.fields import TABLE, TEXT
+from services.frontend.api.bodies.schemas import STRING, record
 from services.frontend.http.request import (
     AGENT_HEADER,
     HEADER_CHARS_MAX,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from services.frontend.api.schemas import MESSAGE, Schema
+from services.frontend.api.bodies.schemas import MESSAGE, Schema
 from shared.errors import InvalidRequest
 
 Endpoint = Literal[

@@ -6,9 +6,17 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
-from services.frontend.api.base import WHOLE, Body, Cut, Endpoint, Finite, Id, Note, token_list
-from services.frontend.api.bodies import SIDE_NOTE
-from services.frontend.api.schemas import (
+from services.frontend.api.bodies.base import (
+    WHOLE,
+    Body,
+    Cut,
+    Endpoint,
+    Finite,
+    Id,
+    Note,
+    token_list,
+)
+from services.frontend.api.bodies.schemas import (
     DOCUMENT,
     IMAGE,
     STRINGS,
@@ -19,6 +27,7 @@ from services.frontend.api.schemas import (
     nullable,
     one_group,
 )
+from services.frontend.api.bodies.text import SIDE_NOTE
 from shared.errors import InvalidRequest
 from shared.wire.messages import SLO_MS_MAX
 

@@ -7,7 +7,7 @@ adapters here if one of its API keys may, for NATS knows nothing of scopes.
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from services.frontend.adapters.registration import (
+from services.frontend.api.adapters.registration import (
     NewAdapter,
     add_adapter,
     count_change,

@@ -1,7 +1,7 @@
 """Answers that are held back."""
 
-from services.frontend.core.hints import delayed_refusals as refusals
-from services.frontend.core.hints.delayed_refusals import (
+from services.frontend.core.limits import delayed_refusals as refusals
+from services.frontend.core.limits.delayed_refusals import (
     ANSWER_NS,
     HELD_MAX,
     HOLD_NS_MAX,

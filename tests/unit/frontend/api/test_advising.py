@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from services.frontend.api.sessions import advisories
+from services.frontend.api.sessions.advising import carry_out, submit
 from services.frontend.app import App
-from services.frontend.hints.advising import carry_out, submit
-from services.frontend.hints.gate import HintGate
 from services.frontend.prepare.requests import Wish
 from services.frontend.tenants.links import Link
+from services.frontend.turns.hints import HintGate
 from shared.bus import Bus
 from shared.errors import InvalidRequest, NoCapacity, PeerUnavailable, SymphonyError, TenantQuota
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from services.frontend.adapters.registration import (
+from services.frontend.api.adapters.registration import (
     NewAdapter,
     add_adapter,
     count_change,
@@ -14,12 +14,10 @@ from services.frontend.adapters.registration import (
     remove_adapter,
     unknown,
 )
-from services.frontend.api.answers import Json
-from services.frontend.api.base import ID_CHARS_MAX
-from services.frontend.api.bodies import LoadAdapterBody, UnloadAdapterBody
-from services.frontend.api.documents import takes
-from services.frontend.api.fields import parse
-from services.frontend.api.schemas import (
+from services.frontend.api.bodies.base import ID_CHARS_MAX
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.schemas import (
     ADAPTER,
     ADAPTER_DELETED,
     ADAPTER_FORM,
@@ -27,7 +25,9 @@ from services.frontend.api.schemas import (
     PLAIN_TEXT,
     answers,
 )
+from services.frontend.api.bodies.text import LoadAdapterBody, UnloadAdapterBody
 from services.frontend.app import app_of
+from services.frontend.http.answers import Json
 from services.frontend.http.request import caller_of, read_body, request_id_of
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest
@@ -52,7 +52,7 @@ router = APIRouter(tags=["adapters"])
 @router.post("/v1/load_lora_adapter", openapi_extra=takes(LoadAdapterBody), responses=PLAIN_TEXT)
 async def load_adapter(request: Request) -> Response:
     """Add an adapter from a folder on a kvstore's host."""
-    body = parse(LoadAdapterBody, await read_body(request))
+    body = parse(LoadAdapterBody, await read_body(request, app_of(request).config))
     if not body.lora_name or not body.lora_path:
         missing = "lora_path" if body.lora_name else "lora_name"
         raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.", missing)
@@ -79,7 +79,7 @@ async def load_adapter(request: Request) -> Response:
 )
 async def unload_adapter(request: Request) -> Response:
     """Remove an adapter. Turns that run on it end on it."""
-    body = parse(UnloadAdapterBody, await read_body(request))
+    body = parse(UnloadAdapterBody, await read_body(request, app_of(request).config))
     if not body.lora_name:
         raise InvalidRequest(
             "'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name"

@@ -15,9 +15,17 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from services.frontend.api.anthropic.bodies import MessagesBody
-from services.frontend.api.base import Body, Endpoint, Note, Stage, unsupported
-from services.frontend.api.bodies import (
+from services.frontend.api.bodies.anthropic import MessagesBody
+from services.frontend.api.bodies.base import Body, Endpoint, Note, Stage, unsupported
+from services.frontend.api.bodies.oneshot import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.api.bodies.text import (
     AdvisoryBody,
     ChatBody,
     CompletionBody,
@@ -26,14 +34,6 @@ from services.frontend.api.bodies import (
     ResponsesBody,
     TokenizeBody,
     UnloadAdapterBody,
-)
-from services.frontend.api.oneshot.bodies import (
-    ClassifyBody,
-    CohereEmbedBody,
-    EmbeddingBody,
-    PoolingBody,
-    RerankBody,
-    ScoreBody,
 )
 from shared.errors import InvalidRequest
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from services.frontend.api.anthropic.schemas import FORMAT, MESSAGES, OUTPUT_CONFIG, SYSTEM
-from services.frontend.api.base import MESSAGES_MAX, Endpoint, Id, Length, Note
-from services.frontend.api.bodies import (
+from services.frontend.api.bodies.anthropic_schemas import FORMAT, MESSAGES, OUTPUT_CONFIG, SYSTEM
+from services.frontend.api.bodies.base import MESSAGES_MAX, Endpoint, Id, Length, Note
+from services.frontend.api.bodies.text import (
     STOP_CHARS_MAX,
     STOPS_MAX,
     TOOL_NAME,
