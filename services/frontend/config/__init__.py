@@ -24,6 +24,8 @@ def _in_order(value: tuple[int, int]) -> tuple[int, int]:
     return value
 
 
+TURN_S_MAX = 24 * 3600  # notes of deleted sessions are kept for longer
+
 PriorityRange = Annotated[tuple[int, int], AfterValidator(_in_order)]
 
 
@@ -85,7 +87,7 @@ class FrontendConfig(ServiceConfig):
     served_model_names: list[str] = Field(default_factory=list)
     deployed_models: list[str] = Field(default_factory=list)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
-    turn_s_max: float = Field(default=3600.0, gt=0)
+    turn_s_max: float = Field(default=3600.0, gt=0, le=TURN_S_MAX)
     scheduler_shards: int = Field(default=1, gt=0)
     tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
     job_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)

@@ -16,11 +16,13 @@ empty name; ``symphony:tenants_due``, by when the first of their sessions expire
 ``symphony:deletions``, the tenants that have counters of their own.
 """
 
+from services.frontend.config import TURN_S_MAX
+from shared.expiry import EXPIRY_S_MAX
 from shared.wire.sessions import MARK_CHARS
 
 LEAVING_MAX = 1000  # sessions in one step: meanwhile Redis does nothing else
-GENERATION_S = 2 * 3600  # longer than a turn lasts
-TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
+GENERATION_S = TURN_S_MAX + 3600  # longer than a turn lasts, so that none restores its session
+TOMBSTONE_S = EXPIRY_S_MAX  # blocks stay unused for as long at most
 TOMBSTONE_BYTES_MAX = 1024 * 1024  # all of it goes into one message
 DELETION_SLOTS = 4096  # counters of deletions of one tenant
 NOTES_PART = 16  # notes of deletions leave first above one part of so many of what a tenant has
