@@ -97,11 +97,7 @@ def build_library(
     adapters = AdapterDirectory(sessions, models, runtime.clock)
     runtime.stack.push_async_callback(adapters.close)
     uploads = Uploads(
-        runtime.bus,
-        frontend_id,
-        ports.upload_files,
-        config.adapter_bytes_max,
-        is_shared=is_shared,
+        runtime.bus, frontend_id, ports.upload_files, config.adapter_bytes_max, is_shared=is_shared
     )
     return ModelParts(
         models=models, adapters=adapters, uploads=uploads, texts=texts, grammars=ports.grammars

@@ -128,11 +128,7 @@ class OtlpTracer(Tracer):
         self._tracer = tracer
 
     def begin(
-        self,
-        name: str,
-        trace: str,
-        began_ns: int,
-        attributes: Mapping[str, Value] = NOTHING,
+        self, name: str, trace: str, began_ns: int, attributes: Mapping[str, Value] = NOTHING
     ) -> Span:
         context = parse_trace(trace) if trace else None
         if context is None or not context.is_sampled:

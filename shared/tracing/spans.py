@@ -50,11 +50,7 @@ class Tracer:
     """Begins spans; this class records none."""
 
     def begin(
-        self,
-        name: str,
-        trace: str,
-        began_ns: int,
-        attributes: Mapping[str, Value] = NOTHING,
+        self, name: str, trace: str, began_ns: int, attributes: Mapping[str, Value] = NOTHING
     ) -> Span:
         """Begin a span under the context `trace` of a message."""
         return NO_SPAN

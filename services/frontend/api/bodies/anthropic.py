@@ -71,8 +71,7 @@ class CountTokensBody(Sampled):
         Note("one's own, of the type custom", stage="template"),
     ] = None
     tool_choice: Annotated[
-        ToolChoice | None,
-        Note("its type: auto, any, none, or tool with a name", stage="grammar"),
+        ToolChoice | None, Note("its type: auto, any, none, or tool with a name", stage="grammar")
     ] = None
     thinking: Annotated[
         Thinking | None,

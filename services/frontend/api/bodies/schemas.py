@@ -39,11 +39,7 @@ def nullable(schema: Schema) -> Schema:
 
 def record(optional: dict[str, Schema] | None = None, /, **fields: Schema) -> Schema:
     """An object with these members, and maybe the optional ones."""
-    return {
-        "type": "object",
-        "required": list(fields),
-        "properties": fields | (optional or {}),
-    }
+    return {"type": "object", "required": list(fields), "properties": fields | (optional or {})}
 
 
 def answers(schema: Schema, status: int = 200) -> dict[int | str, dict[str, Any]]:

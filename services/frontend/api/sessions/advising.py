@@ -11,12 +11,7 @@ from services.frontend.app import App, app_of
 from services.frontend.http.request import caller_of, place_of_request, watched
 from services.frontend.observability import telemetry
 from services.frontend.prepare.requests import Wish
-from shared.errors import (
-    HintsThrottled,
-    NoCapacity,
-    NotFound,
-    SymphonyError,
-)
+from shared.errors import HintsThrottled, NoCapacity, NotFound, SymphonyError
 from shared.ids import ModelId, SessionId, TenantId
 from shared.runtime.tasks import wait_set
 from shared.wire.hint_accounts import TAKE_BACK_COST

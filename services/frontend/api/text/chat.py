@@ -170,11 +170,7 @@ class ChatWriter(ChoicesWriter):
 
 
 def _choice(
-    index: int,
-    delta: bytes,
-    logprobs: bytes = b"null",
-    finish: bytes = b"null",
-    more: bytes = b"",
+    index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
 ) -> bytes:
     return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (
         index, delta, logprobs, finish, more,

@@ -183,11 +183,7 @@ def for_tenant(view: Mapping[str, Any], tenant: TenantId) -> dict[str, Any]:
         for name in ("rates", "throttled")
     }
     hidden: dict[str, list[str]] = {"running": [], "waiting": []}
-    return {
-        **view,
-        "advisories": {**advisories, **own},
-        "adapters": {**view["adapters"], **hidden},
-    }
+    return {**view, "advisories": {**advisories, **own}, "adapters": {**view["adapters"], **hidden}}
 
 
 def _services(services: Mapping[str, ServiceStatus]) -> dict[str, Any]:

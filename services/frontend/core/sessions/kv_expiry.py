@@ -8,11 +8,7 @@ RELEASED_S = 60  # of a session that its client released
 
 
 def kv_expiry_s(
-    limits: TenantLimits,
-    asked: int | None,
-    *,
-    retained_s: float = 0.0,
-    is_released: bool = False,
+    limits: TenantLimits, asked: int | None, *, retained_s: float = 0.0, is_released: bool = False
 ) -> int:
     """Seconds; 0: as configured for each tier.
 
