@@ -14,10 +14,8 @@ from services.frontend.app import (
     TurnParts,
 )
 from services.frontend.config import FrontendConfig
-from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.capacity import Capacity, Slots, TenantRate
 from services.frontend.core.limits.quotas import Kind, Quotas
-from services.frontend.core.limits.rate import TenantRate
-from services.frontend.core.limits.slots import Slots
 from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.core.sessions.open_sessions import OpenSessions
 from services.frontend.core.turns.job_events import JobLimits

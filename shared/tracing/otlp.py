@@ -24,8 +24,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.metrics import counter
 from shared.runtime.sparsely import Sparsely
 from shared.runtime.tasks import wait_set
-from shared.tracing.context import TraceContext, parse_trace
-from shared.tracing.spans import NO_SPAN, NOTHING, Span, Tracer, Value
+from shared.tracing.spans import NO_SPAN, NOTHING, Span, TraceContext, Tracer, Value, parse_trace
 
 log = logging.getLogger(__name__)
 

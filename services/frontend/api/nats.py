@@ -20,10 +20,8 @@ import orjson
 from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.oneshot import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.bodies.text import ChatBody, CompletionBody, Generate
-from services.frontend.api.oneshot.classify import label
-from services.frontend.api.oneshot.embeddings import embed
+from services.frontend.api.oneshot.endpoints import embed, label, rank
 from services.frontend.api.oneshot.inputs import Context
-from services.frontend.api.oneshot.rerank import rank
 from services.frontend.api.text.chat import open_chat
 from services.frontend.api.text.completions import open_completion
 from services.frontend.api.text.delivery import answer_whole, prepared, stream_chunks

@@ -8,10 +8,8 @@ from services.frontend.adapters.directory import AdapterDirectory
 from services.frontend.adapters.uploads import Uploads
 from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
-from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.capacity import Capacity, Slots, TenantRate
 from services.frontend.core.limits.quotas import Quotas, TenantCapacity
-from services.frontend.core.limits.rate import TenantRate
-from services.frontend.core.limits.slots import Slots
 from services.frontend.core.sessions.open_sessions import OpenSessions
 from services.frontend.models.registry import Models
 from services.frontend.observability.deployment_feed import DeploymentFeed

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Literal
 
 from services.frontend.core.limits.quotas import TenantLimits
-from services.frontend.core.sessions.background import as_shown
 from services.frontend.core.sessions.response_items import ITEMS_MAX
 from services.frontend.core.sessions.stored_responses import (
     CHAIN_BYTES_MAX,
@@ -12,6 +11,7 @@ from services.frontend.core.sessions.stored_responses import (
     RESPONSE_BYTES_MAX,
     Past,
     StoredResponse,
+    as_shown,
     decode_items,
     decode_stored,
     encode_stored,

@@ -4,14 +4,18 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.anthropic.chats import counted_conversation, message_request, own_words
 from services.frontend.api.anthropic.writing import MessageWriter
-from services.frontend.api.bodies.anthropic import CountTokensBody, MessagesBody
-from services.frontend.api.bodies.anthropic_schemas import MESSAGE, NUM_TOKENS
+from services.frontend.api.bodies.anthropic import (
+    MESSAGE,
+    NUM_TOKENS,
+    CountTokensBody,
+    MessagesBody,
+)
 from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.schemas import answers
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.translation import errors_named
+from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.http.answers import Json

@@ -13,7 +13,7 @@ from services.frontend.api.responses.chats import OWN_WORDS, response_chat, resp
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.translation import errors_named
+from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.sessions.response_items import items_of

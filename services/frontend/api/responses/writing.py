@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from services.frontend.api.responses.chats import ResponseForm
-from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.logprobs import chat_entry, name_of
+from services.frontend.api.text.replies import Call
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought

@@ -10,11 +10,17 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.bodies.schemas import CHAT
 from services.frontend.api.bodies.text import ChatBody
-from services.frontend.api.text.calls import Call, CallsOfChoice, written
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import chat_entry
-from services.frontend.api.text.replies import ReplyOfChoice, ReplyPart, report
+from services.frontend.api.text.replies import (
+    Call,
+    CallsOfChoice,
+    ReplyOfChoice,
+    ReplyPart,
+    report,
+    written,
+)
 from services.frontend.api.text.requests import chat_request
 from services.frontend.api.text.writing import AnswerFormat, ChoicesWriter, answer_format
 from services.frontend.app import App

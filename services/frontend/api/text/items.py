@@ -5,9 +5,8 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.replies import ReplyOfChoice, report
+from services.frontend.api.text.replies import Call, ReplyOfChoice, report
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought

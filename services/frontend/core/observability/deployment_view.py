@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.ids import TenantId
 from shared.runtime.exposition import Sample
-from shared.wire.house_view import hints_of, tiers_of, whole_status
+from shared.wire.deployment_view import hints_of, tiers_of, whole_status
 from shared.wire.messages import KvStats, SchedulerStatus, ServiceStatus, WorkerStatus
 
 Labels = Mapping[str, str]

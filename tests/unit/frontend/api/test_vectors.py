@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.api.bodies.oneshot import EmbeddingBody
-from services.frontend.api.oneshot.score import cosine
+from services.frontend.api.oneshot.endpoints import cosine
 from services.frontend.api.oneshot.vectors import packed, scaled, written
 from shared.errors import InvalidRequest
 

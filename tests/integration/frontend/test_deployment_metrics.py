@@ -1,4 +1,4 @@
-"""Metrics of the whole house at the frontend's port."""
+"""Metrics of the whole deployment at the frontend's port."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from shared.runtime.exposition import pack_text
 from shared.wire import messages as m
 from shared.wire.subjects import SERVICE_METRICS
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment
 from tests.integration.harness import connected
 
 LENGTHS = ("symphony_request_prompt_tokens_sum", "symphony_request_generation_tokens_sum")
@@ -28,7 +28,7 @@ def samples(text: str, name: str) -> dict[str, float]:
 def test_it_has_everybodys(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     asked: list[m.MetricsWanted] = []
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         async def answer(question: m.MetricsWanted) -> m.ServiceMetrics:
             asked.append(question)
             return m.ServiceMetrics(service="worker", process="w1", packed=pack_text(TEXT))
@@ -53,7 +53,7 @@ def test_it_has_everybodys(nats_server: Server, redis_server: Server, tmp_path: 
         assert samples(gone, "symphony_x") == {}
 
     async def run() -> None:
-        async with house(nats_server, redis_server, tmp_path, metrics_of_house=True) as it:
+        async with deployment(nats_server, redis_server, tmp_path, metrics_of_house=True) as it:
             await scenario(it)
 
     asyncio.run(run())
@@ -61,7 +61,7 @@ def test_it_has_everybodys(nats_server: Server, redis_server: Server, tmp_path: 
 
 def test_it_has_its_own_alone(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def run() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             text = (await it.http.get("/metrics")).text
             assert samples(text, "symphony_num_requests_running").keys() == {""}
             before = {name: samples(text, name)[""] for name in LENGTHS}

@@ -32,7 +32,7 @@ from shared.wire.subjects import (
     WORKER_REPORT,
 )
 from tests.conftest import Server
-from tests.integration.frontend.house import wait_healthy
+from tests.integration.frontend.deployment import wait_healthy
 from tests.integration.harness import InProcessRuntime, connected, eventually_answers, running
 
 REPORT_S = 0.1
@@ -78,7 +78,7 @@ def embedding_of(tokens: list[int]) -> list[float]:
 
 
 @dataclass
-class JobHouse:
+class JobDeployment:
     """Everything a test talks to; scheduler and worker in one, which know of any shard.
 
     Attributes:
@@ -223,9 +223,9 @@ def cards_of(folder: Path) -> list[m.OneshotCard]:
 
 
 @asynccontextmanager
-async def job_house(
+async def job_deployment(
     nats_server: Server, redis_server: Server, folder: Path, key: str = "none", **settings: Any
-) -> AsyncIterator[JobHouse]:
+) -> AsyncIterator[JobDeployment]:
     """A frontend whose one-shot models are up, over HTTP and through the official client, which
     send `key`.
     """
@@ -243,13 +243,13 @@ async def job_house(
         ) as http,
         AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
     ):
-        house = JobHouse(url, bus, http, openai, runtime, cards)
-        await house.start()
+        deployment = JobDeployment(url, bus, http, openai, runtime, cards)
+        await deployment.start()
         await wait_healthy(http)
         try:
             await eventually_answers(
                 lambda: http.get("/v1/models"), lambda a: len(a.json()["data"]) == len(cards)
             )
-            yield house
+            yield deployment
         finally:
-            await house.stop()
+            await deployment.stop()

@@ -67,7 +67,7 @@ def logprobs_of(token: int, top: int) -> m.TokenLogprobs:
 
 
 @dataclass
-class FakeHouse:
+class FakeServices:
     """Scheduler and worker in one: hears TURN_SUBMIT, pulls, streams."""
 
     bus: Bus
@@ -219,19 +219,19 @@ class FakeHouse:
 
 
 @dataclass
-class House:
+class Deployment:
     """Everything a test talks to."""
 
     url: str
     runtime: InProcessRuntime
-    fake: FakeHouse
+    fake: FakeServices
     bus: Bus
     http: httpx.AsyncClient
     openai: AsyncOpenAI
 
 
 @asynccontextmanager
-async def house(
+async def deployment(
     nats_server: Server,
     redis_server: Server,
     folder: Path,
@@ -239,7 +239,7 @@ async def house(
     lora: m.LoraCard | None = None,
     has_processes: bool = False,
     **settings: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Deployment]:
     """A frontend whose model is up, over HTTP and through the official client.
 
     Args:
@@ -258,11 +258,11 @@ async def house(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         await stack.enter_async_context(openai)
-        fake = FakeHouse(bus, folder / "demo", reply, lora=lora)
+        fake = FakeServices(bus, folder / "demo", reply, lora=lora)
         await fake.start()
         stack.push_async_callback(fake.stop)
         await wait_healthy(http)
-        yield House(url, runtime, fake, bus, http, openai)
+        yield Deployment(url, runtime, fake, bus, http, openai)
 
 
 async def _without_processes(runtime: Runtime, config: FrontendConfig) -> None:
@@ -280,4 +280,4 @@ async def wait_healthy(http: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.02)
 
 
-__all__ = ["EOS", "MODEL", "MODEL_LEN", "House", "Reply", "eventually", "house"]
+__all__ = ["EOS", "MODEL", "MODEL_LEN", "Deployment", "Reply", "deployment", "eventually"]
