@@ -80,7 +80,7 @@ class Plan:
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
             agent=agent,
-            expiry_s=self.kv_expiry_s,
+            kv_expiry_s=self.kv_expiry_s,
             trace=trace,
         )
 

@@ -37,12 +37,12 @@ class ResponseStore:
         self,
         tenant: TenantId,
         session_id: SessionId,
-        generation: str,
+        epoch: str,
         stored: StoredResponse,
         limits: TenantLimits,
         which: Which = "all",
     ) -> bool:
-        """Store a response of a turn that began when the session's generation was this. Answers
+        """Store a response of a turn that began when the session's epoch was this. Answers
         whether it is: not if it is too large, the session was deleted, or what was begun was ended.
 
         Raises:
@@ -54,7 +54,7 @@ class ResponseStore:
         ids = stored.response["id"], stored.response[FIELD] or ""
         more = (*ids, items, len(stored.items), which)
         return await self._sessions.keep(
-            STORE, tenant, session_id, generation, data, limits, *more, is_needed=False
+            STORE, tenant, session_id, epoch, data, limits, *more, is_needed=False
         )
 
     async def say(self, tenant: TenantId, response_id: str, word: bytes = b"") -> bool:

@@ -108,7 +108,7 @@ class ResponseWriter(ItemsWriter):
         stored = StoredResponse(response, self.form.given, list(map(_to_keep, output)))
         limits = self._app.quotas.of(owner.tenant)
         return not claim.is_forgotten and await self._app.responses.put(
-            owner.tenant, owner.session_id, claim.generation, stored, limits, which
+            owner.tenant, owner.session_id, claim.epoch, stored, limits, which
         )
 
     def begun(self) -> bytes:

@@ -38,7 +38,7 @@ from shared.runtime.clock import ManualClock, SystemClock
 from shared.wire.sessions import (
     SessionRecord,
     TextMark,
-    generation_redis_key,
+    session_epoch_redis_key,
     session_redis_key,
     tombstone_redis_key,
 )
@@ -120,7 +120,7 @@ def test_notes_of_a_deletion_outlive_turns_and_blocks(redis_server: Server) -> N
         fox = SessionId("fox")
         await store.put(record("fox"), "", NO_LIMITS)
         await store.forget(DEFAULT_TENANT, fox)
-        assert await store.do("ttl", generation_redis_key(DEFAULT_TENANT, fox)) > TURN_S_MAX
+        assert await store.do("ttl", session_epoch_redis_key(DEFAULT_TENANT, fox)) > TURN_S_MAX
         kept_s = await store.do("ttl", tombstone_redis_key(DEFAULT_TENANT, fox))
         assert kept_s > EXPIRY_S_MAX - 60
         await store.close()
@@ -139,13 +139,13 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
 
     async def scenario() -> None:
         store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
-        before = (await store.get(DEFAULT_TENANT, fox)).generation
+        before = (await store.get(DEFAULT_TENANT, fox)).epoch
         await store.put(replace(record("fox"), block_keys="aa"), before, NO_LIMITS)
         tombstone = await store.forget(DEFAULT_TENANT, fox)
         assert tombstone.found and tombstone.block_keys == "aa"
         await store.put(record("fox"), before, NO_LIMITS)
         known = await store.get(DEFAULT_TENANT, fox)
-        after = known.generation
+        after = known.epoch
         assert known.record is None and after not in ("", before)
 
         await store.put(replace(record("fox"), block_keys="bb"), after, NO_LIMITS)
@@ -160,10 +160,10 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
         await store.settle(forgotten)
 
         redis: Any = Redis.from_url(redis_server.url)
-        await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
+        await redis.delete(session_epoch_redis_key(DEFAULT_TENANT, fox))  # as after two hours
         await store.put(record("fox"), after, NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, fox) is not None
-        assert (await store.get(DEFAULT_TENANT, fox)).generation == " 0 0"
+        assert (await store.get(DEFAULT_TENANT, fox)).epoch == " 0 0"
         await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
         assert (await store.forget(DEFAULT_TENANT, fox)).found
         assert await store.read(DEFAULT_TENANT, fox) is None
