@@ -230,6 +230,11 @@ class Engine:
         return effects
 
 
+def stock_of(engine: Engine) -> list[int]:
+    """Arena pages that it has leased and not written yet."""
+    return engine.core.writeback._stock
+
+
 def announce(engine: Engine, session_id: SessionId, **fields: Any) -> list[Effect]:
     """A session's turn is expected, at any time unless told otherwise, for a second."""
     given = {

@@ -19,6 +19,7 @@ from tests.unit.worker.driver import (
     new_core,
     new_turn,
     of_kind,
+    stock_of,
     take_pages,
 )
 
@@ -216,7 +217,7 @@ class TestGivenUp:
         engine.now_ns += LEASE_PAUSE_NS
         engine.write()
         engine.core.on_leased(list(range(NUM_LAYERS, 5 * NUM_LAYERS)))
-        assert engine.core.writeback._stock and self.pass_pause(engine) == []
+        assert stock_of(engine) and self.pass_pause(engine) == []
         check_integrity(engine.core)
 
     def write_in_time(self, engine: Engine) -> list[bytes]:
