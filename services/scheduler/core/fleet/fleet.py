@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.turns.kinds import Kinds, Steps
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.records import NO_MODELS, Worker
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds, reported_steps
+from services.scheduler.core.fleet.kinds import Kinds, Steps
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.records import NO_MODELS, Worker
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS, Speeds, reported_steps
 from shared.ids import HostId, ModelId, WorkerId
 from shared.wire.messages import ModelSpeeds, WorkerReport, unpack_hashes
 

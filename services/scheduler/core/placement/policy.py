@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.base.effects import PlacementReason
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.records import Worker
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
 from shared.wire.messages import AdapterRef, TurnSubmit

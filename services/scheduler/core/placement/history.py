@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from math import inf
 
-from services.scheduler.core.turns.placement.policy import Demand
-from services.scheduler.core.turns.records import Worker
-from services.scheduler.core.turns.speeds import Speeds
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.fleet.speeds import Speeds
+from services.scheduler.core.placement.policy import Demand
 from shared.eviction import RECENT_NS
 from shared.ids import HostId
 from shared.locations import is_objects

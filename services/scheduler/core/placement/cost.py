@@ -11,7 +11,7 @@ the paper's default (SYMPHONY, section 3.3), and on unequal workers they are not
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.scheduler.core.turns.kinds import Steps
+from services.scheduler.core.fleet.kinds import Steps
 
 DECODE_TOKENS = 200  # of an answer, whose length is unknown in advance
 HIDDEN_SHARE = 0.05  # of a transfer that costs even if hidden, since links are shared
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
 def cost_of(steps: Steps, work: TurnWork) -> Cost:
     """The cost of this work on a worker with these step times.
 
-    >>> from services.scheduler.core.turns.kinds import GUESSED
+    >>> from services.scheduler.core.fleet.kinds import GUESSED
     >>> idle = cost_of(GUESSED, TurnWork(num_new_tokens=100))
     >>> busy = cost_of(GUESSED, TurnWork(num_new_tokens=100, num_rows=4))
     >>> idle.others_ms, round(busy.total_ms - idle.total_ms)

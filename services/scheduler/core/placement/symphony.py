@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import ClassVar
 
-from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.kinds import GUESSED
-from services.scheduler.core.turns.placement.cost import Cost, TurnWork, cost_of
-from services.scheduler.core.turns.placement.history import History
-from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy, burden
-from services.scheduler.core.turns.records import Worker
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.base.effects import PlacementReason
+from services.scheduler.core.fleet.kinds import GUESSED
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.placement.cost import Cost, TurnWork, cost_of
+from services.scheduler.core.placement.history import History
+from services.scheduler.core.placement.policy import Demand, PlacementPolicy, burden
 
 SOON_NS = 10_000_000_000  # until an announced turn without a time arrives (paper: 11.3 s)
 RUN_NS = 5_000_000_000  # time after which half of the turns that run now have ended

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.turns.expected_turns import ExpectedTurns
-from services.scheduler.core.turns.kinds import Steps
-from services.scheduler.core.turns.speeds import Speeds
+from services.scheduler.core.fleet.expected_turns import ExpectedTurns
+from services.scheduler.core.fleet.kinds import Steps
+from services.scheduler.core.fleet.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.wire.messages import (
     AdapterRef,

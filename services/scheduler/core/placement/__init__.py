@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement.balance import Balance
-from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy
-from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.placement.balance import Balance
+from services.scheduler.core.placement.policy import Demand, PlacementPolicy
+from services.scheduler.core.placement.symphony import Symphony
 
 DEFAULT_POLICY = "symphony"
 POLICIES: dict[str, Callable[[Limits], PlacementPolicy]] = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
-from services.scheduler.core.turns.kinds import Steps
+from services.scheduler.core.fleet.kinds import Steps
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import HostId
 from shared.locations import OBJECTS, is_objects

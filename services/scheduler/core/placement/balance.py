@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping
 
-from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy, burden
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.base.effects import PlacementReason
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement.policy import Demand, PlacementPolicy, burden
 from shared.ids import HostId
 
 
