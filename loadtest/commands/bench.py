@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import out
+from cli.base.reporting import out
 from services.worker.device.openmp import share_cores
 from shared.errors import InvalidRequest, SymphonyError
 

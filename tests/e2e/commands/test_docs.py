@@ -25,7 +25,7 @@ import pytest
 from openai import OpenAI
 from safetensors.numpy import save_file
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from loadtest.deployment import environment
 from services.worker.demo_adapters import make_demo_adapter
 from services.worker.models.demo_model import make_demo_model

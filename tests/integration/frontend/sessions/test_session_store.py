@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from cli.supervisor.children import free_port, start_redis, stop_child, wait_for_port
+from cli.base.children import free_port, start_redis, stop_child, wait_for_port
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.sessions import aof
 from services.frontend.sessions.redis import redis_at

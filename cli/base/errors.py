@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
-from cli.reporting import complain
+from cli.base.reporting import complain
 from shared.errors import SymphonyError
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.base.children import free_port
 from cli.start.options import DeploymentOptions
 from cli.start.plan import DeploymentPlan, plan_deployment
-from cli.start.preflight import CONFIGS, check_addresses, check_nats, check_settings
-from cli.supervisor.children import free_port
+from cli.supervisor.preflight import CONFIGS, check_addresses, check_nats, check_settings
 from shared.errors import ConfigError
 from shared.runtime.access import NatsAccess
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.supervisor.children import find_redis_server
+from cli.base.children import find_redis_server
 
 log = logging.getLogger(__name__)
 

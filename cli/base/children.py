@@ -19,8 +19,14 @@ from typing import IO
 
 from shared.errors import ConfigError, PeerUnavailable
 
+ROOT = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1
 NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+
+def python_path(environment: Mapping[str, str]) -> str:
+    """``PYTHONPATH`` of a process that is to run our code: this checkout, then what was there."""
+    return os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
 
 
 def free_port(address: str = "127.0.0.1", *, but: int | None = None) -> int:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from cli.config import LauncherConfig
+from cli.base.config import LauncherConfig
 from cli.inspection.snapshot import redis_trouble
 from cli.start.options import DeploymentOptions
 from cli.start.plan import ChildPlan, DeploymentPlan

@@ -5,8 +5,8 @@ costs.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cli.base.runfile import RunState
 from cli.inspection.snapshot import Snapshot
-from cli.runfile import RunState
 from shared.runtime.urls import hide_password
 
 WITHOUT = {

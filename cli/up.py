@@ -12,12 +12,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
+from cli.base.children import python_path
+from cli.base.reporting import (
+    PipeReporter,
+    Reporter,
+    TerminalReporter,
+    for_data_dir,
+    quiet_libraries,
+)
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.models.weights import check_weights
-from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.start.options import DeploymentOptions
-from cli.start.plan import python_path
 from cli.supervisor.deployment import check_start, run_deployment
 from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
@@ -66,7 +72,7 @@ def up_detached(options: DeploymentOptions) -> None:
     options = _with_models(options, terminal)
     reading, writing = os.pipe()
     supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
-        [sys.executable, "-P", "-m", "cli.start.up", str(writing)],
+        [sys.executable, "-P", "-m", "cli.up", str(writing)],
         env={**os.environ, "PYTHONPATH": python_path(os.environ)},
         stdin=subprocess.PIPE,
         pass_fds=[writing],
@@ -152,7 +158,7 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
 
 
 def _main() -> int:
-    """``python -m cli.start.up FILE_NUMBER``: the detached supervisor; options on stdin."""
+    """``python -m cli.up FILE_NUMBER``: the detached supervisor; options on stdin."""
     quiet_libraries()
     reporter = PipeReporter(int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)

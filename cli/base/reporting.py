@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from cli.runfile import DEFAULT_DATA_DIR
+from cli.base.runfile import DEFAULT_DATA_DIR
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
