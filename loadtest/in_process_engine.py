@@ -21,8 +21,8 @@ from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
 from services.worker.core.turns.turn import Turn
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient
 from services.worker.runner import EngineListeners, EngineRunner

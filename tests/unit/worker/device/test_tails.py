@@ -10,7 +10,7 @@ import torch
 from services.worker.core.effects import BlockWrite
 from services.worker.core.kv.staged import Staged
 from services.worker.device.copying.mover import Loaded, Stored
-from services.worker.device.torch_executor import TorchExecutor
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, child_key
 from shared.ids import TurnId

@@ -9,15 +9,15 @@ from transformers import GenerationConfig
 
 from kernels.sgmv import Site
 from services.worker.core.limits import StoredDtype
-from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.base.executor import ModelInfo
+from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.copying.int8_pages import Int8Pages
-from services.worker.device.executor import ModelInfo
+from services.worker.device.decoder.attention import UnsupportedModelError
+from services.worker.device.decoder.embeddings import embed_by_row
+from services.worker.device.decoder.positions import note_positions
+from services.worker.device.decoder.rotary import freeze_rotaries
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
-from services.worker.device.positions.embeddings import embed_by_row
-from services.worker.device.positions.layers import note_positions
-from services.worker.device.positions.rotary import freeze_rotaries
-from services.worker.device.step import LayerProbe, running
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.worker.device.attention import UnsupportedModelError
-from services.worker.device.step import LayerProbe, StepContext, running, running_step
+from services.worker.device.base.step import LayerProbe, StepContext, running, running_step
+from services.worker.device.decoder.attention import UnsupportedModelError
 
 TOKENS = 7  # in a call: a length that no other dimension has
 SHIFT = 3

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.worker.device.attention import UnsupportedModelError
-from services.worker.device.step import StepContext, running_step
+from services.worker.device.base.step import StepContext, running_step
+from services.worker.device.decoder.attention import UnsupportedModelError
 
 TRIED = 64  # positions at which a constant embedding is held against the one it replaces
 

@@ -5,13 +5,60 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import torch
 
 from kernels.paged_attention import RaggedBatch
+from kernels.sgmv import AdapterTables, DeviceAdapterTables, DeviceSegments, Segments
 from services.worker.device.copying.gate import ADAPTER_STALL_NS
-from services.worker.device.lora.assistance import Assistance
-from services.worker.device.lora.tables import LoraStep
+
+AnySegments: TypeAlias = Segments | DeviceSegments
+
+ALL_TARGETS = -1  # every bit
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """The adapters of one step.
+
+    Attributes:
+        segments: of all new tokens.
+        wanted: of those whose logits are wanted.
+        targets: that some adapter of the step has, see `bits_of`.
+    """
+
+    segments: AnySegments
+    wanted: AnySegments
+    tables: AdapterTables | DeviceAdapterTables
+    targets: int = ALL_TARGETS
+
+
+class Assistance(Protocol):
+    """What helpers can do in one step."""
+
+    @property
+    def lines(self) -> Set[int]:
+        """Of the adapters that they can read."""
+        ...
+
+    def add(
+        self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor, lines: frozenset[int]
+    ) -> bool:
+        """Let them add what the adapters of these lines add to a site's output.
+
+        Args:
+            x: ``[num_tokens, num_in]``.
+            y: ``[num_tokens, num_out]``: rows of these lines are rounded once.
+
+        Returns:
+            False: they did not; nothing was added, and they will not do any more in this step.
+        """
+        ...
+
+    def rest(self, segments: AnySegments, lines: frozenset[int]) -> AnySegments:
+        """The segments of all other lines."""
+        ...
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ import torch
 from kernels.sgmv import DeviceSegments
 from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
+from services.worker.device.assist.assistance import assisted_images, rows_of
 from services.worker.device.assist.stream_crew import StreamCrew, StreamPass
-from services.worker.device.gpu.upload import upload
-from services.worker.device.lora.assistance import assisted_images, rows_of
-from services.worker.device.lora.tables import AnySegments
+from services.worker.device.base.step import AnySegments
+from services.worker.device.base.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ section 4), from the arena; see `services.worker.device.assist`.
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,36 +15,9 @@ from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
 from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.assist.orders import AssistedImage
-from services.worker.device.lora.tables import AnySegments
+from services.worker.device.base.step import AnySegments
 
 PATIENCE_NS = 20_000_000  # for one product; then its layer is waited for
-
-
-class Assistance(Protocol):
-    """What helpers can do in one step."""
-
-    @property
-    def lines(self) -> Set[int]:
-        """Of the adapters that they can read."""
-        ...
-
-    def add(
-        self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor, lines: frozenset[int]
-    ) -> bool:
-        """Let them add what the adapters of these lines add to a site's output.
-
-        Args:
-            x: ``[num_tokens, num_in]``.
-            y: ``[num_tokens, num_out]``: rows of these lines are rounded once.
-
-        Returns:
-            False: they did not; nothing was added, and they will not do any more in this step.
-        """
-        ...
-
-    def rest(self, segments: AnySegments, lines: frozenset[int]) -> AnySegments:
-        """The segments of all other lines."""
-        ...
 
 
 @dataclass(slots=True)

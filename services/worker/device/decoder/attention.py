@@ -11,8 +11,8 @@ import torch
 from transformers import AttentionInterface
 
 from kernels.paged_attention import AttentionShape, paged_attention, store_kv
-from services.worker.device.positions.layers import chunk_of, scaled
-from services.worker.device.step import LayerProbe, running_step
+from services.worker.device.base.step import LayerProbe, running_step
+from services.worker.device.decoder.positions import chunk_of, scaled
 from shared.errors import SymphonyError
 
 ATTENTION = "symphony_paged"
