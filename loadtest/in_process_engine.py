@@ -105,7 +105,7 @@ class _LocalKv:
     def is_connected(self) -> bool:
         """Whether what is unwritten can still be written: a full store takes nothing."""
         store = self._store
-        return store is not None and (store.has_room or self._core.writeback.can_go_on)
+        return store is not None and (store.has_room or self._core.write_behind.can_go_on)
 
     async def stage_turn(self, effect: StageTurn) -> Staged | None:
         return await self.stage(effect.keys)
@@ -223,7 +223,7 @@ class InProcessEngine:
             cast(Bus, bus), SystemClock(), self.core, self.executor, cast(KvClient, kv), threads,
             EngineListeners(),
         )  # fmt: skip
-        if self.store is not None and not self.core.writeback.is_connected:
+        if self.store is not None and not self.core.write_behind.is_connected:
             runner.on_kv_connected(self.store.arena, EPOCH)
         self._take_moved()  # what moved before the loop was there
         for submitted in self._waiting:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.worker.core.recording import read_steps, write_step
+from loadtest.bench.recording import read_steps, write_step
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.device.base.executor import Finished
 from services.worker.device.cpu.torch_executor import TorchExecutor

@@ -4,7 +4,7 @@ import pytest
 
 from services.kvstore.core import WriteOutcome
 from services.kvstore.core.disk.stored_block import StoredBlock
-from services.kvstore.core.tiers.memory_tier import RECHECK_NS, MemoryTier
+from services.kvstore.core.tiers.arena_only_blocks import RECHECK_NS, ArenaOnlyBlocks
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId
 from shared.owners import OwnerKey, owner_key
@@ -30,7 +30,7 @@ def num_leading(host: Host, owner: OwnerKey = OWNER) -> int | None:
 
 def test_evicted_blocks_lead_their_session_still(host: Host) -> None:
     host.store([(0, 0), (0, 1), (0, 2)], OWNER)
-    assert len(host.core.disk) == 2 and host.core.memory.keys == [key_of(0, 2)]
+    assert len(host.core.disk) == 2 and host.core.arena_only.keys == [key_of(0, 2)]
     assert num_leading(host) == 3
     host.store([(1, 0), (1, 1)], OTHER)
     assert not {key_of(0, 0), key_of(0, 1)} & set(host.core.disk.keys)
@@ -39,7 +39,9 @@ def test_evicted_blocks_lead_their_session_still(host: Host) -> None:
     host.finish_write()
     assert num_leading(host) == 4
     host.evict_all()
-    assert host.core.memory.keys == [] and num_leading(host) == 1  # the block that was written last
+    assert (
+        host.core.arena_only.keys == [] and num_leading(host) == 1
+    )  # the block that was written last
 
 
 def test_a_refused_block_is_served_to_others_as_long_as_memory_has_it(host: Host) -> None:
@@ -61,10 +63,10 @@ def test_it_expires_unless_it_is_used(host: Host) -> None:
     host.pass_time(EXPIRY_NS)
     host.renew([], [], used=[key_of(0, 2)])
     host.pass_time(EXPIRY_NS)
-    assert key_of(0, 2) in host.core.memory and len(host.core.disk) == 2
+    assert key_of(0, 2) in host.core.arena_only and len(host.core.disk) == 2
     host.pass_time(1)
     host.pass_time(0)
-    assert not host.arena.blocks and not len(host.core.memory) and not len(host.core.disk)
+    assert not host.arena.blocks and not len(host.core.arena_only) and not len(host.core.disk)
     assert not num_leading(host)
 
 
@@ -73,7 +75,7 @@ def test_what_a_longer_lived_session_continues_stays_with_it(host: Host) -> None
     host.store([(0, 1)], OTHER, expiry_s=1)
     host.now_ns = 1
     host.store([(1, 0), (1, 1)])
-    assert set(host.core.memory.keys) == {key_of(0, 0), key_of(0, 1)}
+    assert set(host.core.arena_only.keys) == {key_of(0, 0), key_of(0, 1)}
     host.pass_time(EXPIRY_NS + 1)
     assert {key_of(0, 0), key_of(0, 1)} <= host.arena.blocks.keys()
     host.pass_time(10**9)
@@ -84,7 +86,7 @@ def test_what_a_longer_lived_session_continues_stays_with_it(host: Host) -> None
 def test_a_deleted_session_leaves_nothing_in_memory(host: Host) -> None:
     host.store([(0, 0), (0, 1), (0, 2)], OWNER)
     assert host.delete([], OWNER) == 3
-    assert not len(host.core.memory) and not host.arena.holding
+    assert not len(host.core.arena_only) and not host.arena.holding
     assert not num_leading(host)
 
 
@@ -97,19 +99,19 @@ def test_a_turn_that_finds_it_gets_every_page_of_it_at_once(host: Host) -> None:
     assert (staged.num_blocks, staged.num_pages_loading, staged.num_here) == (3, 0, 3)
     host.release(staged.ticket)
     host.release(hinted.ticket)
-    assert host.lease(NUM_PAGES) != [] and not len(host.core.memory), "nothing stays pinned"
+    assert host.lease(NUM_PAGES) != [] and not len(host.core.arena_only), "nothing stays pinned"
 
 
 def test_a_damaged_disk_takes_nothing_from_memory(host: Host) -> None:
     host.store([(0, 0), (0, 1), (0, 2)], OWNER)
     host.perform(host.core.on_disk_damaged(1, host.now_ns))
-    assert len(host.core.memory) == 3 and not len(host.core.disk)
+    assert len(host.core.arena_only) == 3 and not len(host.core.disk)
     host.core.locations.on_checked(None, "second life")
     assert num_leading(host) == 3
 
 
 def test_an_expired_block_is_looked_at_again_while_it_is_kept() -> None:
-    tier, name = MemoryTier(EXPIRY_NS), BlockKey(b"a" * 16)
+    tier, name = ArenaOnlyBlocks(EXPIRY_NS), BlockKey(b"a" * 16)
     tier.add(StoredBlock(name, LAYERS, 100, 0, used_at_ns=0, noted_at_ns=0), None)
     now_ns = EXPIRY_NS + 1
     assert tier.take_expired(now_ns, lambda key: True, 9) == []

@@ -8,8 +8,8 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.kv import writeback
-from services.worker.core.kv.writeback import LEASE_PAUSE_NS, TRIES_MAX
+from services.worker.core.kv import write_behind
+from services.worker.core.kv.write_behind import LEASE_PAUSE_NS, TRIES_MAX
 from services.worker.core.step import StepPlan
 from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import (
@@ -31,12 +31,12 @@ ONCE = SamplingParams(max_tokens=1)
 def engine() -> Engine:
     """Connected, but every turn computes: stages time out at once."""
     engine = Engine(new_core(lease_target_blocks=4, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     return engine
 
 
 def lease(engine: Engine, num_blocks: int) -> None:
-    engine.core.writeback.refill(engine.now_ns)
+    engine.core.write_behind.refill(engine.now_ns)
     engine.core.on_leased(list(range(num_blocks * NUM_LAYERS)))
 
 
@@ -85,12 +85,12 @@ class TestWriting:
         assert engine.core.pool.num_takeable == 0
         engine.core.on_committed(KEYS)
         assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
-        assert engine.core.writeback.num_unwritten == 0
+        assert engine.core.write_behind.num_unwritten == 0
 
     def test_without_pages_a_block_is_written_later(self, engine: Engine) -> None:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert engine.write() == []
-        assert engine.core.writeback.num_unwritten == 2
+        assert engine.core.write_behind.num_unwritten == 2
         engine.core.on_leased(list(range(NUM_LAYERS)))  # one block's
         assert [write.key for write in engine.write()] == KEYS[:1]
         assert len(of_kind(engine.store_all(), CommitBlocks)) == 1
@@ -106,7 +106,7 @@ class TestWriting:
         assert not of_kind(effects, CommitBlocks)
         (returned,) = of_kind(effects, ReturnPages)
         assert set(returned.arena_pages) == pages_of(writes)
-        assert engine.core.writeback.num_given_up == 2
+        assert engine.core.write_behind.num_given_up == 2
         assert bool(engine.core.pool.blocks) != is_lost
 
     def test_a_block_two_rows_compute_is_written_once(self, engine: Engine) -> None:
@@ -115,19 +115,19 @@ class TestWriting:
             engine.submit(new_turn(name, PROMPT, sampling=ONCE))
         engine.step()
         assert [write.key for write in engine.write()] == KEYS
-        assert engine.core.writeback.num_unwritten == 2
+        assert engine.core.write_behind.num_unwritten == 2
 
     def test_too_many_unwritten_blocks_are_given_up_from_the_end(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.run(new_turn("t", list(range(100, 113)), sampling=ONCE))
-        assert engine.core.writeback.num_given_up == 1
+        assert engine.core.write_behind.num_given_up == 1
         blocks = engine.core.pool.blocks.values()
         assert [block.backed for block in blocks] == [False, False, True]
 
     def test_what_was_given_up_is_written_when_something_follows_it(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         prompt = list(range(100, 113))
         engine.run(new_turn("t", prompt, sampling=ONCE))
         engine.core.on_leased(list(range(8 * NUM_LAYERS)))
@@ -139,7 +139,7 @@ class TestWriting:
 
     def test_what_is_given_up_again_and_again_is_left(self) -> None:
         engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         lease(engine, 32)
         turn = new_turn("t", PROMPT, sampling=SamplingParams(max_tokens=12))
         engine.submit(turn)
@@ -153,7 +153,7 @@ class TestWriting:
         keys = keys_of(turn.tokens)
         assert [tried.count(key) for key in keys[:3]] == [TRIES_MAX, TRIES_MAX, 1]
         assert keys[3:] and not {*tried} & {*keys[3:]}, "it would be of no use"
-        engine.core.writeback.connect(2)
+        engine.core.write_behind.connect(2)
         lease(engine, 32)
         engine.submit(new_turn("u", [*turn.tokens, 1, 2, 3], sampling=ONCE))
         engine.step()
@@ -162,12 +162,12 @@ class TestWriting:
 
     def test_unwritten_blocks_cannot_starve_a_turn(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert engine.core.pool.num_takeable == 0
         engine.submit(new_turn("large", list(range(200, 231))))
         assert planned(engine).turn_ids == ["large"]
-        assert engine.core.writeback.num_given_up == 2
+        assert engine.core.write_behind.num_given_up == 2
 
 
 class TestGivenUp:
@@ -175,9 +175,9 @@ class TestGivenUp:
 
     def give_up(self, engine: Engine) -> None:
         """A turn's two blocks find nobody who takes them."""
-        engine.core.writeback.disconnect()
+        engine.core.write_behind.disconnect()
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        engine.core.writeback.connect(2)
+        engine.core.write_behind.connect(2)
 
     def pass_pause(self, engine: Engine) -> list[BlockWrite]:
         at_ns = engine.core.next_deadline_ns()
@@ -216,7 +216,7 @@ class TestGivenUp:
         engine.now_ns += LEASE_PAUSE_NS
         engine.write()
         engine.core.on_leased(list(range(NUM_LAYERS, 5 * NUM_LAYERS)))
-        assert engine.core.writeback._stock and self.pass_pause(engine) == []
+        assert engine.core.write_behind._stock and self.pass_pause(engine) == []
         check_integrity(engine.core)
 
     def write_in_time(self, engine: Engine) -> list[bytes]:
@@ -237,7 +237,7 @@ class TestGivenUp:
     def test_what_there_was_no_room_for_is_written_in_its_time(self) -> None:
         """All of it, however much came at once and however often more came behind it."""
         engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         prompt = list(range(100, 181))  # 20 blocks; 8 may wait
         engine.run(new_turn("t", prompt, sampling=SamplingParams(max_tokens=9)))
         written = self.write_in_time(engine)
@@ -248,7 +248,7 @@ class TestGivenUp:
     def test_to_wait_in_vain_again_and_again_is_no_try(self) -> None:
         """There is room for one more whenever one more follows."""
         engine = Engine(new_core(num_blocks=64, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         turn = new_turn("t", list(range(1, 130)), sampling=SamplingParams(max_tokens=30))
         engine.submit(turn)  # of 32 blocks; 16 may wait
         while engine.core.turns:
@@ -260,9 +260,9 @@ class TestGivenUp:
         assert engine.core.pool.num_unsafe == 0
 
     def test_the_first_of_it_are_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(writeback, "LATE_MAX", 4)
+        monkeypatch.setattr(write_behind, "LATE_MAX", 4)
         engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         prompt = list(range(100, 181))
         engine.run(new_turn("t", prompt, sampling=ONCE))
         assert self.write_in_time(engine) == keys_of(prompt)[:12]
@@ -274,7 +274,7 @@ class TestGivenUp:
         self.give_up(engine)
         pool = engine.core.pool
         take_pages(pool, pool.num_free + 2)  # the last layers of both
-        engine.core.writeback.refill(engine.now_ns)
+        engine.core.write_behind.refill(engine.now_ns)
         engine.core.on_leased(list(range(4 * NUM_LAYERS)))
         assert self.pass_pause(engine) == []
         assert engine.core.next_deadline_ns() is None, "there is nothing left to write"
@@ -294,19 +294,19 @@ class TestGivenUp:
 
 class TestLeases:
     def test_the_stock_is_kept_near_its_target(self, engine: Engine) -> None:
-        writeback = engine.core.writeback
-        assert writeback.refill(0) == [LeasePages(4 * NUM_LAYERS)]
-        assert writeback.refill(0) == [], "asked already"
+        write_behind = engine.core.write_behind
+        assert write_behind.refill(0) == [LeasePages(4 * NUM_LAYERS)]
+        assert write_behind.refill(0) == [], "asked already"
         engine.core.on_leased(list(range(8)))
-        assert writeback.refill(0) == []
+        assert write_behind.refill(0) == []
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert len(engine.write()) == 2
         assert engine.effects[-1] == LeasePages(4)
 
     def test_it_follows_the_steps_and_forgets_a_large_one(self) -> None:
         engine = Engine(new_core(num_blocks=64, lease_target_blocks=2, stage_timeout_max_ns=0))
-        writeback = engine.core.writeback
-        writeback.connect(1)
+        write_behind = engine.core.write_behind
+        write_behind.connect(1)
         engine.run(new_turn("t", list(range(1, 42)), sampling=ONCE))
         assert of_kind(engine.effects, LeasePages) == [LeasePages(2 * NUM_LAYERS)]
         engine.core.on_leased(list(range(2 * NUM_LAYERS)))
@@ -316,26 +316,26 @@ class TestLeases:
         assert 2 * 9 * NUM_LAYERS < asked <= 2 * 10 * NUM_LAYERS
         engine.core.on_leased(list(range(100, 100 + asked)))
         engine.plan()
-        assert writeback._pages_wanted > 2 * 9 * NUM_LAYERS, "the next large step may come soon"
+        assert write_behind._pages_wanted > 2 * 9 * NUM_LAYERS, "the next large step may come soon"
         for _ in range(200):
             engine.plan()
-        assert writeback._pages_wanted == 2 * NUM_LAYERS
+        assert write_behind._pages_wanted == 2 * NUM_LAYERS
 
     def test_a_kvstore_without_room_is_asked_again_after_a_pause(self, engine: Engine) -> None:
-        writeback = engine.core.writeback
+        write_behind = engine.core.write_behind
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        asked_at_ns = writeback.next_ask_at_ns
+        asked_at_ns = write_behind.next_ask_at_ns
         assert asked_at_ns is None, "an answer is to come"
         engine.core.on_leased([])
-        start_ns = writeback.next_ask_at_ns
+        start_ns = write_behind.next_ask_at_ns
         assert start_ns is not None and start_ns == engine.core.next_deadline_ns()
-        assert writeback.refill(start_ns - 1) == []
-        assert len(writeback.refill(start_ns)) == 1
+        assert write_behind.refill(start_ns - 1) == []
+        assert len(write_behind.refill(start_ns)) == 1
         engine.core.on_leased([])
-        assert writeback.next_ask_at_ns == start_ns + LEASE_PAUSE_NS
+        assert write_behind.next_ask_at_ns == start_ns + LEASE_PAUSE_NS
 
     def test_without_a_kvstore_nobody_is_asked(self) -> None:
-        assert Engine().core.writeback.refill(0) == []
+        assert Engine().core.write_behind.refill(0) == []
 
 
 class TestLosingTheKvstore:
@@ -343,17 +343,17 @@ class TestLosingTheKvstore:
         lease(engine, 1)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert len(engine.write()) == 1
-        assert engine.core.writeback.num_unwritten == 2  # one under way, one without pages
-        engine.core.writeback.disconnect()
+        assert engine.core.write_behind.num_unwritten == 2  # one under way, one without pages
+        engine.core.write_behind.disconnect()
         assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
-        assert engine.core.writeback.num_unwritten == 0
+        assert engine.core.write_behind.num_unwritten == 0
 
     def test_a_new_kvstore_knows_nothing_of_commits_to_the_old(self, engine: Engine) -> None:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         engine.write()
         engine.store_all()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
         engine.core.on_committed(KEYS)
         assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
@@ -367,15 +367,15 @@ class TestLosingTheKvstore:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         old = engine.write()
-        engine.core.writeback.connect(2)
+        engine.core.write_behind.connect(2)
         lease(engine, 4)  # the same pages, by chance
         assert engine.core.on_stored({write.number: [0, 0] for write in old}) == []
 
     def test_pages_of_a_lost_connection_are_not_used(self, engine: Engine) -> None:
-        writeback = engine.core.writeback
-        writeback.refill(0)
-        writeback.disconnect()
+        write_behind = engine.core.write_behind
+        write_behind.refill(0)
+        write_behind.disconnect()
         engine.core.on_leased([1, 2, 3])
-        writeback.connect(2)
+        write_behind.connect(2)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert engine.write() == []

@@ -13,7 +13,7 @@ from shared.owners import NO_OWNER, OwnedKeys, OwnerKey
 RECHECK_NS = 60_000_000_000  # until an expired block that others continue is looked at again
 
 
-class MemoryTier:
+class ArenaOnlyBlocks:
     """What is known of each. The arena decides which of them make room (`ArenaTier.on_gone`); they
     expire as blocks on disk do.
 
