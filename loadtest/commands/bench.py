@@ -37,7 +37,7 @@ GROUPS = {
         "core": "loadtest.bench.core",
         "scale": "loadtest.bench.scale",
         "chaos": "loadtest.bench.chaos",
-        "fuzz": "loadtest.fuzz.command",
+        "fuzz": "loadtest.bench.fuzz",
     },
 }
 BENCHES = {name: module for group in GROUPS.values() for name, module in group.items()}
