@@ -2,15 +2,8 @@
 `Delays` of the batching core.
 """
 
-import math
 from dataclasses import dataclass, field
 from random import Random
-
-from shared.errors import InvalidRequest
-
-# Standard normal deviate of the 99.99th percentile: what a scheduler takes as the network's bound
-# (deferred batch scheduling, section 5.6).
-TAIL_DEVIATE = 3.719
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +31,6 @@ class Delay:
         if self.median_ns:
             delay_ns += int(self.median_ns * random.lognormvariate(0.0, self.sigma))
         return delay_ns
-
-
-def jittered(bound_ns: int, jitter: str) -> Delay:
-    """A delay of which `bound_ns` is the high percentile that a scheduler reckons with.
-
-    Args:
-        jitter: ``none`` is always the bound, ``uniform`` anything up to it, ``lognormal:SIGMA`` has
-            it as the 99.99th percentile.
-
-    Raises:
-        InvalidRequest: `jitter` is none of these.
-    """
-    if jitter == "none":
-        return Delay(least_ns=bound_ns)
-    if jitter == "uniform":
-        return Delay(spread_ns=bound_ns)
-    kind, _, argument = jitter.partition(":")
-    try:
-        sigma = float(argument)
-    except ValueError:
-        sigma = -1.0
-    if kind != "lognormal" or not 0 < sigma < 10:
-        raise InvalidRequest(
-            f"--jitter {jitter!r}: use none, uniform or lognormal:SIGMA, as lognormal:0.5"
-        )
-    return Delay(median_ns=int(bound_ns / math.exp(TAIL_DEVIATE * sigma)), sigma=sigma)
 
 
 @dataclass(frozen=True, slots=True)

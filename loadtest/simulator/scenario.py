@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ import numpy as np
 from loadtest.policies import make_batcher
 from loadtest.simulator.arrivals import (
     Arrivals,
-    read_instants,
     renewal,
-    replay,
     with_own_targets,
 )
 from loadtest.simulator.checks import check
@@ -41,7 +38,6 @@ class Scenario:
         truth: what batches take, against the profiles.
         learns: correct the profiles by what batches took.
         slo_spread: each job's own target is within this share of its model's.
-        recorded: CSV file of arrivals to replay instead of drawing them.
         make: makes the core instead of `policy`, for one that has no name.
     """
 
@@ -59,7 +55,6 @@ class Scenario:
     learns: bool = False
     faults: tuple[GpuFault, ...] = ()
     slo_spread: float = 0.0
-    recorded: Path | None = None
     make: Callable[[Delays], Batcher] | None = None
 
     @property
@@ -74,12 +69,8 @@ class Scenario:
 
     def arrivals(self, rps: float) -> Arrivals:
         """Jobs at an offered load of so many a second."""
-        if self.recorded is not None:
-            instants = read_instants(self.recorded)
-            arrivals = replay(instants, self.shares, rps, self.seconds, self.seed)
-        else:
-            rates = [rps * share for share in self.shares]
-            arrivals = renewal(rates, self.seconds, self.seed, self.gamma)
+        rates = [rps * share for share in self.shares]
+        arrivals = renewal(rates, self.seconds, self.seed, self.gamma)
         if not self.slo_spread:
             return arrivals
         slo_ns = np.array([model.slo_ns for model in self.models], dtype=np.int64)

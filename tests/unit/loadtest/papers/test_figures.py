@@ -150,3 +150,10 @@ def test_a_page_is_written_again_from_the_numbers_that_are_kept(tmp_path: Path) 
     assert report.redraw() == ["16"]
     after = (tmp_path / "page.md").read_text().splitlines()
     assert [line.replace("| z | 1 | 9 |", "| a | 1 | 2 |") for line in after] == before != after
+
+
+def test_figures_that_do_not_exist() -> None:
+    with pytest.raises(InvalidRequest, match="no set of figures 'all'"):
+        run(["all"])
+    with pytest.raises(InvalidRequest, match="--only 99"):
+        run(["deferred", "--only", "99"])
