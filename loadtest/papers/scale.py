@@ -20,7 +20,6 @@ from loadtest.papers.base import (
 from loadtest.papers.overload import RESNET_100
 from loadtest.papers.scheduler_alone import Share, measure_shares
 from loadtest.simulator.models import MS_NS, copies, linear_model
-from loadtest.simulator.network import Delay, Network
 from loadtest.simulator.scenario import Scenario
 from services.scheduler.core.batching.job import Delays
 
@@ -122,10 +121,7 @@ def measure_14(work: Work, effort: Effort) -> Results:
         models = tuple(copies(linear_model("resnet", 1.053, 5.072, float(slo)), 20))
         for delay_ms in delays_ms:
             delay_ns = round(delay_ms * MS_NS)
-            network = Network(Delay(least_ns=delay_ns))
-            scenarios.append(
-                Scenario(models=models, num_gpus=32, delays=Delays(delay_ns), network=network)
-            )
+            scenarios.append(Scenario(models=models, num_gpus=32, delays=Delays(delay_ns)))
     rates = iter(value["rps"] for value in searches(work, effort, scenarios))
     return {
         "rdma_ms": delays_ms[: len(rdma_us)],

@@ -20,31 +20,14 @@ class Arrivals:
         at_ns: instant of each, ns, never decreasing.
         model: index of its model.
         end_ns: end of the time in which jobs arrive.
-        target_ns: of each, from arrival to deadline; None if all have their model's.
     """
 
     at_ns: Instants
     model: NDArray[np.int64]
     end_ns: int
-    target_ns: Instants | None = None
 
     def __len__(self) -> int:
         return len(self.at_ns)
-
-
-def with_own_targets(
-    arrivals: Arrivals, slo_ns: NDArray[np.int64], spread: float, seed: int
-) -> Arrivals:
-    """The same jobs, each with a target between ``1 - spread`` and ``1 + spread`` of its model's.
-
-    Args:
-        slo_ns: of each model.
-    """
-    factors = np.random.default_rng([seed, len(slo_ns)]).uniform(
-        1 - spread, 1 + spread, len(arrivals)
-    )
-    target_ns = (slo_ns[arrivals.model] * factors).astype(np.int64)
-    return Arrivals(arrivals.at_ns, arrivals.model, arrivals.end_ns, target_ns)
 
 
 def renewal(rates: Sequence[float], seconds: float, seed: int, shape: float = 1.0) -> Arrivals:
