@@ -98,7 +98,7 @@ class Wires(Network):
     def tell(self, process: Peer, other: Peer, action: Action) -> None:
         """Send `other` something to do, over no subject of the table."""
         life = other.life
-        at_other = partial(self._deliver, other, lambda: other.run(life, action))
+        at_other = partial(self._deliver, other, life, action)
         self._send(process, at_other)
 
 
