@@ -172,13 +172,6 @@ class Network:
         """Whether the process believes that it is connected."""
         return self._connections[process].is_open
 
-    def steady_for_ns(self, process: Peer) -> int:
-        """How long ago its connection came back; 0 if it is away, very long if it never broke."""
-        connection = self._connections[process]
-        if not connection.is_open:
-            return 0
-        return self._timeline.now_ns - connection.opened_at_ns if connection.number else 1 << 62
-
     def has_room(self, process: Peer, num_bytes: int) -> bool:
         """Whether so much more may wait for the server while it is away."""
         connection = self._connections[process]

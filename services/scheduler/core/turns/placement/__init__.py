@@ -1,14 +1,11 @@
 """Placement policies by name."""
 
-from collections.abc import Callable
-
-from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement.balance import Balance
 from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy
 from services.scheduler.core.turns.placement.symphony import Symphony
 
 DEFAULT_POLICY = "symphony"
-POLICIES: dict[str, Callable[[Limits], PlacementPolicy]] = {
+POLICIES: dict[str, type[PlacementPolicy]] = {
     DEFAULT_POLICY: Symphony,
     "balance": Balance,
 }
