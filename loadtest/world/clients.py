@@ -14,7 +14,7 @@ from loadtest.world.hinters import LAST_TENANT, TENANTS, Hint, Hinters
 from loadtest.world.jobs import JOB_MODEL, SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
-from shared.ids import SessionId
+from shared.ids import SessionId, TenantId
 from shared.wire.messages import AdapterRef, AgentRef, SamplingParams
 
 RETRY_MAX_NS = SECOND
@@ -444,7 +444,7 @@ def _hang_up_jobs(exchange: Exchange, ends: list[str]) -> None:
 def _request(
     path: str,
     body: dict[str, Any],
-    tenant: str,
+    tenant: TenantId,
     request_id: str,
     headers: dict[str, str] | None = None,
 ) -> Request:
