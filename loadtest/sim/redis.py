@@ -128,6 +128,16 @@ class RedisServer:
         self._has_written = False
         return self._perform(name, *arguments)
 
+    def carry_out(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
+        """Replies to commands; the error of one that is refused is in place of its reply."""
+        replies: list[Any] = []
+        for command in commands:
+            try:
+                replies.append(self.execute(*command))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
     def _perform(self, name: bytes, *arguments: bytes) -> Any:
         name = name.upper()
         if name in DENIED_WHEN_FULL:
@@ -362,31 +372,12 @@ def server_on(timeline: Timeline) -> RedisServer:
     return RedisServer(lambda: WALL_START_NS + timeline.now_ns)
 
 
-class SimRedis:
-    """A client of one life of a process: as much of `redis.asyncio.Redis` as services use.
+class MemoryRedis:
+    """A client on the loop that runs: as much of `redis.asyncio.Redis` as services use."""
 
-    Args:
-        host, loop: of the process.
-        random: decides how long answers take.
-        timeout_s: longer ones fail.
-    """
-
-    def __init__(
-        self,
-        server: RedisServer,
-        timeline: Timeline,
-        host: LoopHost,
-        loop: SimLoop,
-        random: Random,
-        timeout_s: float,
-    ) -> None:
-        self._server = server
-        self._timeline = timeline
-        self._host = host
-        self._loop = loop
-        self._random = random
-        self._timeout_ns = round(timeout_s * SECOND)
-        self._is_closed = False
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.is_closed = False
 
     async def execute_command(self, *command: Value) -> Any:
         """A command's answer."""
@@ -403,7 +394,7 @@ class SimRedis:
 
     async def aclose(self) -> None:
         """Disconnect: every later command fails."""
-        self._is_closed = True
+        self.is_closed = True
 
     async def get(self, name: str) -> Any:
         return await self.execute_command("GET", name)
@@ -430,7 +421,7 @@ class SimRedis:
 
     async def scan_iter(self, *, match: str, count: int = SCAN_CHUNK) -> AsyncIterator[bytes]:
         await self.execute_command("EXISTS", "")  # a round trip
-        found = [key for key in self._server.names() if fnmatchcase(key.decode(), match)]
+        found = [key for key in self.server.names() if fnmatchcase(key.decode(), match)]
         for at, key in enumerate(found):
             if at and at % count == 0:
                 await self.execute_command("EXISTS", "")
@@ -443,17 +434,49 @@ class SimRedis:
             RedisConnectionError: the server cannot be reached, or the answer was lost.
             RedisTimeoutError: it did not answer in time; the commands may have been carried out.
         """
-        if self._is_closed:
+        await asyncio.sleep(0)
+        if self.is_closed or not self.server.is_up:
+            raise RedisConnectionError("closed" if self.is_closed else "refused")
+        return self.server.carry_out(commands)
+
+
+class SimRedis(MemoryRedis):
+    """A client of one life of a process, as far away from its server as over a network.
+
+    Args:
+        host, loop: of the process.
+        random: decides how long answers take.
+        timeout_s: longer ones fail.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        timeline: Timeline,
+        host: LoopHost,
+        loop: SimLoop,
+        random: Random,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(server)
+        self._timeline = timeline
+        self._host = host
+        self._loop = loop
+        self._random = random
+        self._timeout_ns = round(timeout_s * SECOND)
+
+    async def _answers(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
+        if self.is_closed:
             raise RedisConnectionError("this client is closed")
         answered: asyncio.Future[list[Any]] = self._loop.create_future()
-        there_ns = self._random.randrange(self._server.way_max_ns)
+        there_ns = self._random.randrange(self.server.way_max_ns)
         self._timeline.after(there_ns, partial(self._at_server, commands, there_ns, answered))
         return await answered
 
     def _at_server(
         self, commands: Sequence[Sequence[Value]], there_ns: int, answered: "asyncio.Future[Any]"
     ) -> None:
-        server, host = self._server, self._host
+        server, host = self.server, self._host
         late_ns = max(self._timeout_ns - there_ns, 0)
         if not server.is_up:
             if server.hangs:
@@ -461,21 +484,15 @@ class SimRedis:
             else:
                 host.later(0, partial(_fail, answered, RedisConnectionError("refused")))
             return
-        answers = [self._carried_out(command) for command in commands]
+        answers = server.carry_out(commands)
         back_ns = self._random.randrange(server.way_max_ns)
         if back_ns > late_ns:
             host.later(late_ns, partial(_fail, answered, RedisTimeoutError("no answer")))
         else:
             host.later(back_ns, partial(self._deliver, answers, server.num_lives, answered))
 
-    def _carried_out(self, command: Sequence[Value]) -> Any:
-        try:
-            return self._server.execute(*command)
-        except ResponseError as error:
-            return error
-
     def _deliver(self, answers: list[Any], life: int, answered: "asyncio.Future[Any]") -> None:
-        if self._is_closed or life != self._server.num_lives:
+        if self.is_closed or life != self.server.num_lives:
             _fail(answered, RedisConnectionError("the connection broke"))
         elif not answered.done():
             answered.set_result(answers)
