@@ -16,10 +16,10 @@ HUB = "services/frontend/turns/hub.py"
 JOB_HUB = "services/frontend/turns/job_hub.py"
 OUTBOX = "services/frontend/turns/outbox.py"
 SESSIONS = "services/frontend/sessions/store.py"
-HINT_GATE = "services/frontend/hints/gate.py"
+HINT_GATE = "services/frontend/turns/hints.py"
 GENERATION = "services/frontend/api/text/generation.py"
 HTTP_REQUEST = "services/frontend/http/request.py"
-ANSWERS = "services/frontend/api/answers.py"
+ANSWERS = "services/frontend/http/answers.py"
 
 SHELL_MUTANTS = (
     # What every shell stands on.

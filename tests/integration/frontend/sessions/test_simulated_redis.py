@@ -46,8 +46,8 @@ async def history(open_redis: OpenRedis, execute: Execute) -> list[Any]:
         match random.randrange(6):
             case 0:
                 known = await store.get(tenant, session_id)
-                generations.append(known.generation)
-                answers.append((known.record, known.generation.split(" ")[0], known.kv_at))
+                generations.append(known.epoch)
+                answers.append((known.record, known.epoch.split(" ")[0], known.kv_at))
             case 1:
                 kept = replace(
                     record(session_id), tenant=tenant, num_turns=number,
