@@ -263,16 +263,11 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 def _close(coro: Any) -> None:
     """Unwind a coroutine. One that never began is begun first: closed before that, what it was
-    given to await would be said to have been forgotten.
+    given to await would be said to have been forgotten. (It is cancelled, not closed: `close` does
+    not reach into asynchronous generators.)
     """
     with suppress(BaseException):
         if getcoroutinestate(coro) == CORO_CREATED:
             coro.send(None)
-    for _ in range(CLOSINGS_MAX):
-        try:
-            coro.close()
-        except RuntimeError:  # it awaited once more
-            continue
-        except BaseException:
-            pass
-        return
+        for _ in range(CLOSINGS_MAX):  # it may await once more
+            coro.throw(asyncio.CancelledError())
