@@ -1,10 +1,10 @@
 """What must hold of every core at any moment."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND
-from services.kvstore.core import KvCore
+from services.kvstore.core import ArenaBlock, KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
 from services.scheduler.core.jobs import JobsCore
@@ -144,6 +144,11 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
     if leaving:
         in_flight = {id(turn) for planned in core.flights for turn in planned.turns}
         assert leaving <= in_flight, "a turn that ended lingers"
+
+
+def held_blocks(core: KvCore) -> Iterator[ArenaBlock]:
+    """Blocks that have pages in an arena."""
+    return (block for arena in core.arenas.values() for block in arena.holding.values())
 
 
 def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) -> None:

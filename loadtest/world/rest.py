@@ -1,14 +1,15 @@
 """Invariants of all processes at rest, after the last request has ended."""
 
+from loadtest.sim.bucket import Bucket
+from loadtest.sim.kvstore import OBJECTS_REST_NS, Kvstore
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
-from loadtest.world.bucket import Bucket
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
-from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
-from loadtest.world.redis import Redis
 from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
+from services.kvstore.tiers.values import HEADER_BYTES
 from shared.locations import (
     KV_HOSTS_KEY,
     decode_lives,
@@ -19,6 +20,7 @@ from shared.locations import (
 from shared.owners import NO_OWNER
 
 AGAIN_NS = 2 * SECOND
+LOCATIONS = "symphony:kv:"  # see `location_redis_key`
 
 
 def check_rest(world: World) -> None:
@@ -117,7 +119,7 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         assert not any(block.num_pins for block in arena.holding.values()), "unowned pins"
 
 
-def _check_told(kvstore: Kvstore, redis: Redis) -> None:
+def _check_told(kvstore: Kvstore, redis: RedisServer) -> None:
     """Redis says what is on this host's disk, and what it wrote to the object store, and nothing
     else that anybody would believe.
     """
@@ -126,16 +128,19 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     if (
         "lost disk" not in kvstore.deployment.fault_kinds
     ):  # what was written just before it is missed
-        owners = {block.owner for block in kvstore.disk.values()} - {NO_OWNER}
+        owners = {block.owner for block in kvstore.disk.blocks.values()} - {NO_OWNER}
         assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
-    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
+    lives = decode_lives(redis.hash_of(KV_HOSTS_KEY))
     for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
         reported: dict[str, int] = {}
-        for key in redis.hashes:
+        for key in map(bytes.decode, redis.names()):
+            if not key.startswith(LOCATIONS):
+                continue
             # Its own only: of all, readers get only the most.
-            own = {name: data for name, data in redis.raw(key).items() if name == place.encode()}
-            if key != KV_HOSTS_KEY and (found := decode_locations(own, lives)):
+            fields = redis.hash_of(key).items()
+            own = {name: data for name, data in fields if name == place.encode()}
+            if found := decode_locations(own, lives):
                 reported[key] = found[place]
         expected = {location_redis_key(owner): num for owner, num in of_place.items()}
         said = {key: num for key, num in reported.items() if num}
@@ -152,5 +157,5 @@ def _check_saved(kvstore: Kvstore, bucket: Bucket) -> None:
     own = {run for run in bucket.runs() if run.host_id == kvstore.host_id}
     if "bucket" not in kvstore.deployment.fault_kinds:
         assert known == own, f"{kvstore.name} does not know what it wrote"
-    num_bytes = sum(run.num_pages * run.page_bytes for run in known)
+    num_bytes = sum(run.num_pages * (HEADER_BYTES + run.page_bytes) for run in known)
     assert objects.tier.num_bytes == num_bytes, "bytes are miscounted"

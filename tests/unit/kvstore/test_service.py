@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.config import KvstoreConfig
-from services.kvstore.service import KvService, serve
+from services.kvstore.service import KvService, limits, serve
 from shared.arena import PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.errors import NotFound, PeerUnavailable
@@ -73,7 +73,7 @@ class Deployment:
             runtime.clock = LoopClock()
             stack.push_async_callback(runtime.cancel_tasks)
             ports, arenas, leases = self.machines[number].start(NUM_PAGES)
-            service = KvService(runtime, config, ports)
+            service = KvService(runtime, config, ports, limits(config))
             task = asyncio.ensure_future(serve(runtime, config, ports, service))
             await until(lambda: now(runtime.state == "ready" or task.done()))
             worker = Worker(bus, config.host_id, arenas, leases)
