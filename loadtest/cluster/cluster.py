@@ -7,6 +7,7 @@ from random import Random
 from typing import ClassVar
 
 from loadtest.cluster.door import SimulatedDoor
+from loadtest.cluster.frontend import Frontend
 from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
@@ -15,16 +16,15 @@ from loadtest.cluster.plant import Plant, build_plant
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.policies.placement import SYSTEMS, Home
+from loadtest.sim.redis import server_on
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
 from loadtest.world.candidate import Election
 from loadtest.world.checks import check_worker
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.frontend import Frontend
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from loadtest.world.scheduler import Scheduler
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
@@ -120,7 +120,7 @@ class Cluster:
         timeline, without = deployment.timeline, options.without
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
-        redis, ledger = Redis(), _Ledger(timeline)
+        redis, ledger = server_on(timeline), _Ledger(timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
             host: ClusterKvstore(deployment, redis, host, plant)

@@ -9,12 +9,12 @@ from typing import Any
 from loadtest.cluster.peering import Page, PeerHost, Peering
 from loadtest.cluster.telling import Telling
 from loadtest.sim.arena import PAGE_BYTES, SimArena
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.timeline import MS, SECOND, US
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import Content, DiskBlock
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
     Commit,
@@ -52,6 +52,7 @@ from shared.ids import HostId, WorkerId
 from shared.owners import OwnerKey
 from shared.wire import messages as m
 from shared.wire.messages import pack_ints, unpack_ints
+from shared.wire.sessions import SessionRecord, decode_record, session_redis_key
 from shared.wire.subjects import (
     KV_COMMIT,
     KV_LEASE,
@@ -67,6 +68,7 @@ GROWTH_NS = 50 * MS  # until more of an arena has memory
 TICKET_NS = 4 * SECOND
 READ_NS = 100 * US
 WRITE_NS = 500 * US
+REDIS_NS, REDIS_PATIENCE_NS = MS, 250 * MS
 STAGE_MAX_NS = 80 * MS
 DROPS_MAX = 2
 
@@ -88,7 +90,7 @@ class Kvstore(PeerHost):
     def __init__(
         self,
         deployment: SimDeployment,
-        redis: Redis,
+        redis: RedisServer,
         host_id: HostId,
         num_pages: int,
         disk_slowness: int = 1,
@@ -244,16 +246,20 @@ class Kvstore(PeerHost):
 
             self._peering.locate(message, keys, on_offer)
 
-        def on_record(record: Any) -> None:
-            is_other = (
-                message.fingerprint != self.deployment.model.fingerprint
-            )  # than frontends know
-            on_keys([] if record is None or is_other else unpack_keys(record.block_keys))
+        def on_record(record: SessionRecord | None) -> None:
+            is_usable = record is not None and record.fingerprint == message.fingerprint
+            on_keys(unpack_keys(record.block_keys) if record is not None and is_usable else [])
 
         if message.keys or message.session_id is None:
             on_keys(unpack_keys(message.keys))
         else:
-            self._redis.read(self, message.tenant, message.session_id, on_record)
+            stored = None
+            if self._redis.is_up:
+                key = session_redis_key(message.tenant, message.session_id)
+                stored = self._redis.execute("GET", key)
+            record = None if stored is None else decode_record(stored)
+            wait_ns = REDIS_NS if self._redis.is_up else REDIS_PATIENCE_NS
+            self.later(wait_ns, partial(on_record, record))
 
     def _locate(self, message: m.KvLocate) -> m.KvLocated:
         keys = unpack_keys(message.keys)

@@ -184,7 +184,7 @@ class SimLoop:
             self.threads.start(work)
         else:
             if executor not in self._pools:
-                num_threads = executor._max_workers
+                num_threads = getattr(executor, "_max_workers", 1)
                 self._pools[executor] = Pool(self.threads, num_threads, _never)
             self._pools[executor].submit(work)
         return future
@@ -229,7 +229,7 @@ class _Dead(BaseException):
 def _close(coro: Any) -> None:
     """Unwind a coroutine. One that never began is begun first: closed before that, what it was
     given to await would be said to have been forgotten. (`close` would leave behind what a
-    ``finally`` awaits.)
+    ``finally`` awaits, and does not reach into asynchronous generators.)
     """
     with suppress(BaseException):
         if getcoroutinestate(coro) == CORO_CREATED:

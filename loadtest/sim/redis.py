@@ -24,6 +24,7 @@ T = TypeVar("T", dict[bytes, bytes], dict[bytes, float], set[bytes])
 WALL_START_NS = 1_800_000_000 * SECOND
 WAY_MAX_NS = MS  # a command's, and an answer's
 SCAN_CHUNK = 10
+LOCATION_PREFIX = "symphony:kv:"
 COMMANDS = {
     "_time", "_info", "_bgrewriteaof", "_del", "_exists", "_expire", "_ttl",
     "_get", "_mget", "_set", "_strlen", "_getrange", "_bitfield",
@@ -107,6 +108,11 @@ class RedisServer:
     def hash_of(self, key: str) -> dict[bytes, bytes]:
         """Fields of a hash; none if it is not there."""
         return dict(self._of(key.encode(), dict))
+
+    def location_keys(self) -> list[str]:
+        """Hashes of where sessions' KV is."""
+        keys = (key.decode() for key in self.names())
+        return [key for key in keys if key.startswith(LOCATION_PREFIX)]
 
     # Commands.
 
