@@ -199,7 +199,7 @@ class Kvstore(PeerHost):
         if message.page_bytes not in self.core.arenas:
             self.core.on_arena(message.page_bytes, self._num_pages // 2)
             self.later(GROWTH_NS, self._grow)
-        life, number = map(int, message.incarnation.split(".")[1:])
+        life, number = map(int, message.incarnation.rsplit("-", 2)[1:])
         latest = self._opened.get(message.worker_id, (0, 0))
         is_overtaken = OVERTAKING & self.deployment.fault_kinds  # who lives opens again
         assert (life, number) >= latest or is_overtaken, "an old life opens"

@@ -184,7 +184,7 @@ class Peering:
         ):
             is_good = outcome is LoadOutcome.READY
             arena.set_word(page, generation, PageState.READY if is_good else PageState.BAD)
-        return FetchedPages(reads, [outcome for outcome, _ in taken], [told for _, told in taken])
+        return FetchedPages(reads, [outcome for outcome, _ in taken], [facts for _, facts in taken])
 
     def _take_page(
         self, host_id: HostId, reads: PageReads, at: int

@@ -61,6 +61,7 @@ class SimDisk:
     slowness: factor on what reads and writes take.
     is_full: writes find no room.
     unread_share: of reads, which fail.
+    is_damaged: the whole database cannot be used any more.
     life: counts the databases that this was.
     on_write: called with a block before it is written, and its pages.
     """
@@ -72,12 +73,12 @@ class SimDisk:
         self.is_full = False
         self.unread_share = 0.0
         self.life = 1
-        self._is_damaged = False
+        self.is_damaged = False
         self.on_write: Callable[[DiskWrite, list[bytes]], None] = lambda write, pages: None
 
     def start(self) -> tuple[Scan, bool]:
         """For a new life of the kvstore: what is there, and whether the database is a new one."""
-        was_reset = self._is_damaged
+        was_reset = self.is_damaged
         if was_reset:
             self.reset()
         self.life = 1
@@ -96,10 +97,6 @@ class SimDisk:
             if self._random.random() < share:
                 self.blocks[key] = block.damaged()
 
-    def damage(self) -> None:
-        """The whole database cannot be used any more."""
-        self._is_damaged = True
-
     @contextmanager
     def read(self) -> Iterator["SimReader"]:
         self._check()
@@ -115,7 +112,7 @@ class SimDisk:
 
     def reset(self) -> None:
         self.life += 1
-        self._is_damaged = False
+        self.is_damaged = False
         self.blocks = {}
 
     def sync(self) -> None:
@@ -123,7 +120,7 @@ class SimDisk:
         wait_ns(self._random.randrange(WRITE_NS * self.slowness))
 
     def _check(self) -> None:
-        if self._is_damaged:
+        if self.is_damaged:
             raise DiskDamaged("a page of the index is torn", self.life)
 
 

@@ -147,6 +147,13 @@ class Kvstore(Service):
         """No tier keeps expired blocks."""
         check_expired(self.core, self.now_ns)
 
+    def end(self, restart_ns: int) -> None:
+        """It stops in order: what was committed is on disk, if that takes it."""
+        core, disk = self.core, self.disk
+        is_written = core is None or not core.num_writing
+        assert is_written or disk.is_full or disk.is_damaged, f"{self.name} leaves KV unwritten"
+        super().end(restart_ns)
+
     # What workers do on this host.
 
     @property
@@ -173,6 +180,10 @@ class Kvstore(Service):
         if path not in self._locks:
             raise FileNotFoundError(path)
         self._locks[path] = (holder, holder.life)
+
+    def release_lock(self, path: Path) -> None:
+        """Unlock a lease file, as the kernel does when a process ends."""
+        self._locks[path] = None
 
     def _ports(self, runtime: Runtime, config: KvstoreConfig) -> Ports:
         scan, was_reset = self.disk.start()

@@ -152,8 +152,8 @@ def held_blocks(core: KvCore) -> Iterator[ArenaBlock]:
 
 
 def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) -> None:
-    """Every page of the arena is in exactly one place; none is taken from under a ticket. Nobody
-    waits for another source than his own, and new KV not for the object store.
+    """Every page of the arena is in exactly one place; none is taken from under a ticket. No
+    load waits for another source than its own, and new KV not for the object store.
     """
     check_integrity(core)
     sources = [*core._loads._queues]
@@ -172,8 +172,8 @@ def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) 
 
 
 def check_expired(core: KvCore, now_ns: int) -> None:
-    """What is over is gone from the tiers below the arena, once a tick has ended: unless somebody
-    uses it, or what continues it is not over. A session has one expiry on a disk.
+    """What is over is gone from the tiers below the arena, once a tick has ended: unless it is
+    used, or what continues it is not over. A session has one expiry on a disk.
     """
     disk = core.disk
     for key in disk.keys:

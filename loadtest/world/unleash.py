@@ -161,7 +161,7 @@ def _tear_disk(world: World, random: Random) -> None:
 
 
 def _lose_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).disk.damage()
+    random.choice(list(world.kvstores.values())).disk.is_damaged = True
 
 
 def _cut_link(world: World, random: Random) -> None:

@@ -150,7 +150,7 @@ class Worker(Process):
 
     def on_start(self) -> None:
         model = self._model
-        self._incarnation = f"{self.name}.{self.life}"
+        self._incarnation = f"{self.name}-{self.life}"
         self.is_touched = True
         self._num_reports = 0
         self._telling = SpeedReports()
@@ -428,7 +428,7 @@ class Worker(Process):
     def _open(self) -> None:
         self.device.detach()
         self._num_opens += 1
-        incarnation = f"{self._incarnation}.{self._num_opens}"
+        incarnation = f"{self._incarnation}-{self._num_opens}"
 
         def on_opened(opened: KvOpened) -> None:
             try:
