@@ -32,7 +32,6 @@ from shared.wire.messages import (
     unpack_ints,
 )
 from shared.wire.subjects import (
-    BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
     INPUT_PULL,
@@ -144,12 +143,6 @@ class WorkerJobs:
         self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None
         wires.listen(worker, BATCH_START, lambda message, _: self._on_batch(message), worker_id)
-        wires.listen(
-            worker,
-            BATCH_CANCEL,
-            lambda m, _: self._perform(self.core.on_batch_cancel(m, worker.now_ns)),
-            worker_id,
-        )
         wires.listen(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
 
     def _wake(self) -> bool:
@@ -185,9 +178,6 @@ class WorkerJobs:
                     self._wires.send(worker, BATCH_DONE, done)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
-                case we.StopRun(batch_id):
-                    ran = we.Ran(started_at_ns=worker.now_ns, run_ns=1)
-                    worker.later(0, partial(self._on_ran, batch_id, ran))
 
     def _pull(self, effect: we.PullInputs) -> None:
         def on_inputs(inputs: list[we.Pulled] | None) -> None:
