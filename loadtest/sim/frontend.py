@@ -13,7 +13,7 @@ from loadtest.sim.http import Exchange, Reader, Request, SimHttp
 from loadtest.sim.redis import RedisServer, SimRedis
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import SECOND, Timeline
-from loadtest.sim.tokenizer import SimModelFiles
+from loadtest.sim.tokenizer import SimModelFiles, SimTexts
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.jobs import JOB_MODEL
 from loadtest.world.model import ADAPTERS, MODEL
@@ -21,7 +21,6 @@ from services.frontend.app import App
 from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
 from services.frontend.ports import Ports
-from services.frontend.rendering.texts import Texts
 from services.frontend.service import main
 from shared.adapters.record import EVERYBODY, adapters_redis_key, encode_adapter
 from shared.bus import Bus
@@ -137,8 +136,6 @@ class Frontend(Service):
         self._exchanges.pop(exchange, None)
 
     def _ports(self, runtime: Runtime, http: SimHttp) -> Ports:
-        unused = cast(Any, None)  # processes for long texts and chats, and files of uploads
-
         async def connect(_: str) -> Bus:
             return SimBus(SimClient(self.deployment.wires, self, self.loop), self.store)
 
@@ -150,10 +147,10 @@ class Frontend(Service):
             connect=connect,
             redis=redis,
             threads=lambda *_: SimThreads(),
-            texts=lambda _: Texts(unused, unused),
+            texts=lambda _: SimTexts(),
             grammars=GrammarMaker(runtime.clock),
             model_files=SimModelFiles(self.deployment.model.vocab_size),
-            upload_files=unused,
+            upload_files=cast(Any, None),  # no adapter is uploaded
             draw=self._ways.random,
         )
 

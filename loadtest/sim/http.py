@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Message, Scope
 
 from loadtest.sim.loop import SimLoop
-from loadtest.sim.timeline import MS, Action, Timeline
+from loadtest.sim.timeline import MS, SECOND, Action, Timeline
 
 WAY_MAX_NS = MS  # of bytes between a client and a frontend
+GOES_ON_MAX_NS = 3 * SECOND  # of a request whose client hung up: Redis may be waited for
 SHUTDOWN_S = 2.0  # after the drain: as `services.frontend.http.server` has it
 PORT = 8080
 
@@ -28,6 +29,9 @@ class Host(Protocol):
 
     def run(self, life: int, action: Action) -> None:
         """Do it now or after the thaw, if this life still lasts."""
+
+    def later(self, delay_ns: int, action: Action) -> None:
+        """Do it in `delay_ns`, in this life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,7 @@ class Exchange:
         self._has_hung_up = False
         self._is_body_read = False
         self._is_complete = False
+        self._is_over = False
         self._arrives_at_ns = 0
 
     def send(self, begin: Action) -> None:
@@ -152,6 +157,7 @@ class Exchange:
         try:
             await api(self._scope(), self._receive, self._send)
         finally:
+            self._is_over = True
             self._gone.set()
             if not self._is_complete:
                 self._deliver(self.break_off)
@@ -159,6 +165,12 @@ class Exchange:
     def _notice(self) -> None:
         if self._gone is not None:
             self._gone.set()
+        if not self._is_over:
+            self._host.later(GOES_ON_MAX_NS, self._check_over)
+
+    def _check_over(self) -> None:
+        path = self._request.path
+        assert self._is_over, f"the client of {path} hung up, and its request goes on"
 
     def _scope(self) -> Scope:
         request = self._request

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from lupa.lua51 import LuaRuntime
 from redis.exceptions import ResponseError
 
 Call = Callable[..., Any]
@@ -49,6 +48,8 @@ class Scripts:
     """Compiled scripts of this process; one runs at a time."""
 
     def __init__(self) -> None:
+        from lupa.lua51 import LuaRuntime  # the simulated cluster, which runs none, needs no Lua
+
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._compiled: dict[str, Any] = {}
         self._call: Call | None = None

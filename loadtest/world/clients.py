@@ -9,6 +9,7 @@ from typing import Any
 from loadtest.sim.frontend import Frontend, key_of
 from loadtest.sim.http import Exchange, Request
 from loadtest.sim.timeline import MS, SECOND
+from loadtest.sim.tokenizer import TOOL
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hint, Hinters
 from loadtest.world.jobs import JOB_MODEL, SLO_NS, value_of
@@ -25,6 +26,8 @@ AGENTS = ("planner", "writer", "reader")
 AGENTS_SHARE = 0.5  # of worlds: most sessions are agents'
 SEPARATE_SHARE = 0.5  # of those: agents take up every piece of work in a session of its own
 CHANGE_SHARE = 0.1  # of turns that go on, on another adapter
+CHAT_SHARE = 0.5  # of turns; others are completions of tokens
+TOOLS = [{"type": "function", "function": {"name": TOOL}}]
 WHOLE_SHARE = 0.15  # of turns: their answers come in one piece
 ADDRESS = "10.0.0.1"
 REFUSED_STATUS = 400  # and above
@@ -196,13 +199,13 @@ class Clients:
             calm_since_ns=now_ns,
             adapter=session.adapter,
             is_streamed=random.random() >= WHOLE_SHARE,
+            is_chat=random.random() < CHAT_SHARE,
         )
 
     def _request_of(self, turn: ClientTurn) -> Request:
         session, sampling = turn.session, turn.sampling
         body: dict[str, Any] = {
             "model": self._model_of(session),
-            "prompt": turn.prompt,
             "max_tokens": sampling.max_tokens,
             "ignore_eos": sampling.ignore_eos,
             "seed": sampling.seed,
@@ -210,12 +213,18 @@ class Clients:
             "stream": turn.is_streamed,
             "return_token_ids": True,
         }
+        if turn.is_chat:
+            content = "".join(f" {token}" for token in turn.prompt)
+            body |= {"messages": [{"role": "user", "content": content}], "tools": TOOLS}
+        else:
+            body["prompt"] = turn.prompt
         if expiry_s := self._deployment.draw_expiry_s():
             body["kv_expiry_s"] = expiry_s
         headers = {"X-Session-Id": str(session.session_id)}
         if (agent := session.agent) is not None:
             headers |= {"X-Agent": agent.agent, "X-Workflow-Id": agent.workflow_id}
-        return _request("/v1/completions", body, session.tenant, turn.request_id, headers)
+        path = "/v1/chat/completions" if turn.is_chat else "/v1/completions"
+        return _request(path, body, session.tenant, turn.request_id, headers)
 
     def _hang_up(self, turn: ClientTurn, exchange: Exchange) -> None:
         if turn.end is None:
@@ -370,8 +379,9 @@ class TurnReader:
         if self._status >= REFUSED_STATUS:
             self._on_error(json.loads(self._data)["error"])
         elif not self._turn.is_streamed:
-            (choice,) = json.loads(self._data)["choices"]
-            assert choice["prompt_token_ids"] == self._turn.prompt, "another prompt"
+            answer = json.loads(self._data)
+            (choice,) = answer["choices"]
+            self._on_prompt(answer | choice)
             self._on_choice(choice)
         assert self._turn.end is not None, f"{self._turn.request_id} has no end"
 
@@ -390,12 +400,18 @@ class TurnReader:
             self._on_error(event["error"])
             return
         for choice in event["choices"]:
+            self._on_prompt(event | choice)
             self._on_choice(choice)
 
+    def _on_prompt(self, answer: dict[str, Any]) -> None:
+        """Once it is shown, as it was tokenized."""
+        shown = answer.get("prompt_token_ids", self._turn.prompt)
+        assert shown == self._turn.prompt, f"the prompt became {shown}"
+
     def _on_choice(self, choice: dict[str, Any]) -> None:
-        self._clients.on_tokens(self._turn, choice["token_ids"])
-        if choice["finish_reason"] is not None:
-            self._clients.on_finish(self._turn, choice["finish_reason"])
+        self._clients.on_tokens(self._turn, choice.get("token_ids", []))
+        if (finish := choice["finish_reason"]) is not None:
+            self._clients.on_finish(self._turn, "stop" if finish == "tool_calls" else finish)
 
     def _on_error(self, error: dict[str, Any]) -> None:
         if self._turn.end is None:

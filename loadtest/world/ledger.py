@@ -26,6 +26,7 @@ class ClientTurn:
 
     Attributes:
         is_streamed: its tokens come as they are generated.
+        is_chat: its prompt goes as text.
         moved_at_ns: when it last received something, or could not have.
         calm_since_ns: nothing but deaths went wrong since then.
         end: how it ended: a finish reason, the code of a failure, ``gone``, or ``refused`` before
@@ -41,6 +42,7 @@ class ClientTurn:
     calm_since_ns: int
     adapter: AdapterRef | None = None
     is_streamed: bool = True
+    is_chat: bool = False
     got: list[int] = field(default_factory=list)
     end: str | None = None
     ended_at_ns: int = 0
