@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.supervisor.children import (
+from cli.base.children import (
     find_nats_server,
     free_port,
     start_child,

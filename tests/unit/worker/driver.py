@@ -222,7 +222,7 @@ class Engine:
     def store_all(self, *, is_good: bool = True) -> list[Effect]:
         """End every write that has begun."""
         sums = [0] * NUM_LAYERS if is_good else []
-        numbers = list(self.core.writeback._storing)
+        numbers = list(self.core.write_behind._storing)
         return self.keep(self.core.on_stored(dict.fromkeys(numbers, sums)))
 
     def keep(self, effects: list[Effect]) -> list[Effect]:
@@ -232,7 +232,7 @@ class Engine:
 
 def stock_of(engine: Engine) -> list[int]:
     """Arena pages that it has leased and not written yet."""
-    return engine.core.writeback._stock
+    return engine.core.write_behind._stock
 
 
 def announce(engine: Engine, session_id: SessionId, **fields: Any) -> list[Effect]:

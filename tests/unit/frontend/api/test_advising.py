@@ -69,11 +69,11 @@ class Peers:
 
     @property
     def tokens(self) -> float:
-        return self.account.tokens
+        return float(self.account.tokens)
 
     @property
     def open(self) -> float:
-        return self.account.open
+        return float(self.account.open)
 
 
 def do(peers: Peers, *wishes: Wish) -> None:

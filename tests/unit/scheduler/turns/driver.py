@@ -13,8 +13,8 @@ from services.scheduler.core import (
     SchedulerCore,
     StartTurn,
 )
+from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.turns.core import EVERYTHING
-from services.scheduler.core.turns.records import Worker
 from shared.blocks import BLOCK_TOKENS
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId

@@ -60,8 +60,8 @@ def tail_in(engine: Engine, tokens: list[int] = SAID) -> Block | None:
 def connected() -> Engine:
     """With room to write into."""
     engine = Engine(new_core(lease_target_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-    engine.core.writeback.connect(1)
-    engine.core.writeback.refill(engine.now_ns)
+    engine.core.write_behind.connect(1)
+    engine.core.write_behind.refill(engine.now_ns)
     engine.core.on_leased(list(range(32)))
     return engine
 
