@@ -243,9 +243,9 @@ def test_executors_hold_turns_to_grammars(
         "additionalProperties": False,
     }
     wishes: list[dict[str, Any]] = [
-        {"grammar": compact(schema), "max_tokens": 120},
-        {"grammar": LLMatcher.grammar_from_regex("(xy){40}z"), "max_tokens": 100, "seed": 5},
-        {"temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 120},
+        {"grammar": compact(schema), "max_tokens": 300},
+        {"grammar": LLMatcher.grammar_from_regex("(xy){80}z"), "max_tokens": 200, "seed": 5},
+        {"temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 300},
         {"grammar": LLMatcher.grammar_from_regex("a{3,9}"), "min_tokens": 6, "ignore_eos": True},
         {"grammar": LLMatcher.grammar_from_regex("no|nobody"), "logprobs": 1, "min_tokens": 9},
     ]
@@ -264,7 +264,7 @@ def test_executors_hold_turns_to_grammars(
     assert said[0] == said[1]
     texts = [bytes(t for t in each if t < 256).decode(errors="replace") for each in said[0]]
     assert set(json.loads(texts[0])) == {"a", "b"}
-    assert texts[1] == "xy" * 40 + "z"
+    assert texts[1] == "xy" * 80 + "z"
     assert 6 <= len(texts[3]) <= 9 and set(texts[3]) == {"a"}
     assert texts[4] in {"no", "nobody"}
 

@@ -54,7 +54,9 @@ EXPECTED = {
 
 # Together they have every kind of fast layer, with biases and without, each way of rotating,
 # windows and experts; of the others `test_logits_are_as_before` runs the layers, on one batch.
-BATCHED = {"llama", "qwen2", "gemma3_text", "phi3", "starcoder2", "cohere", "qwen3_moe"}
+BATCHED = {
+    "llama", "qwen2", "gemma3_text", "phi3", "starcoder2", "stablelm", "cohere", "qwen3_moe",
+}  # fmt: skip
 
 
 def make_model(kind: str) -> Any:
