@@ -11,7 +11,7 @@ from services.scheduler.core.batching.rank import Grant, RankTable
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import JobsEffect, SendGrant
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import ModelKey
 from services.scheduler.core.timers import Timers
