@@ -6,8 +6,8 @@ A test compares the files with what this draws.
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from cli.base.children import ROOT
 from cli.docs.lives import ADVISORY, DELETION, DEPLOYMENT, JOB, TURN, Drawing, Message, Note
-from cli.start.plan import ROOT
 
 FOLDER = ROOT / "docs" / "images"
 DRAWINGS = {

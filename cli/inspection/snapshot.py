@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from cli.runfile import RunState
+from cli.base.runfile import RunState
 from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
 from shared.runtime.access import RedisAccess

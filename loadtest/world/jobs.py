@@ -1,4 +1,4 @@
-"""One-shot jobs in the world: what a frontend, a scheduler and a worker each do for them."""
+"""One-shot jobs in the simulation: what a frontend and a worker each do for them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,23 +6,15 @@ from typing import Any
 
 from loadtest.sim.timeline import MS, Action
 from loadtest.world.alarm import Alarm
-from loadtest.world.candidate import Candidate
-from loadtest.world.desk import Desk
-from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
 from loadtest.world.wires import Reply
 from services.frontend.core.turns import job_events as fe
 from services.frontend.core.turns.jobs import INPUT_MISSING, Jobs
-from services.scheduler.core import ProbeWorker
-from services.scheduler.core import jobs as sj
-from services.scheduler.core.batching.job import Delays
-from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId, shard_of
 from shared.wire.messages import (
-    SOLE_LEADERSHIP,
     BatchStart,
     InputPull,
     JobInput,
@@ -32,7 +24,6 @@ from shared.wire.messages import (
     OneshotVariant,
 )
 from shared.wire.subjects import (
-    BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
     INPUT_PULL,
@@ -41,13 +32,11 @@ from shared.wire.subjects import (
     JOBS_DROPPED,
     JOBS_SUBMIT,
     LEADER_CHANGED,
-    WORKER_REPORT,
 )
 
 JOB_MODEL = ModelId("e")
 SIZE_MAX = 8
 SLO_NS = 200 * MS
-SHARD = "0"
 
 
 def batch_ns(size: int) -> int:
@@ -159,61 +148,6 @@ class FrontendJobs:
                     raise AssertionError("no prompt was pulled")
 
 
-class SchedulerJobs:
-    """The batching core of a scheduler that leads."""
-
-    def __init__(self, scheduler: Candidate, ledger: Ledger) -> None:
-        self._scheduler = scheduler
-        self._ledger = ledger
-        self._wires = wires = scheduler.deployment.wires
-        limits = sj.JobLimits()
-        delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
-        self.core = core = sj.JobsCore(
-            make_batcher("steady", delays), limits, fence=scheduler.fence,
-            started_at_ns=scheduler.now_ns, name=scheduler.instance,
-        )  # fmt: skip
-        self._desk = desk = Desk(scheduler, core.on_wake, core.on_worker_gone, self._perform)
-        desk.put(core.on_wake)
-        wires.listen(scheduler, WORKER_REPORT, desk.feeding(core.on_report))
-        wires.listen(scheduler, BATCH_DONE, desk.feeding(core.on_batch_done))
-        wires.listen(scheduler, JOBS_SUBMIT, desk.feeding(core.on_jobs), SHARD)
-        wires.listen(scheduler, JOBS_CANCEL, desk.feeding(core.on_cancel), SHARD)
-        self.announce()
-
-    def set_fence(self, fence: int) -> None:
-        """The same process leads under another fence."""
-        self.core.set_fence(fence)
-        self.announce()
-
-    def announce(self) -> None:
-        """Tell everybody who leads."""
-        scheduler = self._scheduler
-        changed = LeaderChanged(
-            instance=scheduler.instance,
-            fence=scheduler.fence,
-            leadership=SOLE_LEADERSHIP,
-        )
-        self._wires.send(scheduler, LEADER_CHANGED, changed)
-
-    def _perform(self, effect: sj.JobsEffect) -> None:
-        wires, scheduler = self._wires, self._scheduler
-        match effect:
-            case sj.SendBatch(worker_id, start):
-                self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
-                wires.send(scheduler, BATCH_START, start, worker_id)
-            case sj.AnswerDropped(frontend_id, dropped):
-                self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
-                wires.send(scheduler, JOBS_DROPPED, dropped, frontend_id)
-            case ProbeWorker(worker_id):
-                self._desk.probe(worker_id)
-            case WakeAt(at_ns):
-                self._desk.alarm.set(at_ns)
-            case sj.Deposed(fence):
-                scheduler.raise_fence(fence)
-            case _:
-                pass
-
-
 class WorkerJobs:
     """A worker's batches of one-shot jobs.
 
@@ -229,12 +163,6 @@ class WorkerJobs:
         self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None
         wires.listen(worker, BATCH_START, lambda message, _: self._on_batch(message), worker_id)
-        wires.listen(
-            worker,
-            BATCH_CANCEL,
-            lambda m, _: self._perform(self.core.on_batch_cancel(m, worker.now_ns)),
-            worker_id,
-        )
         wires.listen(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
 
     def _wake(self) -> bool:
@@ -270,9 +198,6 @@ class WorkerJobs:
                     self._wires.send(worker, BATCH_DONE, done)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
-                case we.StopRun(batch_id):
-                    ran = we.Ran(started_at_ns=worker.now_ns, run_ns=1)
-                    worker.later(0, partial(self._on_ran, batch_id, ran))
 
     def _pull(self, effect: we.PullInputs) -> None:
         def on_inputs(inputs: list[we.Pulled] | None) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
+from cli.base.children import ROOT
+from cli.base.config import LauncherConfig
 from cli.docs.links import anchor
-from cli.start.plan import ROOT
 from services.frontend.api.bodies.base import Body
 from services.frontend.api.bodies.oneshot import (
     ClassifyBody,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 from loadtest.bench.core.frontend import InProcessTexts
 from services.frontend.config import FrontendConfig
 from services.frontend.ports import make_pools, open_ports

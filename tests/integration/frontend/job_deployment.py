@@ -16,7 +16,7 @@ import numpy as np
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
 from shared.bus import Bus

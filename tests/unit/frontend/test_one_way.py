@@ -12,7 +12,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from services.frontend.api.anthropic.chats import message_request
 from services.frontend.api.bodies.anthropic import MessagesBody
 from services.frontend.api.bodies.fields import parse

@@ -6,8 +6,8 @@ from typing import Any, get_args
 import orjson
 import pytest
 
+from cli.base.children import ROOT
 from cli.docs.fields import PAGE, table
-from cli.start.plan import ROOT
 from services.frontend.api.bodies.anthropic import CountTokensBody, MessagesBody
 from services.frontend.api.bodies.base import Body, Endpoint
 from services.frontend.api.bodies.fields import FIELDS, TABLE, parse
