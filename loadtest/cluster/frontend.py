@@ -1,16 +1,15 @@
 """A frontend: the production core of turns, and what it owes to clients, Redis and the bus."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.timeline import MS, SECOND, Action
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.jobs import FrontendJobs
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
-from loadtest.world.redis import Record, Redis
 from loadtest.world.wires import Reply
 from services.frontend.core.turns.turns import (
     AnswerPull,
@@ -28,7 +27,14 @@ from services.frontend.core.turns.turns import (
 from shared.blocks import BlockKey, chain_keys, child_key, pack_keys, root_key
 from shared.errors import HintsThrottled
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
-from shared.locations import known_places
+from shared.locations import (
+    KV_HOSTS_KEY,
+    decode_lives,
+    decode_locations,
+    known_places,
+    location_redis_key,
+)
+from shared.owners import owner_key
 from shared.wire.hint_accounts import HintAccounts, HintLimits
 from shared.wire.messages import (
     Advisory,
@@ -43,6 +49,7 @@ from shared.wire.messages import (
     TurnStart,
     TurnSubmit,
 )
+from shared.wire.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 from shared.wire.shards import by_shard, turn_shard
 from shared.wire.subjects import (
     ADVISORY_SUBMIT,
@@ -62,15 +69,24 @@ TICK_NS = 250 * MS
 TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool
 # Of advisories in no order, where the tracker is divided: any shard is asked, as on NATS.
 PUBLIC_SHARE = 0.3
+ANSWER_NS = MS  # of Redis
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What others need of a session's record, as `shared.wire.sessions` has it."""
+
+    num_computed: int
+    num_turns: int
+
+
 class Frontend(Process):
     """Attributes:
     hint_limits: small, so that they are reached.
-    turns, jobs, hints: the cores, of this life.
+    turns, hints: the cores, of this life.
     """
 
     deployment: SimDeployment
@@ -78,10 +94,11 @@ class Frontend(Process):
     hint_limits: ClassVar = HintLimits(per_place=160, per_tenant=320)
 
     def __init__(
-        self, deployment: SimDeployment, redis: Redis, ledger: Ledger, number: int
+        self, deployment: SimDeployment, redis: RedisServer, ledger: Ledger, number: int
     ) -> None:
         super().__init__(deployment, f"frontend-{number}")
         self._redis = redis
+        self._records: dict[tuple[TenantId, SessionId | None], Record] = {}
         self._ledger = ledger
         self._break_connections: Action = lambda: None
 
@@ -101,7 +118,6 @@ class Frontend(Process):
         wires.listen(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
         wires.listen(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
         wires.listen(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
-        self.jobs = FrontendJobs(self, me, self.deployment.num_shards)
         self.later(TICK_NS, self._tick)
 
     def on_crash(self) -> None:
@@ -110,7 +126,6 @@ class Frontend(Process):
 
     def on_reconnected(self) -> None:
         self._perform(self.turns.on_reconnect(self.now_ns))
-        self.jobs.resubmit()
 
     def connect(self, on_broken: Action) -> None:
         """Clients come: every death of it breaks their connections."""
@@ -118,7 +133,7 @@ class Frontend(Process):
 
     def open(self, new: NewTurn, reader: News) -> None:
         """A client asks for a turn."""
-        record = self._redis.record(new.tenant, new.session_id)
+        record = self._records.get((new.tenant, new.session_id))
         new = replace(
             new,
             kv_at=self.located(new.tenant, new.session_id),
@@ -162,7 +177,12 @@ class Frontend(Process):
 
     def located(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
         """What it learns of where a session's KV is."""
-        return self._redis.locations(tenant, session_id)
+        if session_id is None:
+            return {}
+        fields = self._redis.hash_of(location_redis_key(owner_key(tenant, session_id)))
+        claims = self._redis.hash_of(KV_HOSTS_KEY)  # those of other hosts do not matter
+        known = {name: claims[name] for name in fields if name in claims}
+        return decode_locations(fields, decode_lives(known))
 
     def hang_up(self, turn_id: TurnId) -> None:
         """The client of this turn went away."""
@@ -261,8 +281,22 @@ class Frontend(Process):
         keys = chain_keys(root, tokens, model.block_tokens)
         if rest := tokens[len(keys) * model.block_tokens :]:
             keys.append(child_key(keys[-1] if keys else root, rest))
-        record = Record(pack_keys(keys), len(tokens), number)
-        self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
+        self._store(new, number, keys, len(tokens))
+        self.later(ANSWER_NS, lambda: reader(news))
+
+    def _store(self, new: NewTurn, number: int, keys: list[BlockKey], num_computed: int) -> None:
+        """Keep what the session's next turn is to know."""
+        assert new.session_id is not None
+        self._records[new.tenant, new.session_id] = Record(num_computed, number)
+        nothing = TextMark.of("")
+        record = SessionRecord(
+            session_id=new.session_id, tenant=new.tenant, model_id=new.model_id,
+            fingerprint=self.deployment.model.fingerprint, tokens="", block_keys=pack_keys(keys),
+            prompt=nothing, reply=nothing, stripped_reply=nothing, num_tokens=num_computed,
+            num_turns=number, last_used=0.0, expires=0.0, num_computed=num_computed,
+        )  # fmt: skip
+        key = session_redis_key(new.tenant, new.session_id)
+        self._redis.execute("SET", key, encode_record(record))
 
     def _root(self, new: NewTurn) -> BlockKey:
         adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
