@@ -7,9 +7,9 @@ from typing import Any
 from cli.models.gguf.keys import Metadata
 from shared.errors import ConfigError
 
-# How byte-level BPE cuts a text into words before merging, by a file's `tokenizer.ggml.pre`: a rule's
-# patterns are applied one after the other, each to what the ones before it have left in one piece.
-# Source: llama.cpp's vocabulary, and the tokenizer.json files that its rules were made from.
+# How byte-level BPE cuts a text into words before merging, by a file's `tokenizer.ggml.pre`: a
+# rule's patterns are applied one after the other, each to what the ones before it have left in one
+# piece. Source: llama.cpp's vocabulary, and the tokenizer.json files that its rules were made from.
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
