@@ -15,7 +15,7 @@ DRAWINGS = {
     "advisory.svg": ADVISORY,
     "job.svg": JOB,
     "deletion.svg": DELETION,
-    "house.svg": DEPLOYMENT,
+    "architecture.svg": DEPLOYMENT,
 }
 COLUMN, TOP, ROW, MARGIN = 190, 64, 40, 95
 NOTE_LINE, NOTE_CHAR = 17, 6.6

@@ -9,7 +9,7 @@ from cli.inspection.condition import assess
 from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.start.hosts import make_host_ids
 from shared.ids import HostId
-from shared.wire.house_view import hints_of, tiers_of
+from shared.wire.deployment_view import hints_of, tiers_of
 from shared.wire.messages import KvStats, WorkerStatus
 
 
