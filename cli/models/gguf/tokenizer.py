@@ -226,10 +226,7 @@ def _sentencepiece(keys: Metadata, tokens: list[str], types: list[int], architec
     )
 
     keys.require("tokenizer.ggml.pre", "default", why="is not supported with sentencepiece")
-    given = {
-        "tokens": tokens,
-        "scores": keys.value("tokenizer.ggml.scores") or [0.0] * len(tokens),
-    }
+    given = {"tokens": tokens, "scores": keys.value("tokenizer.ggml.scores") or [0.0] * len(tokens)}
     if merges := keys.value("tokenizer.ggml.merges"):
         given["merges"] = merges
     is_gemma = architecture.startswith("gemma")

@@ -156,11 +156,7 @@ class TorchExecutor:
         )
 
     def _forward(
-        self,
-        plan: StepPlan,
-        wanted: list[int],
-        step: StepContext,
-        result: StepResult,
+        self, plan: StepPlan, wanted: list[int], step: StepContext, result: StepResult
     ) -> None:
         starts = step.batch.query_starts
         tokens = self._tables.tokens(plan)

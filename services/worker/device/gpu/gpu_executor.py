@@ -266,12 +266,7 @@ class GpuExecutor:
         """A step of decodes whose history is there, to be recorded; logits of every row."""
         positions, slots = inputs.positions, inputs.slots
         on_device = DeviceBatch(
-            inputs.query_starts,
-            inputs.context_lens,
-            slots,
-            len(slots),
-            1,
-            self.info.max_model_len,
+            inputs.query_starts, inputs.context_lens, slots, len(slots), 1, self.info.max_model_len
         )
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
         step = StepContext(

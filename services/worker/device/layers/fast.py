@@ -18,12 +18,7 @@ from services.worker.device.layers.invariant import fix_rows, products_seen
 from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling, joined
 from services.worker.device.layers.norms import fast_norm
 from services.worker.device.layers.packed import PackedLinear, can_pack, is_plain
-from services.worker.device.layers.rotary import (
-    RotaryProbe,
-    fast_rotary,
-    rotary_users,
-    use_rotary,
-)
+from services.worker.device.layers.rotary import RotaryProbe, fast_rotary, rotary_users, use_rotary
 
 MEMINFO = Path("/proc/meminfo")
 
