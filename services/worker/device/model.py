@@ -27,11 +27,7 @@ READ_BYTES = 16 * 1024 * 1024
 
 
 def load_model(
-    source: str,
-    device: str,
-    dtype: str,
-    layers: Mode = "fast",
-    stored_dtype: StoredDtype = "model",
+    source: str, device: str, dtype: str, layers: Mode = "fast", stored_dtype: StoredDtype = "model"
 ) -> LoadedModel:
     """Load from a folder or a hub id.
 

@@ -92,10 +92,7 @@ class Loads:
         }
 
     def queue(
-        self,
-        blocks: list[ArenaBlock],
-        filled: list[tuple[ArenaBlock, list[int]]],
-        priority: int,
+        self, blocks: list[ArenaBlock], filled: list[tuple[ArenaBlock, list[int]]], priority: int
     ) -> Coming:
         """Queue what has no bytes yet, and move forward what another stage queued already."""
         by_source = queue_loads(self._queues, blocks, filled, priority)

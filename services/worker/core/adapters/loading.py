@@ -4,9 +4,8 @@ before all of it is here.
 
 from dataclasses import dataclass
 
-from services.worker.core.adapters.image import Image
+from services.worker.core.adapters.image import AdapterUse, Image
 from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes, keeps_up
-from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, StageImage
 from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.residency import Residency
