@@ -26,7 +26,7 @@ def read_calls(path: Path) -> AgentTrace:
         InvalidRequest: it cannot be read; names the line and what is wrong there.
     """
     try:
-        return make_trace(path.name, _calls(path), is_timed=True)
+        return make_trace(path.name, _calls(path))
     except (OSError, EOFError) as error:
         raise InvalidRequest(f"the trace {path} cannot be read: {error}") from None
 
