@@ -75,7 +75,7 @@ def _parrot(path: Path) -> AgentTrace:
 
 
 def _gap(row: dict[str, Any], after: dict[str, Any] | None) -> float | None:
-    """Seconds until the next call of the same round was created, if that tells anything."""
+    """Seconds until the next call of the same round was created, if that means anything."""
     if after is None or (row["run"], row["round"]) != (after["run"], after["round"]):
         return None
     gap = float(after["created_unix_s"] - row["created_unix_s"])
@@ -99,9 +99,9 @@ def _lmcache(agent: str) -> Callable[[Path], AgentTrace]:
             times = [_at_us(step) for step in steps]
             num_backwards += sum(after < before for before, after in pairwise(times))
             num_empty += sum(not step["input"] for step in steps)
-            told = sorted((step for step in steps if step["input"]), key=_at_us)
-            starts = [(_at_us(step) - _at_us(told[0])) / 1e6 for step in told]
-            for step, start_s, end_s in zip(told, starts, [*starts[1:], starts[-1]], strict=True):
+            known = sorted((step for step in steps if step["input"]), key=_at_us)
+            starts = [(_at_us(step) - _at_us(known[0])) / 1e6 for step in known]
+            for step, start_s, end_s in zip(known, starts, [*starts[1:], starts[-1]], strict=True):
                 name = _lmcache_agent(agent, step["input"])
                 calls.append(
                     Call(
@@ -128,7 +128,7 @@ def _at_us(step: dict[str, Any]) -> int:
 
 
 def _lmcache_agent(agent: str, text: str) -> str:
-    """Magentic-One's agents do not say their names: what their prompts begin with tells them."""
+    """Magentic-One's agents do not say their names: their prompts begin differently."""
     if agent != "magagent":
         return agent
     head = text[:400]

@@ -1,4 +1,4 @@
-"""Traces of agents in our own form, for whoever has logs of theirs: a call a line, as JSON.
+"""Traces of agents in our own form, for logs of other systems: a call a line, as JSON.
 
 ``{"workflow": "run 7", "agent": "Engineer", "start_s": 12.5, "end_s": 20.1}``, and, if they are
 known, ``session`` (else one an agent), ``prompt_tokens``, ``output_tokens`` and ``tools``, a list
