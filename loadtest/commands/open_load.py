@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import err
+from cli.base.reporting import err
 from loadtest.users.client import ApiError
 from loadtest.users.life import Said
 from loadtest.users.measures import Turn

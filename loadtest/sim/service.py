@@ -56,9 +56,7 @@ class SimMachine(Machine):
 
     async def connect(self, config: ServiceConfig, name: str) -> Bus:
         del config, name
-        service = self._service
-        client = SimClient(service.deployment.wires, service, service.loop)
-        return SimBus(client, service.store)
+        return self._service.make_bus()
 
     def make_runtime(
         self, service: str, config: ServiceConfig, bus: Bus, stack: AsyncExitStack
@@ -98,6 +96,10 @@ class Service(Process):
     def config(self) -> ServiceConfig:
         """The settings of a new life."""
 
+    def make_bus(self) -> Bus:
+        """The bus of a new life."""
+        return SimBus(SimClient(self.deployment.wires, self, self.loop), self.store)
+
     def part(self, name: str) -> Any:
         """A part of the running service (`Runtime.parts`); None where it has none."""
         return None if self.runtime is None else self.runtime.parts.get(name)
@@ -106,7 +108,7 @@ class Service(Process):
         self.runtime = None
         self.loop = loop = SimLoop(self, self._random)
         self._past_loops.append(loop)
-        running = run_on(SimMachine(self), self.kind, self.config(), type(self).main)
+        running = run_on(SimMachine(self), self.kind, self.config(), self.main)
         task = loop.create_task(running)
         task.add_done_callback(partial(self._on_over, self.life))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 TRACES = ROOT.parent / "shared" / "traces"
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from services.scheduler.core.base.effects import ProbeWorker
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CountJobs,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cli.adapters.catalog import KNOWN, TRAINED
+from cli.base.runfile import DEFAULT_DATA_DIR
 from cli.models.catalog import DEFAULT, PACKAGED
 from cli.models.prepare import packaged_folder
-from cli.runfile import DEFAULT_DATA_DIR
 from loadtest.in_process_engine import InProcessEngine, Moves
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import BaseFacts, check_adapter
 from shared.adapters.config import CONFIG_FILE
 from shared.adapters.layout import layout_image
