@@ -111,6 +111,7 @@ def test_a_far_turn_that_is_announced_again_sets_no_more_timers() -> None:
         chosen(d, "s", arrives_s=86_000 - number)
         d.drop("s")
     assert [worker.num_far for worker in d.workers()] == [0, 0]
+    assert len(d.core._timers._heap) < 20
     assert largest_table(d.core) <= STALE_LOOKS_MIN + 1
 
 

@@ -237,3 +237,5 @@ def test_nobody_is_forgotten_for_another_tenant_s_many_addresses(
     for number in range(100):
         assert may(accounts, tenant=TenantId(f"t{number}"))
     assert largest_table(accounts) == 30
+    for kind in (accounts._places, accounts._tenants):
+        assert sum(map(len, kind._of_tenant.values())) == 30 and all(kind._of_tenant.values())
