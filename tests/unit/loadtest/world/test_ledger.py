@@ -60,5 +60,5 @@ def test_a_job_that_is_over_runs_again_only_in_trouble(ledger: Ledger) -> None:
     ledger.on_jobs(JOBS, "run again")
     ledger.is_calm = True
     ledger.on_jobs(JOBS[1:], "run again")
-    with pytest.raises(AssertionError, match="r1-0.* are over, and run again"):
+    with pytest.raises(AssertionError, match=r"r1-0.* are over, and run again"):
         ledger.on_jobs(JOBS, "run again")
