@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.base.children import (
-    find_nats_server,
-    free_port,
-    start_child,
-    stop_child,
-    wait_for_port,
-)
+from cli.base.children import find_nats_server, free_port, start_child, stop_child
+from loadtest.servers import wait_for_port
 from services.scheduler.config import SchedulerConfig
 from shared.bus import Bus, RawMessage
 from shared.lease.lease import Lease

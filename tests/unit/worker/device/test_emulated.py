@@ -12,10 +12,9 @@ import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.device import emulated
-from services.worker.device.chain import words_of
 from services.worker.device.copying.copies import HostCopier
 from services.worker.device.copying.mover import Moved
-from services.worker.device.emulated import EmulatedExecutor
+from services.worker.device.emulated import EmulatedExecutor, words_of
 from services.worker.load import make_emulated
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
