@@ -12,7 +12,7 @@ from loadtest.sim.client import SimBus, SimClient, Store
 from loadtest.sim.http import Exchange, Reader, Request, SimHttp
 from loadtest.sim.redis import RedisServer, SimRedis
 from loadtest.sim.service import Service
-from loadtest.sim.timeline import SECOND, Timeline
+from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.sim.tokenizer import SimModelFiles, SimTexts
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.jobs import JOB_MODEL
@@ -24,7 +24,7 @@ from services.frontend.ports import Ports
 from services.frontend.service import main
 from shared.adapters.record import EVERYBODY, adapters_redis_key, encode_adapter
 from shared.bus import Bus
-from shared.ids import HostId, TenantId
+from shared.ids import HostId, TenantId, TurnId
 from shared.service import Runtime
 from shared.wire.hint_accounts import HintLimits
 from shared.wire.messages import AdapterRecord
@@ -32,6 +32,7 @@ from shared.wire.messages import AdapterRecord
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 HINT_LIMITS = HintLimits(per_place=160, per_tenant=320)  # so small that they are reached
 DRAIN_S = 1.0
+LATE_NS = 5 * MS  # of an alarm
 PUBLISH_NS = 2 * SECOND
 
 
@@ -104,6 +105,32 @@ class Frontend(Service):
             drain_s=DRAIN_S,
             prompt_sent_bytes_max=deployment.random.choice(PROMPT_BYTES_MAX),
         )
+
+    def on_start(self) -> None:
+        self._attempts: dict[TurnId, int] = {}
+        super().on_start()
+
+    def check(self) -> None:
+        """What the shell waits for is what its cores have open, no turn goes back to an earlier
+        attempt, and jobs whose inputs a batch missed are soon submitted again.
+        """
+        if (app := self.app) is None:
+            return
+        hub, jobs = app.hub, app.jobs
+        turns = hub._turns._turns
+        assert hub._boxes.keys() == turns.keys(), f"{self.name} waits for other turns"
+        for turn_id, turn in turns.items():
+            assert turn.attempt >= self._attempts.get(turn_id, 0), f"{turn_id} goes back"
+        self._attempts = {turn_id: turn.attempt for turn_id, turn in turns.items()}
+        groups = jobs._jobs._groups
+        assert jobs._waiters.keys() == groups.keys(), f"{self.name} waits for other jobs"
+        if self._backlog:  # alarms may wait behind this
+            return
+        missed_ns = jobs._jobs._limits.missed_ns + LATE_NS
+        for group in groups.values():
+            is_due = group.missed_at_ns is not None and self.now_ns < group.new.deadline_at_ns
+            is_late = is_due and self.now_ns > (group.missed_at_ns or 0) + missed_ns
+            assert not is_late, f"{group.new.request_id} waits for nothing"
 
     async def main(self, runtime: Runtime, config: FrontendConfig) -> None:
         """The production service, on ports of this life."""

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 Call = Callable[..., Any]
 
 _LIBRARY = rb"""
-local perform, fail = ...
+local perform, functions = ...
 local function call(...)
   local ok, reply = perform(...)
   if not ok then error({err = reply}, 0) end
@@ -21,11 +21,12 @@ redis = {
   call = call,
   pcall = function(...)
     local ok, reply = perform(...)
-    return ok and reply or (not ok and {err = reply}) or reply
+    if ok then return reply end
+    return {err = reply}
   end,
-  sha1hex = fail.sha1hex,
+  sha1hex = functions.sha1hex,
 }
-cjson = {decode = fail.decode}
+cjson = {decode = functions.decode}
 return function(script, keys, arguments)
   return pcall(script, keys, arguments)
 end

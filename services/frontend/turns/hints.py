@@ -11,7 +11,7 @@ from services.frontend.core.limits.delayed_refusals import DelayedRefusals
 from services.frontend.observability import telemetry
 from shared.bus import Bus
 from shared.bus.asking import NO_RESPONDER_GRACE_S
-from shared.errors import HintsThrottled
+from shared.errors import HintsThrottled, InvalidRequest, MalformedMessage, NoCapacity
 from shared.ids import FrontendId, TenantId
 from shared.runtime.clock import Clock
 from shared.runtime.sparsely import Sparsely
@@ -128,10 +128,21 @@ class HintGate:
         timeout_s: float = TRACKER_TIMEOUT_S,
         grace_s: float = NO_RESPONDER_GRACE_S,
     ) -> AdvisoryState:
-        """Ask the tracker, of several shards the one that has the session. As `Bus.request`."""
+        """Ask the tracker, of several shards the one that has the session. As `Bus.request`.
+
+        Raises:
+            NoCapacity: also, one of the two cannot read what the other wrote. The client's request
+                was right.
+        """
         tenant, session_id = message.tenant, message.session_id
         wire, ids = at_shard(subject, tenant, session_id, self._num_shards)
-        return await self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)
+        ask = self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)
+        try:
+            return await ask
+        except InvalidRequest as error:
+            if error.code != MalformedMessage.code:
+                raise
+            raise NoCapacity("the tracker is of another release than this frontend") from error
 
     def on_turn(self, tenant: TenantId) -> None:
         """A turn of a session began."""

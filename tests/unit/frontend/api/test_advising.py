@@ -15,7 +15,14 @@ from services.frontend.prepare.requests import Wish
 from services.frontend.tenants.links import Link
 from services.frontend.turns.hints import HintGate
 from shared.bus import Bus
-from shared.errors import InvalidRequest, NoCapacity, PeerUnavailable, SymphonyError, TenantQuota
+from shared.errors import (
+    InvalidRequest,
+    MalformedMessage,
+    NoCapacity,
+    PeerUnavailable,
+    SymphonyError,
+    TenantQuota,
+)
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId
 from shared.runtime.clock import Clock
 from shared.wire.hint_accounts import HintLimits
@@ -104,6 +111,8 @@ def test_taking_back_by_a_kv_hint_costs_what_deleting_does() -> None:
         (PeerUnavailable("away"), 0.25, 0),
         (NoCapacity("full"), 0.25, 0),
         (TenantQuota("full"), 0.25, 0),
+        (MalformedMessage("of another release"), 0.25, 0),
+        (InvalidRequest("as the bus passes it on", code=MalformedMessage.code), 0.25, 0),
         (InvalidRequest("its own fault"), 1, 1),
     ],
 )
@@ -112,9 +121,10 @@ def test_what_nobody_takes_costs_a_quarter(
 ) -> None:
     peers = Peers(refusal)
     peers.gate.take(T, "p")
-    with pytest.raises(SymphonyError):
+    with pytest.raises(SymphonyError) as raised:
         asyncio.run(submit(peers.app, Advisory(session_id=SessionId("s")), "p"))
     assert (peers.tokens, peers.open) == (10 - cost, num_open)
+    assert isinstance(raised.value, NoCapacity) == (num_open == 0)
 
 
 def test_what_is_too_long_reaches_nobody_from_nats() -> None:

@@ -8,13 +8,13 @@ from shared.ids import FrontendId, JobId, ModelId, SessionId, TenantId, TurnId, 
 from shared.wire.messages import SamplingParams, TurnStart
 
 WORKER = WorkerId("w")
-JOBS = [JobId("r1.0"), JobId("r2.0")]
+JOBS = [JobId("job-1:r1-0"), JobId("job-2:r2-0")]
 
 
 def start(attempt: int) -> TurnStart:
     return TurnStart(
         turn_id=TurnId("t0"), frontend_id=FrontendId("f"), model_id=ModelId("m"),
-        num_prompt_tokens=1, attempt=attempt,
+        num_prompt_tokens=1, attempt=attempt, request_id="t0",
     )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def ledger() -> Ledger:
     ledger = Ledger(Timeline())
     session = Session(SessionId("s"), TenantId("a"), [], 0)
     sampling = SamplingParams(max_tokens=1)
-    ledger.turns[TurnId("t0")] = ClientTurn(TurnId("t0"), session, [1], sampling, 0, 0, 0)
+    ledger.turns["t0"] = ClientTurn("t0", session, [1], sampling, 0, 0, 0)
     ledger.job_ends = {"r1": ["done"], "r2": []}
     return ledger
 
@@ -41,7 +41,7 @@ def test_an_attempt_starts_once(ledger: Ledger) -> None:
 def test_a_turn_that_was_served_is_placed_again_only_in_trouble(
     ledger: Ledger, end: str | None, is_calm: bool
 ) -> None:
-    ledger.turns[TurnId("t0")].end = end
+    ledger.turns["t0"].end = end
     ledger.is_calm = is_calm
     if is_calm and end in ("stop", "no_worker"):
         with pytest.raises(AssertionError, match="placed again"):
@@ -51,7 +51,7 @@ def test_a_turn_that_was_served_is_placed_again_only_in_trouble(
 
 
 def test_nobody_starts_what_nobody_asked_for(ledger: Ledger) -> None:
-    del ledger.turns[TurnId("t0")]
+    del ledger.turns["t0"]
     with pytest.raises(KeyError):
         ledger.on_start_turn(start(1), WORKER)
 
@@ -60,5 +60,5 @@ def test_a_job_that_is_over_runs_again_only_in_trouble(ledger: Ledger) -> None:
     ledger.on_jobs(JOBS, "run again")
     ledger.is_calm = True
     ledger.on_jobs(JOBS[1:], "run again")
-    with pytest.raises(AssertionError, match=r"r1\.0.* are over, and run again"):
+    with pytest.raises(AssertionError, match=r"r1-0.* are over, and run again"):
         ledger.on_jobs(JOBS, "run again")
