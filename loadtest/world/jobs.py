@@ -1,4 +1,4 @@
-"""One-shot jobs in the world: what a frontend, a scheduler and a worker each do for them."""
+"""One-shot jobs in the simulation: what a frontend and a worker each do for them."""
 
 import struct
 from base64 import b64encode
@@ -9,20 +9,12 @@ from zlib import crc32
 
 from loadtest.sim.timeline import MS, Action
 from loadtest.world.alarm import Alarm
-from loadtest.world.candidate import Candidate
-from loadtest.world.desk import Desk
-from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
-from services.scheduler.core import ProbeWorker
-from services.scheduler.core import jobs as sj
-from services.scheduler.core.batching.job import Delays
-from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
 from shared.ids import BatchId, ModelId, WorkerId
 from shared.wire.messages import (
-    SOLE_LEADERSHIP,
     BatchStart,
     InputPull,
     JobResults,
@@ -36,17 +28,12 @@ from shared.wire.subjects import (
     BATCH_START,
     INPUT_PULL,
     JOB_RESULTS,
-    JOBS_CANCEL,
-    JOBS_DROPPED,
-    JOBS_SUBMIT,
     LEADER_CHANGED,
-    WORKER_REPORT,
 )
 
 JOB_MODEL = ModelId("e")
 SIZE_MAX = 8
 SLO_NS = 200 * MS
-SHARD = "0"
 
 
 def batch_ns(size: int) -> int:
@@ -71,61 +58,6 @@ def value_of(tokens: Sequence[int]) -> float:
 def packed_value_of(tokens: Sequence[int]) -> str:
     """The same as workers send it."""
     return b64encode(struct.pack("<f", value_of(tokens))).decode()
-
-
-class SchedulerJobs:
-    """The batching core of a scheduler that leads."""
-
-    def __init__(self, scheduler: Candidate, ledger: Ledger) -> None:
-        self._scheduler = scheduler
-        self._ledger = ledger
-        self._wires = wires = scheduler.deployment.wires
-        limits = sj.JobLimits()
-        delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
-        self.core = core = sj.JobsCore(
-            make_batcher("steady", delays), limits, fence=scheduler.fence,
-            started_at_ns=scheduler.now_ns, name=scheduler.instance,
-        )  # fmt: skip
-        self._desk = desk = Desk(scheduler, core.on_wake, core.on_worker_gone, self._perform)
-        desk.put(core.on_wake)
-        wires.listen(scheduler, WORKER_REPORT, desk.feeding(core.on_report))
-        wires.listen(scheduler, BATCH_DONE, desk.feeding(core.on_batch_done))
-        wires.listen(scheduler, JOBS_SUBMIT, desk.feeding(core.on_jobs), SHARD)
-        wires.listen(scheduler, JOBS_CANCEL, desk.feeding(core.on_cancel), SHARD)
-        self.announce()
-
-    def set_fence(self, fence: int) -> None:
-        """The same process leads under another fence."""
-        self.core.set_fence(fence)
-        self.announce()
-
-    def announce(self) -> None:
-        """Tell everybody who leads."""
-        scheduler = self._scheduler
-        changed = LeaderChanged(
-            instance=scheduler.instance,
-            fence=scheduler.fence,
-            leadership=SOLE_LEADERSHIP,
-        )
-        self._wires.send(scheduler, LEADER_CHANGED, changed)
-
-    def _perform(self, effect: sj.JobsEffect) -> None:
-        wires, scheduler = self._wires, self._scheduler
-        match effect:
-            case sj.SendBatch(worker_id, start):
-                self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
-                wires.send(scheduler, BATCH_START, start, worker_id)
-            case sj.AnswerDropped(frontend_id, dropped):
-                self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
-                wires.send(scheduler, JOBS_DROPPED, dropped, frontend_id)
-            case ProbeWorker(worker_id):
-                self._desk.probe(worker_id)
-            case WakeAt(at_ns):
-                self._desk.alarm.set(at_ns)
-            case sj.Deposed(fence):
-                scheduler.raise_fence(fence)
-            case _:
-                pass
 
 
 class WorkerJobs:

@@ -9,7 +9,7 @@ import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.paged_attention import can_be_invariant
-from services.worker.core.limits import StoredDtype
+from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.copying.int8_pages import VERSION as INT8_VERSION
 from services.worker.device.decoder.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model

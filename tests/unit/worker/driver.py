@@ -13,10 +13,10 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turns.request import TurnRequest
 from services.worker.core.turns.turn import Turn

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from services.scheduler.core.base.effects import PlacementReason
 from services.scheduler.core.fleet.fleet import Fleet
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.records import SessionKey, Worker
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.placement import Demand, PlacementPolicy

@@ -9,8 +9,8 @@ from services.worker.core.adapters.streaming import StartModes
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.device_time import DeviceTime
 from services.worker.core.engine.planner import PlannedStep
+from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.pages import Block, PagePool
-from services.worker.core.limits import Estimates
 from services.worker.core.step import StepPlan, StepResult
 
 STEP_MIN_NS = 30_000_000_000

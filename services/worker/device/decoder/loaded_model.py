@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from kernels.sgmv import Site
-from services.worker.core.limits import StoredDtype
+from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.base.executor import ModelInfo
 from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.copying.int8_pages import Int8Pages

@@ -22,7 +22,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.limits import LoraStart
+from services.worker.core.engine_limits import LoraStart
 from services.worker.core.step import StepPlan
 from services.worker.core.turns.turn import Turn
 from shared.blocks import image_keys
