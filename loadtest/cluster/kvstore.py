@@ -6,11 +6,10 @@ from functools import partial
 from loadtest.cluster.arena import ClusterArena
 from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.links import Link
-from loadtest.cluster.peering import Page, PeerHost, Peering
+from loadtest.cluster.peering import PeerHost, Peering
 from loadtest.cluster.plant import Plant
 from loadtest.sim.redis import RedisServer
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.memory import GARBAGE
 from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,
@@ -118,14 +117,6 @@ class ClusterKvstore(Kvstore):
     def read(self, num_bytes: int) -> int:
         """When so much is read from the disk, behind all that is asked of it."""
         return self._reader.take(num_bytes, self.deployment.timeline.now_ns)
-
-    def page_of(self, key: BlockKey, layer: int) -> Page | None:
-        record = self.record_of(key)
-        return (
-            None
-            if record is None
-            else Page(GARBAGE, record.num_layers, record.parent, record.owner)
-        )
 
     def publish(self, reads: PageReads, outcomes: list[LoadOutcome]) -> None:
         """The words of pages that came, or did not."""

@@ -15,7 +15,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from loadtest.sim.timeline import MS, Action
 
 START_MAX_NS = 2 * MS  # until a thread takes up what waits for it, at most
-STOP_POLL_NS = MS
+STOP_POLL_NS, STOP_POLL_MAX_NS = MS, 100 * MS
 
 
 class ThreadHost(Protocol):
@@ -98,8 +98,10 @@ class Pool:
         """In a thread: wait until all work is done, but no longer than that."""
         host = self._threads.host
         until_ns = None if timeout_s is None else host.now_ns + round(timeout_s * 1e9)
+        poll_ns = STOP_POLL_NS
         while self._num_running and (until_ns is None or host.now_ns < until_ns):
-            wait_ns(STOP_POLL_NS)
+            wait_ns(poll_ns)
+            poll_ns = min(2 * poll_ns, STOP_POLL_MAX_NS)
 
     def _drain(self) -> None:
         try:

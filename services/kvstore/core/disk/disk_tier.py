@@ -40,6 +40,7 @@ class DiskTier:
         num_bytes: of all blocks together.
         on_change: called with every session of which blocks came, went or were used, and how many
             lead its sequence now: at least so many; 0: they are to be counted.
+        on_gone: called with every block that was removed.
     """
 
     def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
@@ -53,6 +54,7 @@ class DiskTier:
         self._uncounted: set[OwnerKey] = set()  # depths of their blocks may be wrong
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
+        self.on_gone: Callable[[BlockKey], None] = lambda key: None
 
     @property
     def capacity_bytes(self) -> int:
@@ -183,6 +185,7 @@ class DiskTier:
         table.remove(row)
         self.num_bytes -= block.num_bytes
         self._tell(row, block.owner, 0)
+        self.on_gone(key)
         return block
 
     def clear(self) -> None:

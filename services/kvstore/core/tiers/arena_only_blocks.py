@@ -1,6 +1,5 @@
 """Blocks that the arena holds whole and that are not on disk: the disk refused or evicted them."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from services.kvstore.core.base.deadlines import Deadlines
@@ -22,6 +21,7 @@ class ArenaOnlyBlocks:
 
     Attributes:
         on_change: as in `locations.Counted`.
+        on_gone: called with every block that was removed.
     """
 
     def __init__(self, expiry_ns: int = EVER_NS) -> None:
@@ -29,9 +29,10 @@ class ArenaOnlyBlocks:
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._writes: dict[BlockKey, DiskWrite] = {}
         self._owned = OwnedKeys()
-        self._num_children: Counter[BlockKey] = Counter()  # blocks here, by their parents
+        self._children: dict[BlockKey, dict[BlockKey, None]] = {}  # blocks here, by their parents
         self._deadlines = Deadlines[BlockKey]()
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
+        self.on_gone: Callable[[BlockKey], None] = lambda key: None
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -69,7 +70,16 @@ class ArenaOnlyBlocks:
 
     def is_continued(self, key: BlockKey) -> bool:
         """Whether a block here continues this one."""
-        return key in self._num_children
+        return key in self._children
+
+    def owners_after(self, key: BlockKey) -> list[OwnerKey]:
+        """Sessions that made blocks here which continue this one, directly or not."""
+        todo, after = [key], dict[BlockKey, None]()
+        while todo:
+            new = [each for each in self._children.get(todo.pop(), ()) if each not in after]
+            after |= dict.fromkeys(new)
+            todo += new
+        return list(dict.fromkeys(self._blocks[each].owner for each in after))
 
     def add(self, block: StoredBlock, write: DiskWrite | None) -> None:
         """The arena has it whole, and the disk does not have it."""
@@ -78,7 +88,7 @@ class ArenaOnlyBlocks:
         if write is not None:
             self._writes[block.key] = write
         self._owned.add(block.owner, block.key)
-        self._num_children[block.parent] += 1
+        self._children.setdefault(block.parent, {})[block.key] = None
         self._deadlines.put(block.key, self._expires_at_ns(block))
         self._report(block.owner, 0)
 
@@ -89,12 +99,14 @@ class ArenaOnlyBlocks:
         self._writes.pop(key, None)
         self._owned.remove(block.owner, key)
         self._deadlines.remove(key)
-        self._num_children[block.parent] -= 1
-        if not self._num_children[block.parent]:
-            del self._num_children[block.parent]
+        siblings = self._children[block.parent]
+        del siblings[key]
+        if not siblings:
+            del self._children[block.parent]
             if (before := self._blocks.get(block.parent)) is not None:  # kept for it, perhaps
                 self._deadlines.put(before.key, self._expires_at_ns(before))
         self._report(block.owner, 0)
+        self.on_gone(key)
         return block
 
     def use(self, keys: Iterable[BlockKey], now_ns: int, stale_ns: int) -> None:

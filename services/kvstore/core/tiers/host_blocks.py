@@ -27,6 +27,7 @@ class HostBlocks:
         self._is_moving = False
         disk.on_change = self._report
         arena_only.on_change = self._report
+        disk.on_gone = arena_only.on_gone = self._on_gone
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self.disk or key in self.arena_only
@@ -49,11 +50,11 @@ class HostBlocks:
         # The disk would count from where its own part of the sequence begins.
         is_counted = bool(len(self.arena_only))
         self._is_moving = was_here or is_counted
-        is_continued = self._is_continued(block.key)
+        after = self._owners_after(block.key) if is_counted and not was_here else []
         self.disk.add(block)
         self._is_moving = False
         if is_counted and not was_here:
-            self._report_new(block.owner, is_continued)
+            self._report_all([block.owner, *after])
 
     def add_to_arena_only(self, block: StoredBlock, write: DiskWrite | None) -> None:
         """The disk did not take it; the arena has it whole.
@@ -62,10 +63,10 @@ class HostBlocks:
             write: what the disk would be given of it; None: that is not known.
         """
         self._is_moving = True
-        is_continued = self._is_continued(block.key)
+        after = self._owners_after(block.key)
         self.arena_only.add(block, write)
         self._is_moving = False
-        self._report_new(block.owner, is_continued)
+        self._report_all([block.owner, *after])
 
     def to_memory(self, key: BlockKey, write: DiskWrite | None) -> None:
         """The disk evicted it, and the arena has it whole.
@@ -137,17 +138,21 @@ class HostBlocks:
             depths[each] = depth
         return depths[key]
 
-    def _is_continued(self, key: BlockKey) -> bool:
-        """Whether blocks here continue this one, which is not here."""
-        return self.disk.is_continued(key) or self.arena_only.is_continued(key)
-
-    def _report_new(self, owner: OwnerKey, is_continued: bool) -> None:
-        """A block came. If it closes a gap, sequences of any session may be longer now: which ones
-        is not known, and a gap is rare.
+    def _owners_after(self, key: BlockKey) -> list[OwnerKey]:
+        """Sessions that may have blocks here which continue this one, which is not here. On disk
+        that is rare: it evicts what others continue last.
         """
-        for each in self.owners if is_continued else [owner]:
-            if each != NO_OWNER:
-                self.on_change(each, 0)
+        return self.owners if self.disk.is_continued(key) else self.arena_only.owners_after(key)
+
+    def _on_gone(self, key: BlockKey) -> None:
+        if not self._is_moving:
+            self._report_all(self.arena_only.owners_after(key))
+
+    def _report_all(self, owners: list[OwnerKey]) -> None:
+        """How many blocks lead their sequences is to be counted."""
+        for owner in owners:
+            if owner != NO_OWNER:
+                self.on_change(owner, 0)
 
     def _report(self, owner: OwnerKey, least: int) -> None:
         if not self._is_moving:

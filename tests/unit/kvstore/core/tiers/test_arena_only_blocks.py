@@ -122,7 +122,7 @@ def test_an_expired_block_is_looked_at_again_while_it_is_kept() -> None:
 
 
 @pytest.mark.parametrize("is_to_disk", [True, False])
-def test_a_block_that_closes_a_gap_lengthens_what_other_sessions_made(is_to_disk: bool) -> None:
+def test_a_block_between_others_changes_how_long_their_sessions_are(is_to_disk: bool) -> None:
     here = HostBlocks(DiskTier(1 << 30), ArenaOnlyBlocks())
     root, first, second = (key_of(0, position) for position in range(3))
     end = StoredBlock(second, 1, 1, 1, 1, 1, OTHER, first)
@@ -135,3 +135,6 @@ def test_a_block_that_closes_a_gap_lengthens_what_other_sessions_made(is_to_disk
     else:
         here.add_to_arena_only(new, None)
     assert {*changed} == {OWNER, OTHER} and here.count_leading(OTHER) == 2
+    changed.clear()
+    (here.disk if is_to_disk else here.arena_only).remove(first)
+    assert {*changed} == {OWNER, OTHER} and here.count_leading(OTHER) == 1
