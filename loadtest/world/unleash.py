@@ -16,6 +16,9 @@ LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 UNREAD_SHARE = 0.2
 SNAPSHOT_NS = 2 * SECOND  # of Redis: what it goes back to
 REDIS_AWAY_NS = 30 * SECOND
+STORE_AWAY_NS = 6 * SECOND
+PROBE_SHARE = 0.25
+DROPPED_SHARE = 0.3
 KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
 
@@ -51,6 +54,7 @@ def heal(world: World) -> None:
     weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
     world.redis.takes_writes = True
+    world.store.is_up = True
     if world.bucket is not None:
         world.bucket.is_away = world.bucket.is_slow = False
     for kvstore in world.kvstores.values():
@@ -71,7 +75,9 @@ def _happening(
 
 
 def _duration_ns(random: Random) -> int:
-    """0.1 to 20 s, more often short."""
+    """0.1 to 20 s, more often short, and often as long as a probe takes."""
+    if random.random() < PROBE_SHARE:
+        return random.randrange(2 * SECOND, 5 * SECOND)
     return int(100 * MS * 200 ** random.random())
 
 
@@ -120,7 +126,14 @@ def _lose_host(world: World, random: Random) -> None:
 
 
 def _freeze(world: World, random: Random) -> None:
-    random.choice(world.processes).freeze(_duration_ns(random))
+    """A process stands still; the server may drop it meanwhile, since it reads nothing."""
+    process, duration_ns = random.choice(world.processes), _duration_ns(random)
+    process.freeze(duration_ns)
+    if process.is_up and random.random() < DROPPED_SHARE:
+        dropped_in_ns = random.randrange(duration_ns)
+        world.deployment.timeline.after(
+            dropped_in_ns, partial(world.deployment.wires.cut, process, 1)
+        )
 
 
 def _cut(world: World, random: Random) -> None:
@@ -161,6 +174,21 @@ def _lose_disk(world: World, random: Random) -> None:
     kvstore = random.choice(list(world.kvstores.values()))
     if kvstore.is_ready:
         kvstore.run(kvstore.life, kvstore.lose_database)
+
+
+def _lose_leases(world: World, random: Random) -> None:
+    """The store of leases does not answer for a while, and may have forgotten them."""
+    store, forgets = world.store, random.random() < 0.5
+    store.is_up = False
+
+    def come_back() -> None:
+        if store.is_up:  # again, for long
+            return
+        if forgets:
+            store.forget()
+        store.is_up = True
+
+    world.deployment.timeline.after(random.randrange(STORE_AWAY_NS), come_back)
 
 
 def _cut_link(world: World, random: Random) -> None:
@@ -252,4 +280,5 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "bucket": _break_bucket,
     "slow bucket": _slow_bucket,
     "term": _terminate,
+    "leases": _lose_leases,
 }
