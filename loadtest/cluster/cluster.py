@@ -13,6 +13,7 @@ from loadtest.cluster.control import (
     advisory_outcomes,
 )
 from loadtest.cluster.door import SimulatedDoor
+from loadtest.cluster.frontend import Frontend
 from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
@@ -22,15 +23,14 @@ from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.policies.placement import SYSTEMS, Home
 from loadtest.sim.client import Store
+from loadtest.sim.redis import server_on
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
 from loadtest.world.checks import check_worker
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.frontend import Frontend
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import DEFAULT_POLICY
 from shared.ids import HostId, WorkerId
@@ -71,7 +71,7 @@ class Cluster:
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
         self._outcomes_before = advisory_outcomes()  # the same
-        redis, ledger = Redis(), _Ledger(deployment.timeline)
+        redis, ledger = server_on(deployment.timeline), _Ledger(deployment.timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
             host: ClusterKvstore(deployment, redis, host, plant)

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import out
-from services.worker.device.openmp import share_cores
+from cli.base.reporting import out
+from services.worker.openmp import share_cores
 from shared.errors import InvalidRequest, SymphonyError
 
 GROUPS = {
@@ -30,14 +30,12 @@ GROUPS = {
     "papers": {  # claims of papers, measured again
         "figures": "loadtest.bench.figures",
         "cluster": "loadtest.bench.cluster",
-        "goodput": "loadtest.bench.goodput",
         "sgmv": "loadtest.bench.sgmv",
     },
     "developers": {  # what a change costs, or breaks
         "core": "loadtest.bench.core",
-        "scale": "loadtest.bench.scale",
         "chaos": "loadtest.bench.chaos",
-        "fuzz": "loadtest.fuzz.command",
+        "fuzz": "loadtest.bench.fuzz",
     },
 }
 BENCHES = {name: module for group in GROUPS.values() for name, module in group.items()}

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
@@ -43,6 +44,7 @@ class SimSubscription:
         self._pending_max = pending_max
         self._is_busy = False
         self._is_closed = False
+        self._context = copy_context()
         network, process = client.network, client.process
         self._registration: Registration = network.subscribe(process, subject, self._put, queue)
 
@@ -68,7 +70,7 @@ class SimSubscription:
         self._pending.append(message)
         if not self._is_busy:
             self._is_busy = True
-            loop.call_now(self._work)
+            loop.call_now(self._work, context=self._context)
 
     def _work(self) -> None:
         while self._pending:
@@ -78,9 +80,10 @@ class SimSubscription:
             except StopIteration:
                 continue
             except Exception as error:
-                self._client.loop.create_task(self._go_on(self._client.on_error(error)))
-                return
-            self._client.loop.create_task(self._go_on(_rest_of(work, awaited)))
+                rest = self._client.on_error(error)
+            else:
+                rest = _rest_of(work, awaited)
+            self._client.loop.create_task(self._go_on(rest), context=self._context)
             return
         self._is_busy = False
 

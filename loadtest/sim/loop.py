@@ -57,7 +57,7 @@ class _Handle:
         self._loop = loop
         self._callback: Callable[..., object] | None = callback
         self._args = args
-        self._context = context or copy_context()
+        self._context = copy_context() if context is None else context  # an empty one is false
         self._when = when
 
     def when(self) -> float:
@@ -132,9 +132,11 @@ class SimLoop:
             self._is_awake = True
             self.run()
 
-    def call_now(self, callback: Callable[..., object], *args: Any) -> None:
+    def call_now(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> None:
         """`enter` a callback: something arrived from outside of the process."""
-        self.enter(_Handle(self, callback, args, None))
+        self.enter(_Handle(self, callback, args, context))
 
     def dispose(self) -> None:
         """Close what still waits, so that the interpreter does not complain of it later."""
@@ -263,16 +265,11 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 def _close(coro: Any) -> None:
     """Unwind a coroutine. One that never began is begun first: closed before that, what it was
-    given to await would be said to have been forgotten.
+    given to await would be said to have been forgotten. (It is cancelled, not closed: `close` does
+    not reach into asynchronous generators.)
     """
     with suppress(BaseException):
         if getcoroutinestate(coro) == CORO_CREATED:
             coro.send(None)
-    for _ in range(CLOSINGS_MAX):
-        try:
-            coro.close()
-        except RuntimeError:  # it awaited once more
-            continue
-        except BaseException:
-            pass
-        return
+        for _ in range(CLOSINGS_MAX):  # it may await once more
+            coro.throw(asyncio.CancelledError())

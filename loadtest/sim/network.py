@@ -69,6 +69,7 @@ class Message:
 
 
 Deliver = Callable[[Message], None]
+Tap = Callable[[Peer, Message], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +129,6 @@ class Network:
     Attributes:
         is_up: the server runs.
         weather: shared by all connections.
-        taps: called with what is published, by the subject's last word.
     """
 
     def __init__(self, timeline: Timeline, random: Random) -> None:
@@ -137,11 +137,15 @@ class Network:
         self.is_up = True
         self.weather = Weather()
         self.num_lost = 0
-        self.taps: dict[str, Callable[[Peer, Message], None]] = {}
+        self._taps: dict[str, list[Tap]] = {}
         self._connections: dict[Peer, _Connection] = {}
         self._disturbed: dict[Peer, deque[tuple[int, int]]] = {}
         self._listeners: dict[str, list[Subscription]] = {}
         self._num_inboxes = 0
+
+    def tap(self, word: str, tap: Tap) -> None:
+        """Call `tap` with everything that is published on subjects with this last word."""
+        self._taps.setdefault(word, []).append(tap)
 
     def join(self, process: Peer, on_first: Action) -> None:
         """A process starts; `on_first` is called when it has its first connection."""
@@ -208,8 +212,7 @@ class Network:
         """Send to all subscribers at the time when it reaches the server; without any, a sender
         that waits for a reply gets a message that says so.
         """
-        tap = self.taps.get(message.subject.rpartition(".")[2])
-        if tap is not None:
+        for tap in self._taps.get(message.subject.rpartition(".")[2], ()):
             tap(process, message)
         connection = self._connections[process]
         if connection.is_open and connection.mute_until_ns <= self._timeline.now_ns:

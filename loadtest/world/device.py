@@ -22,7 +22,7 @@ from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turns.turn import Turn
-from services.worker.device.tables import BlockTables
+from services.worker.device.base.tables import BlockTables
 from shared.arena import PageState
 from shared.wire.messages import AdapterRef
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.sim.arena import PAGE_BYTES, SimArena
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.timeline import MS, SECOND, US
 from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
@@ -14,7 +15,6 @@ from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import Content, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
@@ -59,6 +59,7 @@ from shared.locations import OBJECTS, objects_of
 from shared.owners import OwnerKey
 from shared.wire import messages as m
 from shared.wire.messages import pack_ints, unpack_ints
+from shared.wire.sessions import SessionRecord, decode_record, session_redis_key
 from shared.wire.subjects import (
     KV_COMMIT,
     KV_LEASE,
@@ -74,6 +75,7 @@ GROWTH_NS = 50 * MS  # until more of an arena has memory
 TICKET_NS = 4 * SECOND
 READ_NS = 100 * US
 WRITE_NS = 500 * US
+REDIS_NS, REDIS_PATIENCE_NS = MS, 250 * MS
 STAGE_MAX_NS = 80 * MS
 OBJECTS_REST_NS = SECOND
 DROPS_MAX = 2
@@ -97,7 +99,7 @@ class Kvstore(PeerHost):
     def __init__(
         self,
         deployment: SimDeployment,
-        redis: Redis,
+        redis: RedisServer,
         host_id: HostId,
         num_pages: int,
         disk_slowness: int = 1,
@@ -257,16 +259,20 @@ class Kvstore(PeerHost):
 
             self._peering.locate(message, keys, on_peers)
 
-        def on_record(record: Any) -> None:
-            is_other = (
-                message.fingerprint != self.deployment.model.fingerprint
-            )  # than frontends know
-            on_keys([] if record is None or is_other else unpack_keys(record.block_keys))
+        def on_record(record: SessionRecord | None) -> None:
+            is_usable = record is not None and record.fingerprint == message.fingerprint
+            on_keys(unpack_keys(record.block_keys) if record is not None and is_usable else [])
 
         if message.keys or message.session_id is None:
             on_keys(unpack_keys(message.keys))
         else:
-            self._redis.read(self, message.tenant, message.session_id, on_record)
+            stored = None
+            if self._redis.is_up:
+                key = session_redis_key(message.tenant, message.session_id)
+                stored = self._redis.execute("GET", key)
+            record = None if stored is None else decode_record(stored)
+            wait_ns = REDIS_NS if self._redis.is_up else REDIS_PATIENCE_NS
+            self.later(wait_ns, partial(on_record, record))
 
     def _locate(self, message: m.KvLocate) -> m.KvLocated:
         keys = unpack_keys(message.keys)

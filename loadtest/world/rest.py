@@ -1,12 +1,12 @@
 """Invariants of all processes at rest, after the last request has ended."""
 
+from loadtest.sim.frontend import Frontend
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
 from loadtest.world.bucket import Bucket
-from loadtest.world.frontend import Frontend
-from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
+from loadtest.world.hinters import FLOOD_ADDRESSES, LAST_ADDRESS, LAST_TENANT, SPAMMERS
 from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
-from loadtest.world.redis import Redis
 from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
 from services.tracker.core import Record
@@ -18,6 +18,7 @@ from shared.locations import (
     objects_of,
 )
 from shared.owners import NO_OWNER
+from shared.wire.hint_accounts import HintAccounts
 
 AGAIN_NS = 2 * SECOND
 
@@ -25,9 +26,7 @@ AGAIN_NS = 2 * SECOND
 def check_rest(world: World) -> None:
     """No process holds anything for a request or session."""
     for frontend in world.frontends:
-        assert not len(frontend.turns), f"{frontend.name} still waits for turns"
-        assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
-        _check_hints(frontend)
+        _check_frontend(frontend)
     for leadership in world.scheduling:
         _check_schedulers(leadership)
     for tracker in world.leading_trackers:
@@ -80,16 +79,28 @@ def _is_unplaced(record: Record) -> bool:
     return record.is_acted_on and record.worker_id is None
 
 
-def _check_hints(frontend: Frontend) -> None:
+def _check_frontend(frontend: Frontend) -> None:
+    """No request is open, and all that requests took was given back."""
+    app, name = frontend.app, frontend.name
+    assert app is not None, f"{name} does not run"
+    hub, jobs = app.hub, app.jobs
+    assert not len(hub._turns) and not hub._boxes, f"{name} still waits for turns"
+    assert not len(jobs._jobs) and not jobs._waiters, f"{name} still waits for jobs"
+    assert not frontend.num_open, f"{name} still answers"
+    assert app.slots.num_free == app.slots.num_max, f"{name} has lost slots"
+    assert app.quotas.is_unused, f"{name} has lost parts of quotas"
+    _check_hints(app.hints._accounts, frontend.now_ns)
+
+
+def _check_hints(accounts: HintAccounts, now_ns: int) -> None:
     """Buckets are within their limits, and refused senders may send again."""
-    for kind in (frontend.hints._places, frontend.hints._tenants):
+    for kind in (accounts._places, accounts._tenants):
         for key, account in kind.of.items():
             assert 0 <= account.tokens <= kind.size and account.open >= 0, f"an account of {key}"
-            is_last = key == (LAST_TENANT, LAST_PLACE)
+            is_last = key == (LAST_TENANT, LAST_ADDRESS)
             assert not (is_last and account.open), "the outcome of an advisory is never reported"
-    later_ns = frontend.now_ns + AGAIN_NS
-    for place in PLACES:
-        frontend.hints.take(SPAMMERS, place, later_ns)
+    for address in FLOOD_ADDRESSES:
+        accounts.take(SPAMMERS, address, now_ns + AGAIN_NS)
 
 
 def _check_idle(worker: Worker) -> None:
@@ -102,8 +113,8 @@ def _check_idle(worker: Worker) -> None:
     assert not stager._expected and stager.flights.num_prefetching == 0
     assert not stager.flights._num_demanded.any(), "loads are miscounted"
     assert all(block.refs == 0 for block in core.pool.blocks.values())
-    assert not core.writeback._storing, "a write never ended"
-    assert not core.writeback._committing, "a commit was never settled"
+    assert not core.write_behind._storing, "a write never ended"
+    assert not core.write_behind._committing, "a commit was never settled"
 
 
 def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
@@ -117,7 +128,7 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         page
         for worker in workers
         if worker.host_id == kvstore.host_id
-        for page in worker.core.writeback._stock
+        for page in worker.core.write_behind._stock
     }
     assert leased == stock, f"{kvstore.name}: unowned leases: {leased ^ stock}"
     for worker in kvstore.core.workers:
@@ -126,7 +137,7 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         assert not any(block.num_pins for block in arena.holding.values()), "unowned pins"
 
 
-def _check_told(kvstore: Kvstore, redis: Redis) -> None:
+def _check_told(kvstore: Kvstore, redis: RedisServer) -> None:
     """Redis says what is on this host's disk, and what it wrote to the object store, and nothing
     else that anybody would believe.
     """
@@ -138,13 +149,14 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
         owners = {block.owner for block in kvstore.disk.values()} - {NO_OWNER}
         assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
-    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
+    lives = decode_lives(redis.hash_of(KV_HOSTS_KEY))
     for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
         reported: dict[str, int] = {}
-        for key in redis.hashes:
+        for key in redis.location_keys():
             # Its own only: of all, readers get only the most.
-            own = {name: data for name, data in redis.raw(key).items() if name == place.encode()}
-            if key != KV_HOSTS_KEY and (found := decode_locations(own, lives)):
+            located = redis.hash_of(key)
+            own = {name: data for name, data in located.items() if name == place.encode()}
+            if found := decode_locations(own, lives):
                 reported[key] = found[place]
         expected = {location_redis_key(owner): num for owner, num in of_place.items()}
         said = {key: num for key, num in reported.items() if num}

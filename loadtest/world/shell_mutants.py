@@ -12,6 +12,14 @@ LEADERSHIP = "services/scheduler/leadership.py"
 SCHEDULER = "services/scheduler/service.py"
 JOBS = "services/scheduler/job_service.py"
 TRACKER = "services/tracker/service.py"
+HUB = "services/frontend/turns/hub.py"
+JOB_HUB = "services/frontend/turns/job_hub.py"
+OUTBOX = "services/frontend/turns/outbox.py"
+SESSIONS = "services/frontend/sessions/store.py"
+HINT_GATE = "services/frontend/turns/hints.py"
+GENERATION = "services/frontend/api/text/generation.py"
+HTTP_REQUEST = "services/frontend/http/request.py"
+ANSWERS = "services/frontend/http/answers.py"
 
 SHELL_MUTANTS = (
     # What every shell stands on.
@@ -134,5 +142,52 @@ SHELL_MUTANTS = (
         "a drop that fails ends the tracker", TRACKER,
         "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except SymphonyError as error:",
         "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except KeyError as error:",
+    ),
+    # The frontend.
+    Mutant(
+        "tokens do not wake the request that waits for them", HUB,
+        "                return\n        self._wake()\n", "                return\n",
+    ),
+    Mutant(
+        "silent turns are not looked at", HUB,
+        "            self._perform(self._turns.on_tick(self._clock.now_ns()))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a message that cannot be published ends the outbox", OUTBOX,
+        "            except (PeerUnavailable, ValueError) as error:\n",
+        "            except ValueError as error:\n",
+    ),
+    Mutant(
+        "jobs wake up ten times as late", JOB_HUB,
+        "delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9",
+        "delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e8",
+    ),
+    Mutant(
+        "a Redis that refuses connections fails requests", SESSIONS,
+        "        except (RedisError, OSError, TimeoutError) as error:\n",
+        "        except (OSError, TimeoutError) as error:\n",
+    ),
+    Mutant(
+        "a Redis that does not answer is waited for", SESSIONS,
+        "PATIENCE_S = 0.25\n", "PATIENCE_S = 25.0\n",
+    ),
+    Mutant(
+        "outcomes of advisories are not listened for", HINT_GATE,
+        "        await self._bus.subscribe(HINTS_ENDED, self._accounts.on_ended, self.frontend_id)"
+        "\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a generation keeps its slots", GENERATION,
+        "        self._taken.close()\n", "",
+    ),
+    Mutant(
+        "a hang-up cancels nothing", HTTP_REQUEST,
+        "            pass\n        on_disconnect()\n", "            pass\n",
+    ),
+    Mutant(
+        "a hang-up during a stream cancels nothing", ANSWERS,
+        "watched(receive, self._on_disconnect)", "watched(receive, lambda: None)",
     ),
 )  # fmt: skip

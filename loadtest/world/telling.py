@@ -1,8 +1,11 @@
 """A kvstore publishes its sessions' KV locations in Redis: the production core, with delays."""
 
-from loadtest.sim.timeline import SECOND
+from collections.abc import Mapping
+from functools import partial
+
+from loadtest.sim.redis import RedisServer
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from services.kvstore.core import Locations
 from shared.ids import HostId
 from shared.locations import (
@@ -14,13 +17,14 @@ from shared.locations import (
 )
 
 CHECK_NS = 2 * SECOND
+ANSWER_NS, PATIENCE_NS = MS, 250 * MS
 
 
 class Telling:
     """As the kvstore's own shell does: one question or update at a time, a check now and then."""
 
     def __init__(
-        self, process: Process, redis: Redis, host_id: HostId, locations: Locations
+        self, process: Process, redis: RedisServer, host_id: HostId, locations: Locations
     ) -> None:
         self._process = process
         self._redis = redis
@@ -40,15 +44,18 @@ class Telling:
         self._process.later(CHECK_NS, self._check)
         if not self._is_busy:
             self._is_busy = True
-            self._redis.read_hash(self._process, KV_HOSTS_KEY, self._on_claims)
+            if not self._redis.is_up:
+                self._process.later(PATIENCE_NS, partial(self._on_claims, None))
+                return
+            claims = self._redis.hash_of(KV_HOSTS_KEY)
+            self._process.later(ANSWER_NS, partial(self._on_claims, claims))
 
-    def _on_claims(self, claims: dict[str, str] | None) -> None:
+    def _on_claims(self, claims: dict[bytes, bytes] | None) -> None:
         self._is_busy = False
         if claims is None:
             return
         self._num_lives += 1
-        said = claims.get(self._host_id)
-        claim = None if said is None else decode_claim(said.encode())
+        claim = decode_claim(claims.get(self._host_id.encode()))
         life = f"{self._process.life}-{self._num_lives}"
         self._locations.on_checked(claim, life)
         self._tell()
@@ -63,9 +70,25 @@ class Telling:
         published[KV_HOSTS_KEY] = encode_claim(update.claim)
         before = None if update.before is None else (KV_HOSTS_KEY, encode_claim(update.before))
         self._is_busy = True
-        self._redis.write_hashes(
-            self._process, self._host_id, before, published, self._on_told, self._on_failed
-        )
+        self._write(before, published)
+
+    def _write(self, before: tuple[str, str] | None, values: Mapping[str, str | None]) -> None:
+        """Set the host's field in each of these hashes, or remove it, in one step, if it has this
+        value `before` in this one; the confirmation may be lost.
+        """
+        redis, later, host_id = self._redis, self._process.later, self._host_id
+        can_be = redis.is_up and redis.takes_writes
+        if can_be and before is not None:
+            can_be = redis.execute("HGET", before[0], host_id) == before[1].encode()
+        if not can_be:
+            later(ANSWER_NS if redis.is_up else PATIENCE_NS, self._on_failed)
+            return
+        for key, value in values.items():
+            if value is None:
+                redis.execute("HDEL", key, host_id)
+            else:
+                redis.execute("HSET", key, host_id, value)
+        later(ANSWER_NS, lambda: self._on_told() if redis.is_up else self._on_failed())
 
     def _on_told(self) -> None:
         self._is_busy = False

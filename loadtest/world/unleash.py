@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from loadtest.sim.redis import WAY_MAX_NS
 from loadtest.sim.scheduler import QUEUE_MAX
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND
@@ -19,6 +20,7 @@ REDIS_AWAY_NS = 30 * SECOND
 STORE_AWAY_NS = 6 * SECOND
 PROBE_SHARE = 0.25
 DROPPED_SHARE = 0.3
+REDIS_SLOW_NS = (50 * MS, 200 * MS, 800 * MS)  # a way, at most; clients wait for 250 ms
 KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
 
@@ -53,8 +55,8 @@ def heal(world: World) -> None:
     weather = world.deployment.wires.weather
     weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
-    world.redis.takes_writes = True
     world.store.is_up = True
+    world.redis.takes_writes, world.redis.way_max_ns = True, WAY_MAX_NS
     if world.bucket is not None:
         world.bucket.is_away = world.bucket.is_slow = False
     for kvstore in world.kvstores.values():
@@ -237,21 +239,23 @@ def _slow_bucket(world: World, random: Random) -> None:
 
 def _break_redis(world: World, random: Random) -> None:
     """Where it goes away it stays so when all else is well again, and may have forgotten."""
-    redis, what = world.redis, random.randrange(4)
+    redis, what = world.redis, random.randrange(5)
     if what == 0:
         redis.wipe()
     elif what == 1:
         redis.go_back()
     elif what == 2:
         redis.takes_writes = False
+    elif what == 3:
+        redis.way_max_ns = random.choice(REDIS_SLOW_NS)
     else:
-        redis.is_up = False
+        redis.stop(hangs=random.random() < 0.5)
         forgets: Callable[[], None] | None = random.choice([redis.wipe, redis.go_back, None])
 
         def come_back() -> None:
             if forgets is not None:
                 forgets()
-            redis.is_up = True
+            redis.start()
 
         world.deployment.timeline.after(random.randrange(REDIS_AWAY_NS) + 1, come_back)
 

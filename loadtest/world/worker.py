@@ -313,8 +313,8 @@ class Worker(Process):
     def is_writing(self) -> bool:
         """Whether blocks are on their way below: also some that were given up at first, while
         there are no requests."""
-        writeback = self.core.writeback
-        return bool(writeback._storing or writeback._committing)
+        write_behind = self.core.write_behind
+        return bool(write_behind._storing or write_behind._committing)
 
     def feed(self, effects: list[Effect]) -> None:
         """Perform what an event led to, then plan the next step if it is time."""
@@ -427,7 +427,7 @@ class Worker(Process):
             kvstore.take_lock(self.worker_id, incarnation, self)
             self.link.on_opened(incarnation, kvstore.arena.num_pages)
             self.device.attach(kvstore.arena, self.link.epoch)
-            self.core.writeback.connect(self.link.epoch)
+            self.core.write_behind.connect(self.link.epoch)
             self.later(RENEW_EVERY_NS, partial(self._renew, self.link.epoch))
             self.feed([])
 
@@ -444,7 +444,7 @@ class Worker(Process):
 
         def on_error(error: SymphonyError) -> None:
             if self.link.on_error(error, epoch):
-                self.core.writeback.disconnect()
+                self.core.write_behind.disconnect()
                 self.later(0, self._open)
             then(None)
 
@@ -507,7 +507,7 @@ class Worker(Process):
             if reply is not None:
                 self.core.on_committed(keys)
             else:
-                self.core.writeback.on_refused(keys)
+                self.core.write_behind.on_refused(keys)
             self.feed([])
 
         self._call(KV_COMMIT, self.link.commit(effect.writes, effect.checksums), then)

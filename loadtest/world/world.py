@@ -6,15 +6,17 @@ from typing import get_args
 
 from loadtest.sim.arena import PAGE_BYTES
 from loadtest.sim.client import Store
+from loadtest.sim.frontend import Frontend, publish_adapters
 from loadtest.sim.hint_watch import HintWatch
 from loadtest.sim.outsider import Outsider
+from loadtest.sim.redis import server_on
 from loadtest.sim.scheduler import (
     Leadership,
     Role,
     Scheduler,
     Tracker,
     events_dropped,
-    tap_schedulers,
+    tap_turns,
 )
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
@@ -22,13 +24,11 @@ from loadtest.world.bucket import Bucket
 from loadtest.world.clients import Clients
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
-from loadtest.world.frontend import Frontend
-from loadtest.world.hinters import Hinters
+from loadtest.world.hinters import ALL_TENANTS, Hinters
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import PlainGround, Process
-from loadtest.world.redis import Redis
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
@@ -86,7 +86,7 @@ class World:
     """
 
     def __init__(self, seed: int, options: Options, faults: Faults | None = None) -> None:
-        self.options = options
+        self.seed, self.options = seed, options
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
@@ -121,9 +121,10 @@ class World:
             num_tracker_shards=tracker_random.choice(TRACKER_SHARDS),
             twins=twins if twins.random() < TWINS_SHARE else None,
         )
-        self.redis = redis = Redis()
+        self.redis = redis = server_on(timeline)
+        publish_adapters(redis, timeline)
         self.ledger = ledger = Ledger(timeline)
-        tap_schedulers(deployment.wires, ledger)
+        tap_turns(deployment.wires, ledger)
         HintWatch(deployment.wires)
         self.store = store = Store()
         self._dropped_before = events_dropped()
@@ -161,7 +162,8 @@ class World:
             for number in range(1 + (shard == with_spare))
         ]
         self.frontends = [
-            Frontend(deployment, redis, ledger, number) for number in range(random.choice([1, 2]))
+            Frontend(deployment, store, redis, ALL_TENANTS, number)
+            for number in range(random.choice([1, 2]))
         ]
         self.processes: list[Process] = [
             *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,

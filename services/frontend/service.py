@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from services.frontend.api import adapters_nats, nats
+from services.frontend.api import nats
+from services.frontend.api.adapters import nats as adapters_nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.asgi import make_api
@@ -33,7 +34,7 @@ async def main(runtime: Runtime, config: FrontendConfig, ports: Ports | None = N
     ports = ports or open_ports(runtime, config)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
     runtime.process = frontend_id
-    app = build_app(runtime, config, frontend_id, keyring, ports)
+    app = runtime.parts["app"] = build_app(runtime, config, frontend_id, keyring, ports)
     runtime.models, runtime.hints = app.models.names, app.hints.status
     runtime.spawn(ports.model_files.prepare(), "imports")
     await _subscribe(runtime, app, keyring, ports.connect)

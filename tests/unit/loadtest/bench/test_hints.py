@@ -1,18 +1,15 @@
 """`bench hints`: a turn that met something else than it was to meet is no figure."""
 
 import asyncio
-import io
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench import hints
 from loadtest.bench.hints import cases
 from loadtest.bench.hints.cases import Seen, Trials
 from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
-from loadtest.bench.hints.watch import LABELS, chart, screen
 from loadtest.bench.lab import Trace
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import HostId, SessionId
@@ -25,7 +22,7 @@ ASKED = KvStage(
 
 
 @dataclass
-class FakeHouse:
+class FakeServices:
     """Whose turns have so many tokens cached, after so many stages."""
 
     cached_tokens: int = 128
@@ -35,7 +32,7 @@ class FakeHouse:
     far = None
 
     @property
-    def near(self) -> "FakeHouse":
+    def near(self) -> "FakeServices":
         return self
 
     async def kv_stats(self) -> KvStats:
@@ -72,40 +69,40 @@ class FakeHouse:
             raise NotAsked
 
 
-def trials(house: FakeHouse, *, can_be_computed: bool = False) -> Trials:
+def trials(house: FakeServices, *, can_be_computed: bool = False) -> Trials:
     return Trials(cast(TwoHosts, house), 130, 20, can_be_computed=can_be_computed)
 
 
 def test_a_hinted_turn_comes_when_everything_is_there() -> None:
-    house = FakeHouse()
+    house = FakeServices()
     seen = asyncio.run(trials(house).hinted())
     assert (seen.ttft_ms, seen.cached_tokens) == (500.0, 128)
     assert house.said == ["stored", "hint", "arrived", 3 + 2, "settled", {FAR: 2}, "settled"]
 
 
-@pytest.mark.parametrize("house", [FakeHouse(cached_tokens=127), FakeHouse(asked=[ASKED])])
+@pytest.mark.parametrize("house", [FakeServices(cached_tokens=127), FakeServices(asked=[ASKED])])
 @pytest.mark.parametrize("case", ["hinted", "resident"])
-def test_a_history_that_was_not_in_the_pool_is_told(case: str, house: FakeHouse) -> None:
+def test_a_history_that_was_not_in_the_pool_is_told(case: str, house: FakeServices) -> None:
     with pytest.raises(PeerUnavailable, match="a history was not in the pool"):
         asyncio.run(getattr(trials(house), case)())
 
 
 def test_a_turn_that_does_not_fetch_is_told() -> None:
     with pytest.raises(PeerUnavailable, match="did not ask for its history"):
-        asyncio.run(trials(FakeHouse()).unhinted())
-    computed = FakeHouse(cached_tokens=0, asked=[ASKED])
+        asyncio.run(trials(FakeServices()).unhinted())
+    computed = FakeServices(cached_tokens=0, asked=[ASKED])
     with pytest.raises(PeerUnavailable, match="computed all of its history"):
         asyncio.run(trials(computed).unhinted())
     assert asyncio.run(trials(computed, can_be_computed=True).unhinted()).cached_tokens == 0
     with pytest.raises(PeerUnavailable, match="of a new history were cached"):
-        asyncio.run(trials(FakeHouse()).recompute())
+        asyncio.run(trials(FakeServices()).recompute())
 
 
 def test_turns_that_the_far_host_did_not_hear_of_are_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cases, "AVOIDED_S", 0.0)
-    house = FakeHouse(asked=[ASKED], num_unanswered=cases.TRIES_MAX - 1)
+    house = FakeServices(asked=[ASKED], num_unanswered=cases.TRIES_MAX - 1)
     again = trials(house)
     assert asyncio.run(again.unhinted()).cached_tokens == 128
     assert again.num_void == house.said.count("stored") - 1 == cases.TRIES_MAX - 1
@@ -138,25 +135,3 @@ def test_figures_are_medians_and_their_ratios() -> None:
 def test_options_that_cannot_be_are_refused_before_anything_starts(options: list[str]) -> None:
     with pytest.raises(InvalidRequest, match=options[0]):
         hints.run(options)
-
-
-def test_what_is_watched_tells_what_happens_and_what_a_hint_was_worth() -> None:
-    told = io.StringIO()
-    console = Console(width=120, file=told)
-    console.print(screen({"hinted": [Seen(10.0, 64)]}, "title", "a step"))
-    assert "now: a step" in told.getvalue() and "sooner" not in told.getvalue()
-    seen = {"hinted": [Seen(10, 64)], "unhinted": [Seen(25, 64)], "recompute": [Seen(300, 0)]}
-    console.print(screen(seen, "title", "a step"))
-    assert "2.5 times sooner than without one" in told.getvalue()
-    assert "30.0 times sooner than if" in " ".join(told.getvalue().split())
-
-
-def test_bars_are_on_one_scale_that_begins_at_0() -> None:
-    seen = {"hinted": [Seen(900.0, 64), Seen(40.0, 64)], "recompute": [Seen(80.0, 0)]}
-    told = Console(width=120, file=io.StringIO())
-    told.print(chart(seen, "title"))
-    lines = cast(io.StringIO, told.file).getvalue().splitlines()
-    bars = {case: next(line.count("█") for line in lines if words in line) for case, words in
-            LABELS.items()}  # fmt: skip
-    assert bars["recompute"] == pytest.approx(2 * bars["hinted"], abs=1) and bars["hinted"] > 5
-    assert bars["late"] == 0 and any("40" in line and "64" in line for line in lines)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from loadtest.sim.http import Request
 from loadtest.sim.scheduler import QUEUE_MAX, Leadership, Scheduler
 from loadtest.sim.timeline import SECOND
 from loadtest.world.faults import KINDS, Faults
@@ -56,14 +57,34 @@ def test_what_is_unleashed_is_healed() -> None:
     assert world.redis.takes_writes
 
 
+class Broken:
+    """A client that notes how its connection broke."""
+
+    def __init__(self) -> None:
+        self.are_refused: list[bool] = []
+
+    def on_status(self, status: int) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_data(self, data: bytes) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_end(self) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_broken(self, *, is_refused: bool) -> None:
+        self.are_refused.append(is_refused)
+
+
 def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
     world = world_with()
     frontend, timeline = world.frontends[0], world.deployment.timeline
-    broken: list[int] = []
+    client = Broken()
     try:
         timeline.run_until(SECOND, 100_000)
-        frontend.connect(lambda: broken.append(frontend.life))
+        assert frontend.is_listening
+        frontend.request(Request("/v1/completions", b"{}", "somewhere"), client)
         frontend.crash()
     finally:
         world.dispose()
-    assert broken == [1]
+    assert client.are_refused == [False]
