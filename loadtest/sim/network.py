@@ -274,9 +274,11 @@ class Network:
     def note_disturbed(self, process: Peer, duration_ns: int) -> None:
         """For so long something is wrong with this process, and not with the server."""
         now_ns = self._timeline.now_ns
-        self._disturbed.setdefault(process, deque(maxlen=DISTURBED_MAX)).append(
-            (now_ns, now_ns + duration_ns)
-        )
+        self._note(process, now_ns, now_ns + duration_ns)
+
+    def _note(self, process: Peer, begin_ns: int, end_ns: int) -> None:
+        noted = self._disturbed.setdefault(process, deque(maxlen=DISTURBED_MAX))
+        noted.append((begin_ns, end_ns))
 
     def disturbed_ns(self, process: Peer, within_ns: int) -> int:
         """For how much of the last `within_ns` something was wrong with a process, at most."""
@@ -314,6 +316,7 @@ class Network:
                 timeline.after(RECONNECT_MAX_NS, connect)
                 return
             connection.is_open = True
+            self._note(process, timeline.now_ns - DEATH_NS, timeline.now_ns)
             on_open, connection.on_open = connection.on_open, process.on_reconnected
             process.run(process.life, on_open)
             connection.pending_bytes = 0
