@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from loadtest.cluster.arena import ClusterArena
+from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.links import Link
+from loadtest.cluster.peering import Page, PeerHost, Peering
 from loadtest.cluster.plant import Plant
 from loadtest.sim.redis import RedisServer
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.memory import GARBAGE
-from loadtest.world.peering import Page, PeerHost, Peering
 from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,

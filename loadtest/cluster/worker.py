@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from loadtest.cluster.device import CostDevice
+from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
 from loadtest.policies.placement import HistoryFrom
 from loadtest.sim.timeline import MS
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.worker import Worker
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn

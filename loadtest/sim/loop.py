@@ -15,14 +15,14 @@ from inspect import CORO_CREATED, getcoroutinestate
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
-from loadtest.sim.timeline import MS, SECOND, Action
+from loadtest.sim.threads import Pool, Threads
+from loadtest.sim.timeline import SECOND, Action
 
 R = TypeVar("R")
 
 CALLBACKS_MAX = 100_000  # in one instant
 TASKS_MIN = 100
 CLOSINGS_MAX = 100  # of one coroutine: each `await` in its ``finally`` blocks takes one
-THREAD_MAX_NS = 2 * MS  # what a thread of the executor takes, at most
 
 
 class LoopHost(Protocol):
@@ -91,6 +91,10 @@ class SimLoop:
     Args:
     host: gives time and runs what is due.
     random: decides how long the executor's threads take.
+
+    Attributes:
+        threads: of this process.
+        lag_max_ns: until the process has a CPU, when there is something to do.
     """
 
     def __init__(self, host: LoopHost, random: Random) -> None:
@@ -101,7 +105,9 @@ class SimLoop:
         self._on_exception: Callable[[Any, dict[str, Any]], object] | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._tasks_max = TASKS_MIN
-        self._thread_free_ns: dict[int, int] = {}  # of executors, when their one thread is free
+        self.threads = Threads(host, random)
+        self.lag_max_ns = 0
+        self._pools: dict[Any, Pool] = {}  # by executor
 
     @property
     def as_loop(self) -> asyncio.AbstractEventLoop:
@@ -146,6 +152,7 @@ class SimLoop:
         for task in self._tasks:
             if not task.done():
                 _close(task.get_coro())
+        self.threads.end()
         events._set_running_loop(outer)
         self._ready.clear()
 
@@ -161,7 +168,8 @@ class SimLoop:
         self._ready.append(handle)
         if not self._is_awake:
             self._is_awake = True
-            self._host.later(0, self.run)
+            lag_ns = self._random.randrange(self.lag_max_ns) if self.lag_max_ns else 0
+            self._host.later(lag_ns, self.run)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -213,25 +221,24 @@ class SimLoop:
     def run_in_executor(
         self, executor: Any, func: Callable[..., R], *args: Any
     ) -> asyncio.Future[R]:
-        """`func` runs at an instant in between, and its result arrives later. Calls of one executor
-        other than the default run one after the other.
-        """
+        """`func` runs in a thread, and its result arrives later."""
         future: asyncio.Future[R] = self.create_future()
-        delay_ns = self._random.randrange(THREAD_MAX_NS)
-        if executor is not None:
-            now_ns = self._host.now_ns
-            delay_ns += max(self._thread_free_ns.get(id(executor), 0) - now_ns, 0)
-            self._thread_free_ns[id(executor)] = now_ns + delay_ns
 
         def work() -> None:
             try:
                 result = func(*args)
-            except BaseException as error:
+            except Exception as error:
                 self.call_soon(_fail, future, error)
             else:
                 self.call_soon(_settle, future, result)
 
-        self._host.later(delay_ns, work)
+        if executor is None:
+            self.threads.start(work)
+        else:
+            if executor not in self._pools:
+                num_threads = getattr(executor, "_max_workers", 1)
+                self._pools[executor] = Pool(self.threads, num_threads, _never)
+            self._pools[executor].submit(work)
         return future
 
     def get_debug(self) -> bool:
@@ -263,13 +270,21 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
+def _never(error: BaseException) -> None:
+    raise AssertionError("its work catches what it raises") from error
+
+
+class _Dead(BaseException):
+    """Nothing that handles errors handles this one."""
+
+
 def _close(coro: Any) -> None:
     """Unwind a coroutine. One that never began is begun first: closed before that, what it was
-    given to await would be said to have been forgotten. (It is cancelled, not closed: `close` does
-    not reach into asynchronous generators.)
+    given to await would be said to have been forgotten. (`close` would leave behind what a
+    ``finally`` awaits, and does not reach into asynchronous generators.)
     """
     with suppress(BaseException):
         if getcoroutinestate(coro) == CORO_CREATED:
             coro.send(None)
-        for _ in range(CLOSINGS_MAX):  # it may await once more
-            coro.throw(asyncio.CancelledError())
+        for _ in range(CLOSINGS_MAX):
+            coro.throw(_Dead())

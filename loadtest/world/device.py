@@ -8,7 +8,6 @@ from typing import Protocol
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND, US, Action
-from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import (
     GARBAGE,
     Content,
@@ -23,7 +22,7 @@ from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turns.turn import Turn
 from services.worker.device.base.tables import BlockTables
-from shared.arena import PageState
+from shared.arena import PageState, checksum
 from shared.wire.messages import AdapterRef
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a page that is overdue by so much does not come any more
@@ -269,7 +268,8 @@ class Device:
         if self._model.is_rounded and origin[:1] == (IMAGE,):
             content = GARBAGE
         arena.put(write.arena_pages[layer], content)
-        later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
+        copied = checksum(arena.pages[write.arena_pages[layer]].data)
+        later = partial(self._store, write, arena, epoch, [*sums, copied])
         is_slow = self._random.random() < SLOW_STORE_SHARE
         self._owner.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
 

@@ -1,15 +1,18 @@
 """Invariants of all processes at rest, after the last request has ended."""
 
+from loadtest.sim.bucket import Bucket
 from loadtest.sim.frontend import Frontend
+from loadtest.sim.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.sim.redis import RedisServer
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
-from loadtest.world.bucket import Bucket
 from loadtest.world.hinters import FLOOD_ADDRESSES, LAST_ADDRESS, LAST_TENANT, SPAMMERS
-from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
+from services.kvstore.core.tiers.arena_block import NO_PAGE
+from services.kvstore.tiers.values import HEADER_BYTES
 from services.tracker.core import Record
+from shared.arena import PageState
 from shared.locations import (
     KV_HOSTS_KEY,
     decode_lives,
@@ -118,6 +121,10 @@ def _check_idle(worker: Worker) -> None:
 
 
 def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
+    for each in workers:
+        if each.host_id == kvstore.host_id:
+            is_open = kvstore.core.incarnation_of(each.worker_id) is not None
+            assert is_open, f"{kvstore.name} does not know {each.worker_id}"
     leased = {
         page
         for worker in kvstore.core.workers
@@ -135,6 +142,21 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         assert not worker.tickets, f"{kvstore.name}: unowned tickets"
     for arena in kvstore.core.arenas.values():
         assert not any(block.num_pins for block in arena.holding.values()), "unowned pins"
+    _check_quiet(kvstore)
+
+
+def _check_quiet(kvstore: Kvstore) -> None:
+    """No thread works, and the core knows what became of all their work."""
+    core, memory = kvstore.core, kvstore.arena
+    assert not core.is_loading, f"{kvstore.name} still loads"
+    assert not core.num_writing, f"{kvstore.name} still writes"
+    if memory is None:
+        return
+    (arena,) = core.arenas.values()
+    pages = [page for block in arena.holding.values() for page in block.pages if page != NO_PAGE]
+    states = {memory.word(page)[1] for page in pages}
+    assert PageState.FILLING not in states, "a page that does not come is still promised"
+    assert arena.num_pages == memory.num_pages, "the core does not know all of its memory"
 
 
 def _check_told(kvstore: Kvstore, redis: RedisServer) -> None:
@@ -146,7 +168,7 @@ def _check_told(kvstore: Kvstore, redis: RedisServer) -> None:
     if (
         "lost disk" not in kvstore.deployment.fault_kinds
     ):  # what was written just before it is missed
-        owners = {block.owner for block in kvstore.disk.values()} - {NO_OWNER}
+        owners = {block.owner for block in kvstore.disk.blocks.values()} - {NO_OWNER}
         assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
     lives = decode_lives(redis.hash_of(KV_HOSTS_KEY))
@@ -173,5 +195,5 @@ def _check_saved(kvstore: Kvstore, bucket: Bucket) -> None:
     own = {run for run in bucket.runs() if run.host_id == kvstore.host_id}
     if "bucket" not in kvstore.deployment.fault_kinds:
         assert known == own, f"{kvstore.name} does not know what it wrote"
-    num_bytes = sum(run.num_pages * run.page_bytes for run in known)
+    num_bytes = sum(run.num_pages * (HEADER_BYTES + run.page_bytes) for run in known)
     assert objects.tier.num_bytes == num_bytes, "bytes are miscounted"

@@ -42,7 +42,7 @@ def unleash(world: World) -> None:
             scheduler.queue_max = queue_max
     if "unread disk" in faults.kinds:
         for kvstore in world.kvstores.values():
-            kvstore.unread_share = UNREAD_SHARE
+            kvstore.disk.unread_share = UNREAD_SHARE
     if "redis" in faults.kinds:
         deployment.timeline.after(SNAPSHOT_NS, world.redis.save)
     for fault in faults.once:
@@ -60,7 +60,8 @@ def heal(world: World) -> None:
     if world.bucket is not None:
         world.bucket.is_away = world.bucket.is_slow = False
     for kvstore in world.kvstores.values():
-        kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
+        disk = kvstore.disk
+        disk.is_full, disk.slowness, disk.unread_share = False, 1, 0.0
         kvstore.is_link_cut = kvstore.is_lying = False
     for scheduler in world.schedulers:
         scheduler.queue_max = QUEUE_MAX
@@ -161,21 +162,19 @@ def _jump_clock(world: World, random: Random) -> None:
 
 
 def _slow_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).disk_slowness = random.choice([20, 1000, 3000])
+    random.choice(list(world.kvstores.values())).disk.slowness = random.choice([20, 1000, 3000])
 
 
 def _fill_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).is_disk_full = True
+    random.choice(list(world.kvstores.values())).disk.is_full = True
 
 
 def _tear_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).lose_pages(random.choice([0.1, 1.0]))
+    random.choice(list(world.kvstores.values())).disk.damage_pages(random.choice([0.1, 1.0]))
 
 
 def _lose_disk(world: World, random: Random) -> None:
-    kvstore = random.choice(list(world.kvstores.values()))
-    if kvstore.is_ready:
-        kvstore.run(kvstore.life, kvstore.lose_database)
+    random.choice(list(world.kvstores.values())).disk.is_damaged = True
 
 
 def _lose_leases(world: World, random: Random) -> None:

@@ -1,15 +1,16 @@
 """A worker: the production cores of engine, puller and kvstore link in a shell."""
 
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.checks import check_deferred, check_worker, watch_step
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.device import Device
 from loadtest.world.jobs import WorkerJobs, job_card
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
 from services.worker.core.costs.costs import StepCosts
@@ -42,10 +43,11 @@ from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.owners import owner_key
 from shared.wire.messages import (
     Empty,
+    KvOpened,
     KvStage,
     LeadershipFence,
     ModelCard,
@@ -92,6 +94,15 @@ TARGET_STEPS = (5, 30, 100)
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
+class KvHost(Protocol):
+    """A host's kvstore, as its workers need it; see `loadtest.sim.kvstore.Kvstore`."""
+
+    @property
+    def host_id(self) -> HostId: ...
+    def attach(self, path: Path) -> SimArena: ...
+    def lock(self, path: Path, holder: Process) -> None: ...
+
+
 class Worker(Process):
     """Attributes:
     core: the engine, of this life.
@@ -100,7 +111,7 @@ class Worker(Process):
 
     deployment: SimDeployment
 
-    def __init__(self, deployment: SimDeployment, kvstore: Kvstore, number: int) -> None:
+    def __init__(self, deployment: SimDeployment, kvstore: KvHost, number: int) -> None:
         super().__init__(deployment, f"worker-{number}")
         self.host_id = kvstore.host_id
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")
@@ -139,7 +150,7 @@ class Worker(Process):
 
     def on_start(self) -> None:
         model = self._model
-        self._incarnation = f"{self.name}.{self.life}"
+        self._incarnation = f"{self.name}-{self.life}"
         self.is_touched = True
         self._num_reports = 0
         self._telling = SpeedReports()
@@ -417,16 +428,17 @@ class Worker(Process):
     def _open(self) -> None:
         self.device.detach()
         self._num_opens += 1
-        incarnation = f"{self._incarnation}.{self._num_opens}"
+        incarnation = f"{self._incarnation}-{self._num_opens}"
 
-        def on_opened(_: Any) -> None:
-            kvstore = self._kvstore
-            if not kvstore.is_ready:  # its arena's file is gone
+        def on_opened(opened: KvOpened) -> None:
+            try:
+                arena = self._kvstore.attach(Path(opened.arena_path))
+                self._kvstore.lock(Path(opened.lease_path), self)
+            except FileNotFoundError:
                 on_error(None)
                 return
-            kvstore.take_lock(self.worker_id, incarnation, self)
-            self.link.on_opened(incarnation, kvstore.arena.num_pages)
-            self.device.attach(kvstore.arena, self.link.epoch)
+            self.link.on_opened(incarnation, arena.num_pages)
+            self.device.attach(arena, self.link.epoch)
             self.core.write_behind.connect(self.link.epoch)
             self.later(RENEW_EVERY_NS, partial(self._renew, self.link.epoch))
             self.feed([])

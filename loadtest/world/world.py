@@ -5,9 +5,11 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.arena import PAGE_BYTES
+from loadtest.sim.bucket import Bucket
 from loadtest.sim.client import Store
 from loadtest.sim.frontend import Frontend, publish_adapters
 from loadtest.sim.hint_watch import HintWatch
+from loadtest.sim.kvstore import Host, Kvstore
 from loadtest.sim.outsider import Outsider
 from loadtest.sim.redis import server_on
 from loadtest.sim.scheduler import (
@@ -20,12 +22,10 @@ from loadtest.sim.scheduler import (
 )
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
-from loadtest.world.bucket import Bucket
 from loadtest.world.clients import Clients
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.hinters import ALL_TENANTS, Hinters
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import PlainGround, Process
@@ -129,12 +129,10 @@ class World:
         self.store = store = Store()
         self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
-        self.kvstores = {
-            host: Kvstore(deployment, redis, host, num_pages, slowness, self.bucket)
-            for host in hosts
-        }
-        for kvstore in self.kvstores.values():
-            kvstore.others |= self.kvstores
+        self.kvstores: dict[HostId, Kvstore] = {}
+        for host_id in hosts:
+            host = Host(host_id, self.redis, self.bucket, self.kvstores)
+            self.kvstores[host_id] = Kvstore(deployment, store, host, num_pages, slowness)
         workers_min = min(len(hosts), options.workers_max)
         num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
         self.workers = [
@@ -210,7 +208,8 @@ class World:
             process.is_gone = True
             process.crash()
             self.processes.remove(process)
-        kvstore.disk.clear()
+        kvstore.disk.reset()
+        kvstore.dispose()
         self.workers = [worker for worker in self.workers if worker.host_id != host_id]
 
     @property

@@ -41,19 +41,19 @@ def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_unleashed_is_healed() -> None:
     world = world_with(*KINDS)
-    wires, kvstores = world.deployment.wires, list(world.kvstores.values())
+    wires, disks = world.deployment.wires, [each.disk for each in world.kvstores.values()]
     unleash(world)
     assert wires.weather.loss and wires.weather.duplication and wires.weather.slow
     assert all(scheduler.queue_max < QUEUE_MAX for scheduler in world.schedulers)
-    assert all(kvstore.unread_share for kvstore in kvstores)
-    for kvstore in kvstores:
-        kvstore.is_disk_full, kvstore.disk_slowness = True, 20
+    assert all(disk.unread_share for disk in disks)
+    for disk in disks:
+        disk.is_full, disk.slowness = True, 20
     world.redis.takes_writes = False
     heal(world)
     assert wires.weather == Weather()
     assert all(scheduler.queue_max == QUEUE_MAX for scheduler in world.schedulers)
-    for kvstore in kvstores:
-        assert (kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share) == (False, 1, 0)
+    for disk in disks:
+        assert (disk.is_full, disk.slowness, disk.unread_share) == (False, 1, 0)
     assert world.redis.takes_writes
 
 
@@ -83,7 +83,7 @@ def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
     try:
         timeline.run_until(SECOND, 100_000)
         assert frontend.is_listening
-        frontend.request(Request("/v1/completions", b"{}", "somewhere"), client)
+        frontend.request(Request(path="/v1/completions", body=b"{}", address="somewhere"), client)
         frontend.crash()
     finally:
         world.dispose()

@@ -1,4 +1,4 @@
-"""A host's kvstore: the production core, an arena, a disk that is slow, full, or forgets."""
+"""A kvstore's process in a simulated cluster: the production core and what surrounds it."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -6,24 +6,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loadtest.cluster.peering import Page, PeerHost, Peering
+from loadtest.cluster.telling import Telling
 from loadtest.sim.arena import PAGE_BYTES, SimArena
 from loadtest.sim.redis import RedisServer
 from loadtest.sim.timeline import MS, SECOND, US
-from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import Content, DiskBlock
-from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
-from loadtest.world.telling import Telling
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     DiskWrite,
     DropMore,
-    DropRuns,
-    DropSession,
     Effect,
     FetchedPages,
     FoundBlocks,
@@ -39,9 +36,6 @@ from services.kvstore.core import (
     RemotePrefix,
     Renew,
     ResetDisk,
-    Run,
-    SaveOutcome,
-    SaveRun,
     SetWords,
     Stage,
     TouchBlocks,
@@ -55,7 +49,6 @@ from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.expiry import expiry_ns
 from shared.ids import HostId, WorkerId
-from shared.locations import OBJECTS, objects_of
 from shared.owners import OwnerKey
 from shared.wire import messages as m
 from shared.wire.messages import pack_ints, unpack_ints
@@ -77,9 +70,7 @@ READ_NS = 100 * US
 WRITE_NS = 500 * US
 REDIS_NS, REDIS_PATIENCE_NS = MS, 250 * MS
 STAGE_MAX_NS = 80 * MS
-OBJECTS_REST_NS = SECOND
 DROPS_MAX = 2
-OBJECTS_BYTES_MAX = 64 * PAGE_BYTES  # old sessions have to leave
 
 OVERTAKING = {"delay", "freeze"}
 DiskOrder = DiskWrite | DeleteBlocks | ResetDisk
@@ -103,13 +94,11 @@ class Kvstore(PeerHost):
         host_id: HostId,
         num_pages: int,
         disk_slowness: int = 1,
-        bucket: Bucket | None = None,
     ) -> None:
         super().__init__(deployment, f"kvstore-{host_id}")
         self.host_id = host_id
         self._redis = redis
         self._num_pages = num_pages
-        self._bucket = bucket
         self.disk: dict[BlockKey, DiskBlock] = {}
         self.disk_slowness = disk_slowness
         self.is_disk_full = False
@@ -135,10 +124,6 @@ class Kvstore(PeerHost):
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
         found = [_found(key, block) for key, block in self.disk.items()]
         self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
-        self._objects_telling: Telling | None = None
-        self._objects = None
-        if self._bucket is not None:
-            self._objects = BucketSide(self, self._bucket, self._on_objects_listed)
         self._is_dropping = False
         self._perform(self.core.on_disk_found(FoundBlocks.of(found), self.now_ns))
         wires = self.deployment.wires
@@ -156,15 +141,11 @@ class Kvstore(PeerHost):
         return Limits(
             disk_bytes_max=self.deployment.disk_bytes_max,
             expiry_ns=EXPIRY_NS,
-            objects_expiry_ns=EXPIRY_NS,
             noted_ns=60 * SECOND,
             ticket_ns=TICKET_NS,
             drops_max=DROPS_MAX,
             load_bytes_max=(2 if self.deployment.is_scattered else 8) * PAGE_BYTES,
             eviction=self.deployment.eviction,
-            has_objects=self._bucket is not None,
-            objects_bytes_max=OBJECTS_BYTES_MAX,
-            objects_rest_ns=OBJECTS_REST_NS,
         )
 
     def new_arena(self) -> Any:
@@ -180,9 +161,20 @@ class Kvstore(PeerHost):
         self._orders.clear()
         self._reads.clear()
 
-    def take_lock(self, worker_id: WorkerId, incarnation: str, holder: Process) -> None:
+    def attach(self, path: Path) -> Any:
+        """Map the arena.
+
+        Raises:
+            FileNotFoundError: this life is over.
+        """
+        if not self.is_ready:
+            raise FileNotFoundError(path)
+        return self.arena
+
+    def lock(self, path: Path, holder: Process) -> None:
         """A worker locks its lease file: the kernel lets go of it when the process dies."""
-        self._holders[(worker_id, incarnation)] = (holder, holder.life)
+        worker_id, incarnation = path.parts
+        self._holders[WorkerId(worker_id), incarnation] = (holder, holder.life)
 
     def lose_pages(self, share: float) -> None:
         """Damage some of what is on disk."""
@@ -207,7 +199,7 @@ class Kvstore(PeerHost):
         if message.page_bytes not in self.core.arenas:
             self.core.on_arena(message.page_bytes, self._num_pages // 2)
             self.later(GROWTH_NS, self._grow)
-        life, number = map(int, message.incarnation.split(".")[1:])
+        life, number = map(int, message.incarnation.rsplit("-", 2)[1:])
         latest = self._opened.get(message.worker_id, (0, 0))
         is_overtaken = OVERTAKING & self.deployment.fault_kinds  # who lives opens again
         assert (life, number) >= latest or is_overtaken, "an old life opens"
@@ -217,7 +209,8 @@ class Kvstore(PeerHost):
         )  # fmt: skip
         self._perform(self.core.on_open(event, self.now_ns))
         self._opened[message.worker_id] = (life, number)
-        return m.KvOpened(arena_path="", lease_path="")
+        lease_path = Path(message.worker_id) / message.incarnation
+        return m.KvOpened(arena_path="arena", lease_path=str(lease_path))
 
     def _grow(self) -> None:
         """More of the arena has memory."""
@@ -251,13 +244,7 @@ class Kvstore(PeerHost):
             def on_offer(offer: RemotePrefix | None) -> None:
                 self._answering(lambda _: self._staged(message, keys, offer))(message, reply)
 
-            def on_peers(offer: RemotePrefix | None) -> None:
-                if self._objects is None or message.page_bytes not in self.core.arenas:
-                    on_offer(offer)
-                else:
-                    self._objects.offer(message, keys, offer, on_offer)
-
-            self._peering.locate(message, keys, on_peers)
+            self._peering.locate(message, keys, on_offer)
 
         def on_record(record: SessionRecord | None) -> None:
             is_usable = record is not None and record.fingerprint == message.fingerprint
@@ -378,12 +365,6 @@ class Kvstore(PeerHost):
             match effect:
                 case SetWords(_, pages, generations, state):
                     self.arena.set_words(pages, generations, state)
-                case ReadPages(reads, host_id) if host_id == OBJECTS:
-                    assert self._objects is not None
-                    self._objects.fetch(reads)
-                case SaveRun() | DropRuns() | DropSession():
-                    assert self._objects is not None
-                    self._objects.perform(effect)
                 case ReadPages(reads, host_id) if host_id is not None:
                     self._peering.fetch(host_id, reads)
                 case ReadPages(reads):
@@ -402,17 +383,6 @@ class Kvstore(PeerHost):
                         self.disk[key].used_at_ns = self.now_ns
                         self.disk[key].expiry_s = expiry_s
         self._telling.look()
-        if self._objects_telling is not None:
-            self._objects_telling.look()
-
-    def _on_objects_listed(self) -> None:
-        objects = self.core.objects
-        self._perform(objects.on_all_listed(self.now_ns))
-        place = objects_of(self.host_id)
-        self._objects_telling = Telling(self, self._redis, place, objects.locations)
-
-    def on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
-        self._perform(self.core.on_saved(run, outcome, missing, self.now_ns))
 
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])

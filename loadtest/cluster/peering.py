@@ -19,8 +19,6 @@ from services.kvstore.core import (
     PageFacts,
     PageReads,
     RemotePrefix,
-    Run,
-    SaveOutcome,
     most_offered,
     sample_of,
 )
@@ -70,10 +68,6 @@ class PeerHost(Process):
 
     def tell_of(self, page: Page) -> PageFacts:
         """What goes with a page."""
-        raise NotImplementedError
-
-    def on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
-        """A run is in the object store, or is not."""
         raise NotImplementedError
 
     def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
@@ -190,7 +184,7 @@ class Peering:
         ):
             is_good = outcome is LoadOutcome.READY
             arena.set_word(page, generation, PageState.READY if is_good else PageState.BAD)
-        return FetchedPages(reads, [outcome for outcome, _ in taken], [told for _, told in taken])
+        return FetchedPages(reads, [outcome for outcome, _ in taken], [facts for _, facts in taken])
 
     def _take_page(
         self, host_id: HostId, reads: PageReads, at: int
