@@ -44,7 +44,6 @@ class SimSubscription:
         self._pending_max = pending_max
         self._is_busy = False
         self._is_closed = False
-        self._context = copy_context()
         network, process = client.network, client.process
         self._registration: Registration = network.subscribe(process, subject, self._put, queue)
 
@@ -70,20 +69,21 @@ class SimSubscription:
         self._pending.append(message)
         if not self._is_busy:
             self._is_busy = True
-            loop.call_now(self._work, context=self._context)
+            loop.call_now(self._work)
 
     def _work(self) -> None:
         while self._pending:
             work = self._cb(self._pending.popleft())
+            context = copy_context()  # as a task of its own would have
             try:
-                awaited = work.send(None)
+                awaited = context.run(work.send, None)
             except StopIteration:
                 continue
             except Exception as error:
-                rest = self._client.on_error(error)
-            else:
-                rest = _rest_of(work, awaited)
-            self._client.loop.create_task(self._go_on(rest), context=self._context)
+                self._client.loop.create_task(self._go_on(self._client.on_error(error)))
+                return
+            rest = self._go_on(_rest_of(work, awaited))
+            self._client.loop.create_task(rest, context=context)
             return
         self._is_busy = False
 

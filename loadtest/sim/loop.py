@@ -57,7 +57,7 @@ class _Handle:
         self._loop = loop
         self._callback: Callable[..., object] | None = callback
         self._args = args
-        self._context = copy_context() if context is None else context  # an empty one is false
+        self._context = copy_context() if context is None else context  # an empty one is falsy
         self._when = when
 
     def when(self) -> float:
@@ -138,11 +138,9 @@ class SimLoop:
             self._is_awake = True
             self.run()
 
-    def call_now(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> None:
+    def call_now(self, callback: Callable[..., object], *args: Any) -> None:
         """`enter` a callback: something arrived from outside of the process."""
-        self.enter(_Handle(self, callback, args, context))
+        self.enter(_Handle(self, callback, args, None))
 
     def dispose(self) -> None:
         """Close what still waits, so that the interpreter does not complain of it later."""
