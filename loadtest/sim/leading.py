@@ -1,11 +1,11 @@
 """Instances of a service of which one leads and does nothing else: for what the lease decides."""
 
-from dataclasses import dataclass
 from random import Random
 
 from loadtest.sim.client import Store
 from loadtest.sim.scheduler import Candidate, Leadership
 from loadtest.sim.timeline import MS, Timeline
+from loadtest.world.process import PlainGround
 from loadtest.world.wires import Wires
 from shared.lease.lease import Lease
 from shared.lease.settings import LeaseConfig
@@ -13,15 +13,6 @@ from shared.service import Runtime
 
 BEAT_MS, TTL_MS = 250, 2000
 LOOK_NS = 5 * MS
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What processes stand on."""
-
-    timeline: Timeline
-    random: Random
-    wires: Wires
 
 
 async def lead(runtime: Runtime, config: LeaseConfig) -> None:
@@ -57,7 +48,7 @@ class Instances:
         self.timeline = Timeline()
         self.wires = Wires(self.timeline, self.random)
         self.store, self.leadership = Store(), Leadership()
-        ground = Ground(self.timeline, self.random, self.wires)
+        ground = PlainGround(self.timeline, self.random, self.wires)
         self.all = [
             Instance(ground, f"instance-{number}", self.store, self.leadership)
             for number in range(num)

@@ -12,11 +12,16 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from loadtest.sim.timeline import MS, Action, Timeline
+from loadtest.sim.timeline import MS, SECOND, Action, Timeline
 
 RECONNECT_MAX_NS = 300 * MS
 PENDING_BYTES_MAX = 2 * 1024 * 1024  # that wait in a client for its server, as nats-py has it
 NO_RESPONDERS = {"Status": "503"}
+DISTURBED_MAX = 16  # remembered disturbances of a process
+# The server drops subscriptions of who is cut off at once, of who stands still it does not: a probe
+# finds the one silent at once, the other after a while.
+CUT_NS = 3 * SECOND // 2
+DEATH_NS = 10 * SECOND
 
 
 class Peer(Protocol):
@@ -83,7 +88,6 @@ class _Connection:
     """Attributes:
     on_open: called when it is open (again).
     number: counts connections of this life; what was in flight on an earlier one is lost.
-    opened_at_ns: when the latest one was.
     cut_until_ns: it cannot connect before.
     mute_until_ns, deaf_until_ns: nothing gets out, or in, before; the process does not know.
     """
@@ -91,7 +95,6 @@ class _Connection:
     on_open: Action
     is_open: bool
     number: int = 0
-    opened_at_ns: int = 0
     cut_until_ns: int = 0
     mute_until_ns: int = 0
     deaf_until_ns: int = 0
@@ -136,6 +139,7 @@ class Network:
         self.num_lost = 0
         self._taps: dict[str, list[Tap]] = {}
         self._connections: dict[Peer, _Connection] = {}
+        self._disturbed: dict[Peer, deque[tuple[int, int]]] = {}
         self._listeners: dict[str, list[Subscription]] = {}
         self._num_inboxes = 0
 
@@ -157,6 +161,7 @@ class Network:
         connection = self._connections[process]
         connection.is_open = False
         connection.number += 1
+        self.note_disturbed(process, DEATH_NS)
         for subject, subscriptions in list(self._listeners.items()):
             left = [each for each in subscriptions if each.process is not process]
             if left:
@@ -250,6 +255,7 @@ class Network:
         """The process loses its connection, and knows."""
         connection = self._connections[process]
         connection.cut_until_ns = self._timeline.now_ns + duration_ns
+        self.note_disturbed(process, duration_ns + CUT_NS)
         self._break(process, connection)
         self._timeline.after(
             duration_ns, lambda: self._connect(process, self._connections[process])
@@ -258,11 +264,35 @@ class Network:
     def silence(self, process: Peer, duration_ns: int, *, mute: bool, deaf: bool) -> None:
         """Nothing gets out, or in, and the process does not know."""
         until_ns = self._timeline.now_ns + duration_ns
+        self.note_disturbed(process, duration_ns)
         connection = self._connections[process]
         if mute:
             connection.mute_until_ns = max(connection.mute_until_ns, until_ns)
         if deaf:
             connection.deaf_until_ns = max(connection.deaf_until_ns, until_ns)
+
+    def note_disturbed(self, process: Peer, duration_ns: int) -> None:
+        """For so long something is wrong with this process, and not with the server."""
+        now_ns = self._timeline.now_ns
+        self._note(process, now_ns, now_ns + duration_ns)
+
+    def _note(self, process: Peer, begin_ns: int, end_ns: int) -> None:
+        noted = self._disturbed.setdefault(process, deque(maxlen=DISTURBED_MAX))
+        noted.append((begin_ns, end_ns))
+
+    def disturbed_ns(self, process: Peer, within_ns: int) -> int:
+        """For how much of the last `within_ns` something was wrong with a process, at most."""
+        now_ns = self._timeline.now_ns
+        since_ns = now_ns - within_ns
+        return sum(
+            max(min(end_ns, now_ns) - max(begin_ns, since_ns), 0)
+            for begin_ns, end_ns in self._disturbed.get(process, ())
+        )
+
+    def listener(self, subject: str) -> Peer | None:
+        """The process that listens to a subject; the first, if there are several."""
+        found = self._listeners.get(subject)
+        return found[0].process if found else None
 
     def _break(self, process: Peer, connection: _Connection) -> None:
         if not connection.is_open:
@@ -285,7 +315,8 @@ class Network:
             if process.is_frozen:  # it tries again when it runs
                 timeline.after(RECONNECT_MAX_NS, connect)
                 return
-            connection.is_open, connection.opened_at_ns = True, timeline.now_ns
+            connection.is_open = True
+            self._note(process, timeline.now_ns - DEATH_NS, timeline.now_ns)
             on_open, connection.on_open = connection.on_open, process.on_reconnected
             process.run(process.life, on_open)
             connection.pending_bytes = 0

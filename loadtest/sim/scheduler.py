@@ -1,5 +1,6 @@
 """Schedulers and trackers: the production services, candidates for a lease."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -9,10 +10,12 @@ from loadtest.sim.service import Service
 from loadtest.sim.timeline import SECOND
 from loadtest.world.checks import check_batches, check_scheduler, check_tracker
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.faults import SILENCING
+from loadtest.world.faults import LOSING
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Ground
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core import Limits
+from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.job_service import EVENTS_DROPPED
 from services.scheduler.service import DROPPED
 from services.scheduler.service import main as scheduler_main
@@ -21,8 +24,21 @@ from services.tracker.core import TrackerCore
 from services.tracker.core.agents import AgentLimits
 from services.tracker.service import main as tracker_main
 from shared.ids import WorkerId
-from shared.wire.messages import BatchStart, JobsDropped, TurnsStart, TurnsSubmit, decode
-from shared.wire.subjects import BATCH_START, JOBS_DROPPED, TURN_SUBMIT, WORKER_START
+from shared.wire.messages import (
+    BatchStart,
+    JobsDropped,
+    LeaderChanged,
+    TurnsStart,
+    TurnsSubmit,
+    decode,
+)
+from shared.wire.subjects import (
+    BATCH_START,
+    JOBS_DROPPED,
+    LEADER_CHANGED,
+    TURN_SUBMIT,
+    WORKER_START,
+)
 
 QUEUE_MAX = 65_536
 Role = Literal["all", "shard", "rank"]
@@ -31,7 +47,12 @@ AGENT_LIMITS = AgentLimits(  # so small that they are reached
     workflows_max=4, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
 )
 TTL_S = 5.0  # of advisories
-BEAT_MS, TTL_MS = 500, 2000  # of leases
+BEAT_MS, TTL_MS = 650, 2000  # of leases
+QUARANTINE_WAITS_NS = (5 * SECOND, SECOND // 4)
+DISTURBED_WITHIN_NS = 10 * SECOND
+# A worker reports twice a second. After 2.5 s of silence it is asked whether it is there, and has
+# two seconds for the answer.
+SILENT_NS = 34 * SECOND // 10
 
 
 class Leadership:
@@ -65,9 +86,11 @@ class Candidate(Service):
 
     Attributes:
         queue_max: events that wait in a queue of it, from its next start on.
+    announced: fence of the last term that it announced to workers and frontends.
     """
 
     queue_max = QUEUE_MAX
+    announced = 0
 
     def __init__(self, deployment: Ground, name: str, store: Store, leadership: Leadership) -> None:
         super().__init__(deployment, name, store)
@@ -97,6 +120,17 @@ class Candidate(Service):
         return 0 if lease is None else int(lease.fence)
 
 
+class SimSchedulerConfig(SchedulerConfig):
+    """Attributes:
+    quarantine_wait_ns: see `services.scheduler.core.Limits`.
+    """
+
+    quarantine_wait_ns: int
+
+    def limits(self) -> Limits:
+        return replace(super().limits(), quarantine_wait_ns=self.quarantine_wait_ns)
+
+
 class Scheduler(Candidate):
     """Args:
     role: "all", "shard" or "rank", as in its settings.
@@ -118,6 +152,7 @@ class Scheduler(Candidate):
         which = str(shard) if role == "shard" else role
         super().__init__(deployment, f"scheduler-{which}-{number}", store, leadership)
         self._role, self.shard = role, shard
+        self._quarantine_wait_ns = self._random.choice(QUARANTINE_WAITS_NS)
 
     def config(self) -> SchedulerConfig:
         deployment = self.deployment
@@ -126,7 +161,8 @@ class Scheduler(Candidate):
             if deployment.is_scattered
             else deployment.placement
         )
-        return SchedulerConfig(
+        return SimSchedulerConfig(
+            quarantine_wait_ns=self._quarantine_wait_ns,
             instance=self.name,
             scheduler_policy=placement,
             scheduler_role=self._role,
@@ -141,9 +177,21 @@ class Scheduler(Candidate):
     def check(self) -> None:
         super().check()
         if (core := self.part("turns")) is not None:
-            check_scheduler(core, is_lossy=bool(self.deployment.fault_kinds & SILENCING))
+            check_scheduler(core, self._may_be_dead)
+            floor = first_attempt(self.fence)
+            assert core._turns._table._attempt_floor >= floor, "its term's attempts are not higher"
         if (jobs := self.part("jobs")) is not None:
             check_batches(jobs)
+
+    def _may_be_dead(self, worker_id: WorkerId) -> bool:
+        """Whether a worker may have been silent for long, or seemed so here."""
+        deployment, wires = self.deployment, self.deployment.wires
+        if deployment.fault_kinds & LOSING:
+            return True
+        worker = wires.listener(WORKER_START.name(worker_id))
+        if worker is None or wires.disturbed_ns(self, DISTURBED_WITHIN_NS) >= SECOND:
+            return True
+        return wires.disturbed_ns(worker, DISTURBED_WITHIN_NS) >= SILENT_NS
 
 
 class Tracker(Candidate):
@@ -204,7 +252,9 @@ def events_dropped() -> int:
 def tap_turns(network: Network, ledger: Ledger) -> None:
     """Note which turns and jobs are submitted, started and dropped, as that leaves a process."""
 
-    def on_starts(_: Peer, message: Message) -> None:
+    def on_starts(process: Peer, message: Message) -> None:
+        is_able = not isinstance(process, Scheduler) or network.has_connection(process)
+        assert is_able, "a scheduler acts without a connection"
         worker_id = WorkerId(message.subject.split(".")[2])
         for start in decode(TurnsStart, message.data).turns:
             ledger.on_start_turn(start, worker_id)
@@ -222,11 +272,16 @@ def tap_turns(network: Network, ledger: Ledger) -> None:
         jobs = decode(JobsDropped, message.data).jobs
         ledger.on_jobs([job.job_id for job in jobs], "dropped")
 
+    def on_leader(process: Peer, message: Message) -> None:
+        assert isinstance(process, Candidate)
+        process.announced = decode(LeaderChanged, message.data).fence
+
     taps = (
         (TURN_SUBMIT, on_submits),
         (WORKER_START, on_starts),
         (BATCH_START, on_batch),
         (JOBS_DROPPED, on_dropped),
+        (LEADER_CHANGED, on_leader),
     )
     for subject, tap in taps:
         network.tap(subject.pattern.rpartition(".")[2], tap)

@@ -17,6 +17,7 @@ from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
+from shared.ids import WorkerId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER
 from shared.wire.urgency import is_urgent
@@ -193,14 +194,17 @@ def check_expired(core: KvCore, now_ns: int) -> None:
         assert not is_over or owner in begin, "an expired session is kept in the object store"
 
 
-def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
-    """Turns and kept places are on workers that can have them.
+def check_scheduler(core: SchedulerCore, may_be_dead: Callable[[WorkerId], bool]) -> None:
+    """Turns are this scheduler's, and with kept places on workers that can have them.
 
     Args:
-        is_lossy: a worker that lives may have been silent.
+        may_be_dead: whether a worker may have been silent for long.
     """
+    strange = [each for each in core._turns._table._turns if not core._turns._share.has_turn(each)]
+    assert not strange, f"turns of other schedulers: {strange}"
     for worker in core._fleet:
-        assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
+        is_there = worker.alive or may_be_dead(worker.worker_id)
+        assert is_there, f"{worker.worker_id} lives, and counts as dead"
         is_empty = not worker.num_turns and worker.isolation.claimed_by is None
         assert worker.alive or is_empty, f"{worker.worker_id} is dead and keeps its turns"
         for turn in worker.turns.values():

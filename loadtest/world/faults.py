@@ -11,22 +11,13 @@ KINDS = (
 )  # fmt: skip
 # Drawn for themselves, each in this share of worlds with more than a few: what costs a world much
 # of what it has, and what only shows where there is an object store.
-OWN_SHARES = {"host": 0.12, "kvstores": 0.12, "slow bucket": 0.5, "term": 0.4, "garbled": 0.2}
+OWN_SHARES = {
+    "host": 0.12, "kvstores": 0.12, "slow bucket": 0.5, "term": 0.4, "garbled": 0.2,
+    "leases": 0.3,
+}  # fmt: skip
 FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
-# What makes a scheduler believe that a worker is dead. That the bus is away must not.
-SILENCING = {
-    "loss",
-    "garbled",
-    "delay",
-    "freeze",
-    "cut",
-    "mute",
-    "deaf",
-    "worker",
-    "queue",
-    "killer",
-    "host",
-}
+# All the time messages are lost or late.
+LOSING = {"loss", "garbled", "delay", "queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +57,7 @@ HOW_OFTEN = {
     "freeze": 3, "cut": 2, "mute": 1, "deaf": 1, "nats": 1, "worker": 2, "scheduler": 1,
     "tracker": 1, "kvstore": 1, "frontend": 1, "clock": 2, "slow disk": 1, "full disk": 1,
     "torn disk": 1, "lost disk": 1, "redis": 1, "link": 3, "liar": 1,
-    "bucket": 3, "host": 1, "kvstores": 1, "slow bucket": 2, "term": 3,
+    "bucket": 3, "host": 1, "kvstores": 1, "slow bucket": 2, "term": 3, "leases": 2,
 }  # fmt: skip
 
 

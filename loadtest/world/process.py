@@ -1,6 +1,7 @@
 """A process of the deployment: it starts, stands still, dies, and has clocks of its own."""
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -21,6 +22,15 @@ class Ground(Protocol):
     def random(self) -> Random: ...
     @property
     def wires(self) -> Wires: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainGround:
+    """That, and nothing else."""
+
+    timeline: Timeline
+    random: Random
+    wires: Wires
 
 
 class Process:
@@ -103,6 +113,7 @@ class Process:
         """Stand still, as a process without a CPU does."""
         if not self.is_up:
             return
+        self.deployment.wires.note_disturbed(self, duration_ns)
         until_ns = self._timeline.now_ns + duration_ns
         self._frozen_until_ns = max(self._frozen_until_ns, until_ns)
         self._timeline.after(duration_ns, self._thaw)

@@ -11,6 +11,7 @@ from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
 from services.kvstore.core.tiers.arena_block import NO_PAGE
 from services.kvstore.tiers.values import HEADER_BYTES
+from services.tracker.core import Record
 from shared.arena import PageState
 from shared.locations import (
     KV_HOSTS_KEY,
@@ -49,6 +50,7 @@ def _check_schedulers(leadership: Leadership) -> None:
     (leader,) = leaders
     if (jobs := leader.part("jobs")) is not None:
         assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
+        assert leader.announced == leader.fence, "a new term was not announced"
     if (core := leader.part("turns")) is None:
         return
     status = core.status(leader.now_ns)
@@ -68,9 +70,16 @@ def _check_announced(process: Tracker) -> None:
     live = [record for record in tracker._live.values() if record.arrives_at_ns < tomorrow_ns]
     strange = [key for key in tracker._live if key[0] != SPAMMERS]
     assert not live and not strange, f"advisories still live: {live}, {strange}"
+    waiting = [each.key for each in tracker._live.values() if _is_unplaced(each)]
+    is_placed = not waiting or not process.deployment.hears_hints
+    assert is_placed, f"no place is kept for {waiting}"
     assert not len(tracker._order), "an order without advisories"
     assert not tracker._live_limits.num_foreseen, "of none that live some are foreseen"
     assert tracker._verdicts.send_at_ns is None, "outcomes of advisories are not reported"
+
+
+def _is_unplaced(record: Record) -> bool:
+    return record.is_acted_on and record.worker_id is None
 
 
 def _check_frontend(frontend: Frontend) -> None:

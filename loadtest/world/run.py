@@ -62,6 +62,7 @@ def _run(world: World) -> None:
     timeline.run_until(timeline.now_ns + options.settle_ns, options.events_max)
     world.ledger.is_calm = True
     clients.announce_last()
+    world.outsider.ask()
     timeline.run_until(timeline.now_ns + SECOND, options.events_max)
     last = clients.ask_last()
     timeline.run_until(timeline.now_ns + options.rest_ns, options.events_max)
@@ -69,6 +70,7 @@ def _run(world: World) -> None:
     while timeline.now_ns < written_by_ns and any(w.is_writing for w in world.workers):
         timeline.run_until(timeline.now_ns + SECOND, options.events_max)
     watch.check_ends()
+    assert world.outsider.is_answered, "a question about an advisory was not answered"
     assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
     trackers = world.leading_trackers
     hoped = "used" if world.deployment.hears_hints else "late"

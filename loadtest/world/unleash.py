@@ -17,6 +17,9 @@ LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 UNREAD_SHARE = 0.2
 SNAPSHOT_NS = 2 * SECOND  # of Redis: what it goes back to
 REDIS_AWAY_NS = 30 * SECOND
+STORE_AWAY_NS = 6 * SECOND
+PROBE_SHARE = 0.25
+DROPPED_SHARE = 0.3
 REDIS_SLOW_NS = (50 * MS, 200 * MS, 800 * MS)  # a way, at most; clients wait for 250 ms
 KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
@@ -52,6 +55,7 @@ def heal(world: World) -> None:
     weather = world.deployment.wires.weather
     weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
+    world.store.is_up = True
     world.redis.takes_writes, world.redis.way_max_ns = True, WAY_MAX_NS
     if world.bucket is not None:
         world.bucket.is_away = world.bucket.is_slow = False
@@ -74,7 +78,9 @@ def _happening(
 
 
 def _duration_ns(random: Random) -> int:
-    """0.1 to 20 s, more often short."""
+    """0.1 to 20 s, more often short, and often as long as a probe takes."""
+    if random.random() < PROBE_SHARE:
+        return random.randrange(2 * SECOND, 5 * SECOND)
     return int(100 * MS * 200 ** random.random())
 
 
@@ -123,7 +129,14 @@ def _lose_host(world: World, random: Random) -> None:
 
 
 def _freeze(world: World, random: Random) -> None:
-    random.choice(world.processes).freeze(_duration_ns(random))
+    """A process stands still; the server may drop it meanwhile, since it reads nothing."""
+    process, duration_ns = random.choice(world.processes), _duration_ns(random)
+    process.freeze(duration_ns)
+    if process.is_up and random.random() < DROPPED_SHARE:
+        dropped_in_ns = random.randrange(duration_ns)
+        world.deployment.timeline.after(
+            dropped_in_ns, partial(world.deployment.wires.cut, process, 1)
+        )
 
 
 def _cut(world: World, random: Random) -> None:
@@ -162,6 +175,21 @@ def _tear_disk(world: World, random: Random) -> None:
 
 def _lose_disk(world: World, random: Random) -> None:
     random.choice(list(world.kvstores.values())).disk.is_damaged = True
+
+
+def _lose_leases(world: World, random: Random) -> None:
+    """The store of leases does not answer for a while, and may have forgotten them."""
+    store, forgets = world.store, random.random() < 0.5
+    store.is_up = False
+
+    def come_back() -> None:
+        if store.is_up:  # again, for long
+            return
+        if forgets:
+            store.forget()
+        store.is_up = True
+
+    world.deployment.timeline.after(random.randrange(STORE_AWAY_NS), come_back)
 
 
 def _cut_link(world: World, random: Random) -> None:
@@ -255,4 +283,5 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "bucket": _break_bucket,
     "slow bucket": _slow_bucket,
     "term": _terminate,
+    "leases": _lose_leases,
 }

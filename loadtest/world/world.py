@@ -10,6 +10,7 @@ from loadtest.sim.client import Store
 from loadtest.sim.frontend import Frontend, publish_adapters
 from loadtest.sim.hint_watch import HintWatch
 from loadtest.sim.kvstore import Host, Kvstore
+from loadtest.sim.outsider import Outsider
 from loadtest.sim.redis import server_on
 from loadtest.sim.scheduler import (
     Leadership,
@@ -27,7 +28,7 @@ from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.hinters import ALL_TENANTS, Hinters
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
-from loadtest.world.process import Process
+from loadtest.world.process import PlainGround, Process
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
@@ -138,26 +139,25 @@ class World:
             Worker(deployment, self.kvstores[hosts[number % len(hosts)]], number)
             for number in range(num_workers)
         ]
-        num_each = random.choice([1, 2])
+        has_spare = random.choice([False, True])
         shards = range(deployment.num_shards)
         role: Role = "shard" if deployment.num_shards > 1 else "all"
-        self.scheduling = [Leadership() for _ in shards]
-        self.schedulers = [
-            Scheduler(deployment, store, self.scheduling[shard], number, role, shard)
-            for shard in shards
-            for number in range(num_each)
-        ]
+        roles: list[tuple[Role, int]] = [(role, shard) for shard in shards]
         if role == "shard":  # which batches of the shards go to which worker
-            self.scheduling.append(Leadership())
-            self.schedulers += [
-                Scheduler(deployment, store, self.scheduling[-1], number, "rank")
-                for number in range(num_each)
-            ]
+            roles.append(("rank", 0))
+        self.scheduling = [Leadership() for _ in roles]
+        with_spare = tracker_random.randrange(len(roles)) if has_spare else None
+        self.schedulers = [
+            Scheduler(deployment, store, self.scheduling[index], number, *of_index)
+            for index, of_index in enumerate(roles)
+            for number in range(1 + (index == with_spare))
+        ]
         self.tracking = [Leadership() for _ in range(deployment.num_tracker_shards)]
+        with_spare = tracker_random.randrange(len(self.tracking)) if num_trackers > 1 else None
         self.trackers = [
             Tracker(deployment, store, leadership, number, shard)
             for shard, leadership in enumerate(self.tracking)
-            for number in range(num_trackers)
+            for number in range(1 + (shard == with_spare))
         ]
         self.frontends = [
             Frontend(deployment, store, redis, ALL_TENANTS, number)
@@ -169,6 +169,11 @@ class World:
         ]  # fmt: skip
         for process in self.processes:
             process.start()
+        outside = Random(f"outside {seed}")
+        self.outsider = Outsider(
+            PlainGround(timeline, outside, deployment.wires), outside, options.faults_for_ns
+        )
+        self.outsider.start()
         sessions_max = options.sessions_max
         num_sessions = 2 * sessions_max if is_crowded else random.randint(2, sessions_max)
         asking_ns = options.faults_for_ns
