@@ -106,7 +106,7 @@ class Service(Process):
         self.runtime = None
         self.loop = loop = SimLoop(self, self._random)
         self._past_loops.append(loop)
-        running = run_on(SimMachine(self), self.kind, self.config(), type(self).main)
+        running = run_on(SimMachine(self), self.kind, self.config(), self.main)
         task = loop.create_task(running)
         task.add_done_callback(partial(self._on_over, self.life))
 

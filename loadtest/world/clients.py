@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from loadtest.sim.oneshot import SLO_NS, value_of
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hinters
-from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
 from services.frontend.core.turns.job_events import Done

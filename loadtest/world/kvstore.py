@@ -13,7 +13,6 @@ from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.memory import Content, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
-from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
 from loadtest.world.wires import Reply
@@ -83,6 +82,15 @@ OVERTAKING = {"delay", "freeze"}
 DiskOrder = DiskWrite | DeleteBlocks | ResetDisk
 
 
+class LeaseLock:
+    """A locked lease file. The kernel unlocks it when its process dies."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Kvstore(PeerHost):
     """Attributes:
     disk: what survives a restart.
@@ -108,6 +116,7 @@ class Kvstore(PeerHost):
         self._redis = redis
         self._num_pages = num_pages
         self._bucket = bucket
+        self._arena_path = f"arena-{host_id}"
         self.disk: dict[BlockKey, DiskBlock] = {}
         self.disk_slowness = disk_slowness
         self.is_disk_full = False
@@ -128,9 +137,8 @@ class Kvstore(PeerHost):
         self.arena = self.new_arena()
         self._orders: deque[DiskOrder] = deque()
         self._reads: deque[list[PageReads]] = deque()
-        self._opened: dict[WorkerId, tuple[int, int]] = {}
         self.unread: set[tuple[int, int]] = set()
-        self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
+        self._locks: dict[str, LeaseLock] = {}  # by "worker/incarnation"
         found = [_found(key, block) for key, block in self.disk.items()]
         self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
         self._objects_telling: Telling | None = None
@@ -167,7 +175,7 @@ class Kvstore(PeerHost):
 
     def new_arena(self) -> Any:
         """For a new life."""
-        return SimArena(Path(f"arena-{self.host_id}"), self._num_pages, self.deployment.contents)
+        return SimArena(Path(self._arena_path), self._num_pages, self.deployment.contents)
 
     def new_peering(self) -> Peering:
         """For a new life."""
@@ -178,9 +186,20 @@ class Kvstore(PeerHost):
         self._orders.clear()
         self._reads.clear()
 
-    def take_lock(self, worker_id: WorkerId, incarnation: str, holder: Process) -> None:
-        """A worker locks its lease file: the kernel lets go of it when the process dies."""
-        self._holders[(worker_id, incarnation)] = (holder, holder.life)
+    def attach(self, path: str) -> SimArena:
+        """The arena under this path, for a worker.
+
+        Raises:
+            FileNotFoundError: this process is not there.
+        """
+        if not self.is_ready or path != self._arena_path:
+            raise FileNotFoundError(path)
+        return self.arena
+
+    def lock(self, path: str) -> "LeaseLock":
+        """Lock a worker's lease file."""
+        lock = self._locks[path] = LeaseLock()
+        return lock
 
     def lose_pages(self, share: float) -> None:
         """Damage some of what is on disk."""
@@ -205,17 +224,15 @@ class Kvstore(PeerHost):
         if message.page_bytes not in self.core.arenas:
             self.core.on_arena(message.page_bytes, self._num_pages // 2)
             self.later(GROWTH_NS, self._grow)
-        life, number = map(int, message.incarnation.split(".")[1:])
-        latest = self._opened.get(message.worker_id, (0, 0))
-        is_overtaken = OVERTAKING & self.deployment.fault_kinds  # who lives opens again
-        assert (life, number) >= latest or is_overtaken, "an old life opens"
         event = Open(
             message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
             message.page_bytes,
         )  # fmt: skip
         self._perform(self.core.on_open(event, self.now_ns))
-        self._opened[message.worker_id] = (life, number)
-        return m.KvOpened(arena_path="", lease_path="")
+        return m.KvOpened(
+            arena_path=self._arena_path,
+            lease_path=f"{message.worker_id}/{message.incarnation}",
+        )
 
     def _grow(self) -> None:
         """More of the arena has memory."""
@@ -350,10 +367,11 @@ class Kvstore(PeerHost):
 
     def _tick(self) -> None:
         self.later(TICK_NS, self._tick)
-        for (worker_id, incarnation), (holder, life) in list(self._holders.items()):
-            if not holder.is_up or holder.life != life:
-                del self._holders[(worker_id, incarnation)]
-                self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
+        for path in [path for path, lock in self._locks.items() if lock.is_closed]:
+            del self._locks[path]
+            worker_id, _, incarnation = path.partition("/")
+            gone = self.core.on_worker_gone(WorkerId(worker_id), incarnation, self.now_ns)
+            self._perform(gone)
         self._perform(self.core.on_tick(self.now_ns))
         if not self._is_dropping:
             self.check_expired()

@@ -43,6 +43,10 @@ class ClientTurn:
     ended_at_ns: int = 0
 
     @property
+    def tenant(self) -> TenantId:
+        return self.session.tenant
+
+    @property
     def adapter_hash(self) -> str:
         return "" if self.adapter is None else self.adapter.adapter_hash
 

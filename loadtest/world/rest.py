@@ -2,12 +2,13 @@
 
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
+from loadtest.sim.worker import Worker
+from loadtest.sim.worker_watch import FAR_NS
 from loadtest.world.bucket import Bucket
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
 from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
-from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
 from shared.locations import (
     KV_HOSTS_KEY,
@@ -85,9 +86,10 @@ def _check_hints(frontend: Frontend) -> None:
 
 def _check_idle(worker: Worker) -> None:
     core, stager = worker.core, worker.core.stager
-    assert not worker.device.is_busy and not core.flights, f"{worker.name} still computes"
+    assert worker.device is not None and not worker.device.is_busy, f"{worker.name} still computes"
+    assert not core.flights, f"{worker.name} still computes"
     assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
-    assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
+    assert not worker.batches.num_held, f"{worker.name} holds batches"
     assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
     assert not len(stager.flights) and not stager._tickets and not stager._prefetches
     assert not stager._expected and stager.flights.num_prefetching == 0
