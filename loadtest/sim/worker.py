@@ -20,7 +20,7 @@ from loadtest.world.model import NUM_HARDWARE, Model
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.limits import AdmissionName, LoraStart
+from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.pulling import Pulling
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.core import BatchCore
@@ -107,6 +107,12 @@ class Worker(Service):
         self._model = deployment.draw_model()
         self._files = HostFiles(kvstore)
         self._config = self._draw_config(number)
+        self._limits = EngineLimits(
+            max_model_len=0,
+            stage_timeout_min_ns=10 * MS,
+            stage_timeout_max_ns=deployment.random.choice([20, 500]) * MS,
+            lease_target_blocks=deployment.random.choice([2, 8]),
+        )
         self._num_pages = self._model.num_layers * (
             POOL_BLOCKS
             if deployment.is_crowded
@@ -163,6 +169,7 @@ class Worker(Service):
             load=self._load,
             pid=self.life,
             on_stuck=self._on_stuck,
+            limits=self._limits,
         )
         service = WorkerService(runtime, config, ports)
         watch_prompts(self.pulling)
@@ -228,9 +235,6 @@ class Worker(Service):
             instance=str(number),
             prefill_tokens_max=random.choice([3, 8, 16]),
             turns_running_max=random.choice([2, 4, 16]),
-            stage_timeout_min_ms=10,
-            stage_timeout_max_ms=random.choice([20, 500]),
-            lease_target_blocks=random.choice([2, 8]),
             prefill_admission=admission,
             slo_ttft_ms=target_ns / MS if admission == "deferred" else 0,
             lora_start=admissions.choice(LORA_STARTS),

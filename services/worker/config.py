@@ -66,11 +66,6 @@ class WorkerConfig(ServiceConfig):
     cooperative: bool = constant(True)
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
-    # How long a turn waits for the kvstore's answer before it recomputes, at least and at most.
-    stage_timeout_min_ms: float = constant(100.0)
-    stage_timeout_max_ms: float = constant(2000.0)
-    # Arena room for this many blocks is kept at hand for new KV.
-    lease_target_blocks: int = constant(32)
     # Which idle blocks leave the pool first.
     eviction: EvictionName = constant("layer")
     # How a turn starts whose adapter is loading: `wait` for all of it, `stream` its layers behind

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal
 
@@ -161,7 +161,7 @@ class Worker:
 
     def _add(self, executor: Executor, number: int) -> None:
         runtime, config, info = self._runtime, self._config, executor.info
-        core = _make_core(config, executor)
+        core = _make_core(config, executor, self._ports.limits)
         hooks = KvHooks(
             on_connected=partial(self._on_kv_connected, info.model_id),
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
@@ -330,15 +330,13 @@ class Worker:
             log.warning("stopping with unfinished work, which schedulers will place again")
 
 
-def _make_core(config: WorkerConfig, executor: Executor) -> EngineCore:
+def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -> EngineCore:
     info = executor.info
-    limits = EngineLimits(
+    limits = replace(
+        limits,
         max_model_len=info.max_model_len,
         prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
         turns_running_max=config.turns_running_max,
-        stage_timeout_min_ns=int(config.stage_timeout_min_ms * 1e6),
-        stage_timeout_max_ns=int(config.stage_timeout_max_ms * 1e6),
-        lease_target_blocks=config.lease_target_blocks,
         prefill_admission=config.prefill_admission,
         layerwise=config.layerwise,
         slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
