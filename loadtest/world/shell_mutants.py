@@ -144,16 +144,17 @@ SHELL_MUTANTS = (
     # The worker.
     Mutant(
         "the end of a step wakes nothing", STEP_LOOP,
-        "    def _on_done(self, _: \"asyncio.Future[StepResult]\") -> None:\n        self._wake.set()",
-        "    def _on_done(self, _: \"asyncio.Future[StepResult]\") -> None:\n        pass",
+        "        work.add_done_callback(self._on_done)\n", "",
     ),
     Mutant(
         "an event does not wake the step loop", RUNNER,
-        "        self._perform(effects)\n        self._steps.wake()\n", "        self._perform(effects)\n",
+        "        self._perform(effects)\n        self._steps.wake()\n",
+        "        self._perform(effects)\n",
     ),
     Mutant(
         "the step loop forgets when to look again", STEP_LOOP,
-        "            deadline_ns = self._core.next_deadline_ns()\n", "            deadline_ns = None\n",
+        "            deadline_ns = self._core.next_deadline_ns()\n",
+        "            deadline_ns = None\n",
     ),
     Mutant(
         "a step counts as stuck after a millisecond", STEP_LOOP,
@@ -171,7 +172,8 @@ SHELL_MUTANTS = (
     ),
     Mutant(
         "an idle worker never asks whether the kvstore knows it", KV_CLIENT,
-        "                await self._renew()\n                continue\n", "                continue\n",
+        "                await self._renew()\n                continue\n",
+        "                continue\n",
     ),
     Mutant(
         "a kvstore that is not there ends the worker", KV_CLIENT,
@@ -235,7 +237,8 @@ SHELL_MUTANTS = (
     ),
     Mutant(
         "turns whose prompt is in flight are not reported", WORKER,
-        "        turns: list[TurnRef] = self._puller.refs()\n", "        turns: list[TurnRef] = []\n",
+        "        turns: list[TurnRef] = self._puller.refs()\n",
+        "        turns: list[TurnRef] = []\n",
     ),
     Mutant(
         "a worker reports its batches under an old fence", WORKER,
@@ -243,7 +246,8 @@ SHELL_MUTANTS = (
     ),
     Mutant(
         "a batch that ended is not passed to the core", BATCHES,
-        "        await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))\n", "",
+        "        await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))\n",
+        "",
     ),
     Mutant(
         "inputs that did not come are not passed to the core", BATCHES,
