@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cli.reporting import out
-from cli.start.plan import ROOT, python_path
+from cli.base.children import ROOT, python_path
+from cli.base.reporting import out
 
 # A file's tests share a deployment, so they stay together. Files start by name: the long ones, of
 # whole deployments, come first and the short ones last. Those wait more than they work, so there is

@@ -5,8 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+from cli.base.runfile import RunState, is_locked, read_run_state, remove_run_state
 from cli.inspection.snapshot import is_alive
-from cli.runfile import RunState, is_locked, read_run_state, remove_run_state
 from cli.start.hosts import remove_arenas
 from cli.start.options import DeploymentOptions
 from shared.errors import NotFound, SymphonyError

@@ -7,7 +7,7 @@ Asks over NATS, as every service answers there; ``SYMPHONY_INSTANCE`` names the 
 import asyncio
 import sys
 
-from cli.reporting import complain, quiet_libraries
+from cli.base.reporting import complain, quiet_libraries
 from shared.bus import Bus
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.runtime.config import ServiceConfig, load_config_or_exit

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from cli import options
 from cli.adapters import commands as adapters
-from cli.errors import errors_in_a_line
-from cli.reporting import out, quiet_libraries
-from cli.runfile import DEFAULT_DATA_DIR
+from cli.base import options
+from cli.base.errors import errors_in_a_line
+from cli.base.reporting import out, quiet_libraries
+from cli.base.runfile import DEFAULT_DATA_DIR
 
 NAME = "symphony"
 COMMANDS = "symphony.commands"
@@ -66,10 +66,10 @@ def up(
 ) -> None:
     """Start a deployment on this machine; Ctrl-C stops it."""
     from cli.adapters.offered import parse_offer
+    from cli.base.children import free_port
     from cli.start.options import DeploymentOptions
-    from cli.start.up import check_options, up_detached
-    from cli.start.up import up as run_here
-    from cli.supervisor.children import free_port
+    from cli.up import check_options, up_detached
+    from cli.up import up as run_here
 
     with errors_in_a_line():
         folder = options.folder(data_dir)
@@ -100,10 +100,10 @@ def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
 @app.command()
 def status(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
     """Show what runs and its state."""
+    from cli.base.runfile import running_deployment
     from cli.inspection.description import describe
     from cli.inspection.snapshot import look
     from cli.inspection.status import render
-    from cli.runfile import running_deployment
 
     with errors_in_a_line():
         run = running_deployment(options.folder(data_dir))
@@ -125,8 +125,8 @@ def chat(
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat in the terminal."""
+    from cli.base.runfile import running_deployment
     from cli.chat.app import chat as talk
-    from cli.runfile import running_deployment
 
     with errors_in_a_line():
         folder = options.folder(data_dir)
@@ -144,7 +144,7 @@ def top(
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Watch workers, memory, advisories and latencies in the terminal."""
-    from cli.runfile import running_deployment
+    from cli.base.runfile import running_deployment
     from cli.top.app import top as watch
 
     with errors_in_a_line():

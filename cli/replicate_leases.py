@@ -10,7 +10,7 @@ from dataclasses import replace
 from nats.errors import Error as NatsError
 from nats.js.client import JetStreamContext
 
-from cli.reporting import complain, quiet_libraries
+from cli.base.reporting import complain, quiet_libraries
 from shared.bus import Bus
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.runtime.config import ServiceConfig, load_config_or_exit

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import setup_servers
-from cli.reporting import complain
+from cli.base.reporting import complain
 from cli.start.credentials import (
     PASSWORD_BYTES,
     keep_secret,

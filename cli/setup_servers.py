@@ -8,11 +8,11 @@ server's container may see its folder.
 import sys
 from pathlib import Path
 
-from cli.config import LauncherConfig
-from cli.reporting import complain
+from cli.base.config import LauncherConfig
+from cli.base.reporting import complain
 from cli.start.credentials import make_credentials, redis_password_file
-from cli.start.preflight import tenants_by
 from cli.start.servers import nats_config, redis_config
+from cli.supervisor.preflight import tenants_by
 from services.frontend.config import FrontendConfig
 from shared.errors import SymphonyError
 from shared.runtime.access import read_secret

@@ -15,11 +15,10 @@ from typing import Self
 import nats
 from nats.aio.client import Client
 
+from cli.base.children import free_port, python_path, start_child
+from cli.base.runfile import RunState, read_run_state, running_deployment
 from cli.down import clear_away
-from cli.runfile import RunState, read_run_state, running_deployment
 from cli.start.credentials import nkey_file
-from cli.start.plan import python_path
-from cli.supervisor.children import free_port, start_child
 from cli.supervisor.deployment import last_line
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, TenantId

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from shared.errors import InvalidRequest
 
 TRACE = ROOT.parent / "shared" / "traces" / "functions" / "azure_functions_2019_1250fn_1day.csv.gz"

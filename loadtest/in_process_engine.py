@@ -21,8 +21,8 @@ from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.limits import EngineLimits
 from services.worker.core.turns.turn import Turn
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient
 from services.worker.runner import EngineListeners, EngineRunner
@@ -105,7 +105,7 @@ class _LocalKv:
     def is_connected(self) -> bool:
         """Whether what is unwritten can still be written: a full store takes nothing."""
         store = self._store
-        return store is not None and (store.has_room or self._core.writeback.can_go_on)
+        return store is not None and (store.has_room or self._core.write_behind.can_go_on)
 
     async def stage_turn(self, effect: StageTurn) -> Staged | None:
         return await self.stage(effect.keys)
@@ -223,7 +223,7 @@ class InProcessEngine:
             cast(Bus, bus), SystemClock(), self.core, self.executor, cast(KvClient, kv), threads,
             EngineListeners(),
         )  # fmt: skip
-        if self.store is not None and not self.core.writeback.is_connected:
+        if self.store is not None and not self.core.write_behind.is_connected:
             runner.on_kv_connected(self.store.arena, EPOCH)
         self._take_moved()  # what moved before the loop was there
         for submitted in self._waiting:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 TRACES = ROOT.parent / "shared" / "traces"
 DIALOGUES = TRACES / "text" / "oasst_en_100_trees.jsonl.gz"

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import httpx
 
+from cli.base.runfile import running_deployment
 from cli.chat.address import call, http_client
 from cli.chat.events import error_text
-from cli.runfile import running_deployment
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.record import check_adapter_name
 from shared.adapters.source import PICKLE_FILE

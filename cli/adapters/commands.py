@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cli import options
-from cli.errors import errors_in_a_line
-from cli.reporting import complain, out
-from cli.runfile import DEFAULT_DATA_DIR
+from cli.base import options
+from cli.base.errors import errors_in_a_line
+from cli.base.reporting import complain, out
+from cli.base.runfile import DEFAULT_DATA_DIR
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Folder = Annotated[

@@ -97,7 +97,7 @@ def make_offers(offers: Sequence[Offer], models: Sequence[str]) -> None:
     """
     for offer in offers:
         if offer.base is not None and KNOWN[offer.name].is_made:
-            from services.worker.demo_adapters import make_demo_adapter
+            from services.worker.models.demo_adapters import make_demo_adapter
 
             model = next(Path(each) for each in models if served_as(each) == offer.base)
             make_demo_adapter(offer.name, model, offer.folder)

@@ -5,6 +5,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from cli.base.reporting import complain
 from cli.chat.address import http_client
 from cli.chat.commands import LEAVING, is_command
 from cli.chat.conversation import Conversation
@@ -16,7 +17,6 @@ from cli.chat.sanitise import one_line, visible
 from cli.chat.server import Server
 from cli.chat.showing import aside, greet, show_help, show_last, show_usage
 from cli.chat.transcript import DamagedTranscript, Transcript, Transcripts
-from cli.reporting import complain
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import new_id
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from cli.base.reporting import out
 from cli.chat.commands import COMMANDS
 from cli.chat.conversation import Conversation, Message
 from cli.chat.events import Reply
 from cli.chat.sanitise import one_line
-from cli.reporting import out
 
 NUM_SHOWN = 4
 SHOWN_CHARS_MAX = 300

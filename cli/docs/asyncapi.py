@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from cli.base.children import ROOT
 from cli.docs.docstrings import parts_of
-from cli.start.plan import ROOT
 from shared.bus.connection import ERROR_HEADER
 from shared.wire import subjects
 from shared.wire.subjects import (

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from cli.reporting import out
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
+from cli.base.reporting import out
 from shared.errors import SymphonyError
 
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}  # the theme's news are for who maintains this, not for readers

@@ -6,8 +6,8 @@ A test compares the files with what this draws.
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from cli.base.children import ROOT
 from cli.docs.lives import ADVISORY, DELETION, DEPLOYMENT, JOB, TURN, Drawing, Message, Note
-from cli.start.plan import ROOT
 
 FOLDER = ROOT / "docs" / "images"
 DRAWINGS = {
@@ -15,7 +15,7 @@ DRAWINGS = {
     "advisory.svg": ADVISORY,
     "job.svg": JOB,
     "deletion.svg": DELETION,
-    "house.svg": DEPLOYMENT,
+    "architecture.svg": DEPLOYMENT,
 }
 COLUMN, TOP, ROW, MARGIN = 190, 64, 40, 95
 NOTE_LINE, NOTE_CHAR = 17, 6.6

@@ -1,13 +1,13 @@
 """``python -m cli.docs.fields``: write the table in ``docs/fields.md``, from
-``services/frontend/api/fields.py``.
+``services/frontend/api/bodies/fields.py``.
 """
 
 import json
 from pathlib import Path
 from typing import get_args
 
-from services.frontend.api.base import Endpoint
-from services.frontend.api.fields import FIELDS, Field
+from services.frontend.api.bodies.base import Endpoint
+from services.frontend.api.bodies.fields import FIELDS, Field
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fields.md"
 HEAD = "| field | endpoints | what becomes of it | goes to |\n|---|---|---|---|\n"

@@ -10,9 +10,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from cli.base.children import ROOT
 from cli.docs import asyncapi, http_page, nats_page
 from cli.docs.links import anchor, for_site, place_in_site, targets
-from cli.start.plan import ROOT
 
 OUTSIDE = (
     "README.md",

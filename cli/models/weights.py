@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from cli.base.children import python_path
 from cli.models.prepare import Say, find_model
 from cli.models.progress import busy_bar
-from cli.start.plan import python_path
 from shared.errors import ConfigError
 
 CHECK = 1  # part of a mark's name: count it up when the check changes

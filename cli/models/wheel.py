@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from cli.base.children import stop_child
 from cli.models.catalog import PackagedModel
-from cli.supervisor.children import stop_child
 from shared.errors import PeerUnavailable, SymphonyError
 
 POLL_S = 0.1

@@ -1,1 +1,1 @@
-"""`symphony up`: a deployment's parts, what is checked and written before, and its start."""
+"""What a deployment consists of: its parts, and what is written before it starts."""

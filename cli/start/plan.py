@@ -16,19 +16,18 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
+from cli.base.children import python_path, start_child, start_nats_by, start_redis_by
 from cli.models.names import served_as
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment, peering
 from cli.start.options import DeploymentOptions
-from cli.supervisor.children import start_child, start_nats_by, start_redis_by
-from cli.supervisor.server_data import ServerData, nats_data, redis_data
+from cli.start.server_data import ServerData, nats_data, redis_data
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.errors import ConfigError
 from shared.runtime.access import NatsAccess, RedisAccess
 from shared.zoo import parse_emulation
 
-ROOT = Path(__file__).resolve().parents[2]
 FREE_BYTES_MIN = 64 * 1024**2
 PROBE_BYTES = 4096
 WORKERS_MAX = 64  # of all hosts together
@@ -78,11 +77,6 @@ class DeploymentPlan:
     nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
     http_cert_file: Path | None = None
-
-
-def python_path(environment: Mapping[str, str]) -> str:
-    """``PYTHONPATH`` of a process that is to run our code: this checkout, then what was there."""
-    return os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
 
 
 def check_data_dir(data_dir: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from cli.base.children import NATS_MAX_PAYLOAD_BYTES
 from cli.start.credentials import (
     make_credentials,
     nkey_file,
@@ -14,7 +15,6 @@ from cli.start.credentials import (
     services_nkey_file,
 )
 from cli.start.options import SOCKET_PATH_BYTES_MAX, DeploymentOptions
-from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private

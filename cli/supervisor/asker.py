@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import TypeAdapter
 
-from cli.config import LauncherConfig
-from cli.reporting import quiet_libraries
+from cli.base.config import LauncherConfig
+from cli.base.reporting import quiet_libraries
 from cli.supervisor.liveness import Answer, Round
 from shared.bus import Bus
 from shared.errors import PeerUnavailable

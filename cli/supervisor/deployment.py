@@ -13,11 +13,10 @@ from pathlib import Path
 from urllib.error import URLError
 
 from cli.adapters.offered import offer_all
-from cli.config import LauncherConfig
-from cli.inspection.description import process_states
-from cli.inspection.snapshot import look
-from cli.reporting import Reporter
-from cli.runfile import (
+from cli.base.children import death_watch, free_port, how_it_ended, is_listening
+from cli.base.config import LauncherConfig
+from cli.base.reporting import Reporter
+from cli.base.runfile import (
     RunningService,
     RunState,
     check_free,
@@ -25,6 +24,9 @@ from cli.runfile import (
     take_lock,
     write_run_state,
 )
+from cli.inspection.condition import assess
+from cli.inspection.description import process_states
+from cli.inspection.snapshot import look
 from cli.start.hosts import remove_arenas
 from cli.start.options import DeploymentOptions
 from cli.start.plan import (
@@ -35,7 +37,11 @@ from cli.start.plan import (
     check_size,
     plan_deployment,
 )
-from cli.start.preflight import (
+from cli.start.server_data import DataRescue
+from cli.start.servers import prepare_servers
+from cli.supervisor.asking import Asking
+from cli.supervisor.liveness import Liveness, Round
+from cli.supervisor.preflight import (
     check_addresses,
     check_nats,
     check_settings,
@@ -43,13 +49,7 @@ from cli.start.preflight import (
     open_servers,
     tenants_of,
 )
-from cli.start.servers import prepare_servers
-from cli.supervisor.asking import Asking
-from cli.supervisor.children import death_watch, free_port, how_it_ended, is_listening
-from cli.supervisor.condition import assess
-from cli.supervisor.liveness import Liveness, Round
 from cli.supervisor.rotation import LogKeeper, kept
-from cli.supervisor.server_data import DataRescue
 from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.errors import SymphonyError, reason

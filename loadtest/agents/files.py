@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from loadtest.agents.calls import AgentTrace, Call, make_trace
 from shared.errors import InvalidRequest
 

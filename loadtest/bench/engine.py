@@ -24,15 +24,15 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from loadtest.bench.model_cache import cache_name
+from loadtest.bench.recording import RecordedStep, read_steps, write_step
 from loadtest.in_process_engine import InProcessEngine, some_prompt
 from loadtest.models import add_model_options, model_source, shape_of
-from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.step import StepPlan
-from services.worker.device.executor import Executor, Finished
+from services.worker.device.base.executor import Executor, Finished
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.layers import Mode
-from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
 
 ROUNDS = 3

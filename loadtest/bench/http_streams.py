@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from cli.runfile import running_deployment
+from cli.base.runfile import running_deployment
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import END_OF_CHUNKS
 from shared.errors import PeerUnavailable

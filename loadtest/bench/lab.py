@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cli.supervisor.children import (
+from cli.base.children import (
     free_port,
     start_child,
     start_nats,

@@ -17,10 +17,10 @@ import torch
 from kernels.sgmv.interface import NO_ADAPTER
 from loadtest.models import SEED, LlamaShape
 from services.worker.core.step import ImageEntry, Ints, RowSampling, StepPlan, TableEntries
-from services.worker.device.attention import ATTENTION
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.attention import ATTENTION
+from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
 from services.worker.device.layers import speed_up
-from services.worker.device.loaded_model import LoadedModel, prepare_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.layout import layout_image
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from cli.supervisor.children import free_port, start_nats, stop_child, wait_for_port
+from cli.base.children import free_port, start_nats, stop_child, wait_for_port
 from loadtest.chaos.scene import (
     SETTLE_S,
     Setting,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 
 LOOK_EVERY_S = 0.25
 TRIES_MAX = 100

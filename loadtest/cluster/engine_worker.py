@@ -352,7 +352,7 @@ class EngineWorker(Process):
             self._kvstore.lock(opened.lease_path)
             self.link.on_opened(incarnation, arena.num_pages)
             self.device.attach(arena, self.link.epoch)
-            self.core.writeback.connect(self.link.epoch)
+            self.core.write_behind.connect(self.link.epoch)
             self.later(RENEW_EVERY_NS, partial(self._renew, self.link.epoch))
             self.feed([])
 
@@ -369,7 +369,7 @@ class EngineWorker(Process):
 
         def on_error(error: SymphonyError) -> None:
             if self.link.on_error(error, epoch):
-                self.core.writeback.disconnect()
+                self.core.write_behind.disconnect()
                 self.later(0, self._open)
             then(None)
 
@@ -432,7 +432,7 @@ class EngineWorker(Process):
             if reply is not None:
                 self.core.on_committed(keys)
             else:
-                self.core.writeback.on_refused(keys)
+                self.core.write_behind.on_refused(keys)
             self.feed([])
 
         self._call(KV_COMMIT, self.link.commit(effect.writes, effect.checksums), then)

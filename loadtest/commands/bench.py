@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import out
-from services.worker.device.openmp import share_cores
+from cli.base.reporting import out
+from services.worker.openmp import share_cores
 from shared.errors import InvalidRequest, SymphonyError
 
 GROUPS = {

@@ -15,9 +15,9 @@ import orjson
 from rich.console import Console
 from rich.live import Live
 
-from cli.reporting import err, out
-from cli.runfile import DEFAULT_DATA_DIR
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
+from cli.base.reporting import err, out
+from cli.base.runfile import DEFAULT_DATA_DIR
 from loadtest.demo.deployment import counts_of, demo_deployment
 from loadtest.demo.figures import hints_of, part_figures
 from loadtest.demo.page import page

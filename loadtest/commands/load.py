@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 from rich.markdown import Markdown
 
+from cli.base.children import ROOT
+from cli.base.reporting import out
+from cli.base.runfile import running_deployment
 from cli.chat.address import call, http_client
-from cli.reporting import out
-from cli.runfile import running_deployment
-from cli.start.plan import ROOT
 from loadtest.locust.options import OPEN, Options
 from loadtest.locust.report import JSON, MARKDOWN
 from loadtest.open_loop import Target

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import err
+from cli.base.reporting import err
 from loadtest.locust.client import ApiError
 from loadtest.locust.life import Said
 from loadtest.locust.measures import Turn

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 
-from cli.reporting import err, out
+from cli.base.reporting import err, out
 from loadtest.agents.calls import AgentTrace, Call
 from loadtest.agents.files import FOLDER, TRACES, read_trace
 from loadtest.agents.own import read_calls

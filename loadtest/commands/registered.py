@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from cli import options
-from cli.errors import errors_in_a_line
-from cli.runfile import DEFAULT_DATA_DIR
+from cli.base import options
+from cli.base.errors import errors_in_a_line
+from cli.base.runfile import DEFAULT_DATA_DIR
 from loadtest.commands import options as own
 
 
@@ -162,7 +162,7 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Find by simulation how many GPUs and how much memory a load needs."""
-    from cli.reporting import err, out
+    from cli.base.reporting import err, out
     from loadtest.commands.plan import check_question, profile_of, render, run_plan
     from loadtest.planning.demand import Demand
     from loadtest.planning.machines import Machines

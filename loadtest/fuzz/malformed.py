@@ -26,7 +26,7 @@ from loadtest.fuzz.mutation import (
 )
 from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
-from services.frontend.api.fields import FIELDS
+from services.frontend.api.bodies.fields import FIELDS
 from shared.runtime.settings import as_variables
 
 ANSWER_MAX_S = 60.0

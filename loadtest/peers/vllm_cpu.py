@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from cli.supervisor.children import free_port, start_child, stop_child
+from cli.base.children import free_port, start_child, stop_child
 from loadtest.adapters import modules_in
 from loadtest.bench.lora.made import TARGETS, write_adapters
 from loadtest.bench.sgmv.popularity import POPULARITIES

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 from zlib import crc32
 
 from services.scheduler.core import POLICIES, Limits, PlacementPolicy, PlacementReason
-from services.scheduler.core.turns.placement.policy import Demand, burden
-from services.scheduler.core.turns.placement.symphony import Symphony
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement.policy import Demand, burden
+from services.scheduler.core.placement.symphony import Symphony
 
 HistoryFrom = Literal["any", "arena", "pool"]
 

@@ -16,8 +16,8 @@ from loadtest.sim.timeline import US
 from loadtest.world.memory import Content
 from loadtest.world.model import BREAKER, KILLER, LORA_CARD, Model
 from services.worker.core.step import ImageEntry, Sampled, StepPlan, StepResult
-from services.worker.device.executor import Launched, ModelInfo
-from services.worker.device.tables import BlockTables
+from services.worker.device.base.executor import Launched, ModelInfo
+from services.worker.device.base.tables import BlockTables
 from services.worker.ports import OnMoved
 from shared.arena import PageState
 from shared.ids import TurnId

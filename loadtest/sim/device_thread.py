@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from loadtest.sim.device import SimStep
 from loadtest.sim.timeline import US, Action
 from services.worker.core.step import StepResult
-from services.worker.device.executor import Launched
+from services.worker.device.base.executor import Launched
 
 T = TypeVar("T")
 

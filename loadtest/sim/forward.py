@@ -10,7 +10,7 @@ from loadtest.world.memory import GARBAGE, Content, Origin, image_page, next_ori
 from loadtest.world.model import NO_ADAPTER, Model
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, PlannedRow
-from services.worker.device.tables import BlockTables
+from services.worker.device.base.tables import BlockTables
 from shared.ids import TenantId, TurnId
 from shared.wire.messages import SamplingParams
 

@@ -155,8 +155,8 @@ class Worker(Service):
     def is_writing(self) -> bool:
         """Whether blocks are in flight to the kvstore: also some that were abandoned at first,
         while there are no requests."""
-        writeback = self.core.writeback
-        return bool(writeback._storing or writeback._committing)
+        write_behind = self.core.write_behind
+        return bool(write_behind._storing or write_behind._committing)
 
     def config(self) -> WorkerConfig:
         return self._config

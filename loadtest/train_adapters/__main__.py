@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cli.base.runfile import DEFAULT_DATA_DIR
 from cli.models.catalog import DEFAULT
-from cli.runfile import DEFAULT_DATA_DIR
 from loadtest.train_adapters.talks import Talk, held_out, trained
 from loadtest.train_adapters.voices import VOICES
 from shared.adapters.tensors import WEIGHTS_FILE

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loadtest.in_process_engine import InProcessEngine, Moves
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import check_adapter
 from shared.adapters.layout import layout_image
 from shared.adapters.source import AdapterLimits

@@ -210,7 +210,7 @@ class Clients:
             priority=random.choice([0, 0, 1, 2]),
             adapter=session.adapter,
             agent=session.agent,
-            expiry_s=self._house.draw_expiry_s(),
+            kv_expiry_s=self._house.draw_expiry_s(),
         )
         life = frontend.life
 

@@ -9,7 +9,7 @@ SCHEDULER_BOARD = "services/scheduler/core/turns/turn_table.py"
 OTHERS = "services/scheduler/core/turns/peer_turns.py"
 TRIALS = "services/scheduler/core/turns/quarantine.py"
 SCHEDULER = "services/scheduler/core/turns/core.py"
-FLEET = "services/scheduler/core/turns/fleet.py"
+FLEET = "services/scheduler/core/fleet/fleet.py"
 RESERVATIONS = "services/scheduler/core/turns/reservations.py"
 LEASE = "shared/lease/core/core.py"
 JOBS = "services/scheduler/core/jobs/core.py"
@@ -25,7 +25,7 @@ ROWS = "services/worker/core/engine/rows.py"
 PAGES = "services/worker/core/kv/pages.py"
 RESIDENCY = "services/worker/core/kv/residency.py"
 STAGING = "services/worker/core/kv/staging.py"
-WRITEBACK = "services/worker/core/kv/writeback.py"
+WRITEBACK = "services/worker/core/kv/write_behind.py"
 LINK = "services/worker/core/kv/kv_link.py"
 PULLING = "services/worker/core/pulling.py"
 BATCHES = "services/worker/oneshot/core.py"
@@ -537,7 +537,7 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "a copy of a tail is told though its turn goes on in it", TAILS,
-        "            self.writeback.forget([turn.cache.tail])\n", "",
+        "            self.write_behind.forget([turn.cache.tail])\n", "",
     ),
     Mutant(
         "a tail's key names a token that has no KV", HISTORY,

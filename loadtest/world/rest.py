@@ -95,8 +95,8 @@ def _check_idle(worker: Worker) -> None:
     assert not stager._expected and stager.flights.num_prefetching == 0
     assert not stager.flights._num_demanded.any(), "loads are miscounted"
     assert all(block.refs == 0 for block in core.pool.blocks.values())
-    assert not core.writeback._storing, "a write never ended"
-    assert not core.writeback._committing, "a commit was never settled"
+    assert not core.write_behind._storing, "a write never ended"
+    assert not core.write_behind._committing, "a commit was never settled"
 
 
 def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
@@ -110,7 +110,7 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         page
         for worker in workers
         if worker.host_id == kvstore.host_id
-        for page in worker.core.writeback._stock
+        for page in worker.core.write_behind._stock
     }
     assert leased == stock, f"{kvstore.name}: unowned leases: {leased ^ stock}"
     for worker in kvstore.core.workers:

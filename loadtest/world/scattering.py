@@ -4,8 +4,8 @@ from collections.abc import Collection
 from random import Random
 
 from services.scheduler.core import Limits, PlacementPolicy, PlacementReason
-from services.scheduler.core.turns.placement import Demand
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement import Demand
 
 
 class Scattering(PlacementPolicy):

@@ -25,8 +25,8 @@ from services.scheduler.core import (
     StartTurns,
     merge_effects,
 )
+from services.scheduler.core.placement.policy import PlacementPolicy
 from services.scheduler.core.turns.core import EVERYTHING
-from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from services.scheduler.core.turns.turn_table import first_attempt
 from shared.effects import WakeAt
 from shared.errors import NoCapacity

@@ -253,8 +253,4 @@ SHELL_MUTANTS = (
         "inputs that did not come are not passed to the core", BATCHES,
         "            inputs = None\n        await", "            return\n        await",
     ),
-    Mutant(
-        "a stop is seen by no batch", BATCHES,
-        "                    running.set()\n", "                    pass\n",
-    ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """``python -m services.frontend``."""
 
 from services.frontend.config import FrontendConfig
-from services.frontend.models.without_torch import without_torch
+from services.frontend.rendering.without_torch import without_torch
 from services.frontend.service import main
 from shared.service import run
 

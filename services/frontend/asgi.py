@@ -9,9 +9,10 @@ from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from services.frontend.api import adapters, dashboard, models, operations, page
+from services.frontend.api import dashboard, models, operations
+from services.frontend.api.adapters import http as adapters
 from services.frontend.api.anthropic import create as messages
-from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
+from services.frontend.api.oneshot import endpoints as oneshot
 from services.frontend.api.responses import create as responses
 from services.frontend.api.responses import stored as stored_responses
 from services.frontend.api.sessions import advisories
@@ -28,11 +29,7 @@ ROUTERS = (
     completions,
     responses,
     messages,
-    embeddings,
-    classify,
-    rerank,
-    score,
-    pooling,
+    oneshot,
     models,
     adapters,
     advisories,
@@ -41,7 +38,6 @@ ROUTERS = (
     tokenize,
     operations,
     dashboard,
-    page,
 )
 
 
@@ -93,5 +89,5 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
     api.state.app = app
     for module in ROUTERS:
         api.include_router(module.router)
-    api.mount("/static", page.Assets(directory=page.FOLDER))
+    api.mount("/static", dashboard.Assets(directory=dashboard.FOLDER))
     return api

@@ -14,16 +14,13 @@ from services.frontend.app import (
     TurnParts,
 )
 from services.frontend.config import FrontendConfig
-from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.capacity import Capacity, Slots, TenantRate
 from services.frontend.core.limits.quotas import Kind, Quotas
-from services.frontend.core.limits.rate import TenantRate
-from services.frontend.core.limits.slots import Slots
 from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.core.sessions.open_sessions import OpenSessions
 from services.frontend.core.turns.job_events import JobLimits
 from services.frontend.core.turns.jobs import Jobs
 from services.frontend.core.turns.turns import TurnLimits, Turns
-from services.frontend.hints.gate import HintGate
 from services.frontend.models.registry import Models
 from services.frontend.observability.deployment_feed import DeploymentFeed
 from services.frontend.observability.deployment_metrics import DeploymentMetrics
@@ -34,6 +31,7 @@ from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
 from services.frontend.tenants.auth import Keyring
 from services.frontend.tenants.gates import Gates
+from services.frontend.turns.hints import HintGate
 from services.frontend.turns.hub import Hub
 from services.frontend.turns.job_hub import JobHub
 from shared.ids import FrontendId
@@ -97,11 +95,7 @@ def build_library(
     adapters = AdapterDirectory(sessions, models, runtime.clock)
     runtime.stack.push_async_callback(adapters.close)
     uploads = Uploads(
-        runtime.bus,
-        frontend_id,
-        ports.upload_files,
-        config.adapter_bytes_max,
-        is_shared=is_shared,
+        runtime.bus, frontend_id, ports.upload_files, config.adapter_bytes_max, is_shared=is_shared
     )
     return ModelParts(
         models=models, adapters=adapters, uploads=uploads, texts=texts, grammars=ports.grammars

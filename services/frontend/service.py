@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from services.frontend.api import adapters_nats, nats
+from services.frontend.api import nats
+from services.frontend.api.adapters import nats as adapters_nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.asgi import make_api

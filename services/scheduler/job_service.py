@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
+from services.scheduler.core.base.effects import ProbeWorker
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CountJobs,

@@ -1,7 +1,7 @@
 """Batch and placement policies: built-in ones by name, any other by import path.
 
 Of the batch policies, `deferred` is the paper's; `steady`, the default, is ours: see
-`core/batching/rules.py`. Placement policies are in `core/turns/placement/`.
+`core/batching/rules.py`. Placement policies are in `core/placement/`.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """``python -m services.worker``: one worker, configured by ``SYMPHONY_...`` variables."""
 
 from services.worker.config import WorkerConfig
-from services.worker.device.openmp import share_cores
+from services.worker.openmp import share_cores
 from services.worker.service import main
 from shared.service import run
 

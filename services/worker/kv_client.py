@@ -11,7 +11,7 @@ from services.worker import metrics
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
-from services.worker.device.executor import ModelInfo
+from services.worker.device.base.executor import ModelInfo
 from services.worker.device.thread import DeviceThread
 from services.worker.ports import HostFiles, Lock
 from shared.arena import Arena

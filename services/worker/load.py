@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
+from services.worker.device.base.executor import Executor
 from services.worker.device.emulated import EmulatedExecutor
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThread
+from services.worker.load_oneshot import find_tasks, make_oneshot
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.oneshot.emulated import EmulatedOneshot
-from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel
 from shared.blocks import BLOCK_TOKENS
@@ -29,7 +29,7 @@ from shared.zoo import ZooModel, parse_emulation
 if TYPE_CHECKING:  # torch comes with it
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.stream_crew import StreamCrew
-    from services.worker.device.loaded_model import LoadedModel
+    from services.worker.device.decoder.loaded_model import LoadedModel
 
 CPU_KV_BYTES = 1 << 30
 ASSIST_TOKENS_MAX = 512
@@ -158,8 +158,8 @@ def _importing() -> Iterator[None]:
 def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
     with _importing():
+        from services.worker.device.cpu.torch_executor import TorchExecutor
         from services.worker.device.model import load_model
-        from services.worker.device.torch_executor import TorchExecutor
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))

@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 
 from services.worker.config import WorkerConfig
 from services.worker.core.limits import EngineLimits
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.model import OneshotModel
 from shared.arena import Arena

@@ -36,8 +36,8 @@ from services.worker.core.engine.status import EngineStatus, status_of
 from services.worker.core.splitting import commit_blocks_max, split_deltas
 from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThread
 from services.worker.kv_client import KvClient
 from services.worker.step_loop import StepLoop

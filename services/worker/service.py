@@ -16,8 +16,8 @@ from services.worker.core.engine.status import EngineStatus
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.limits import EngineLimits
 from services.worker.core.splitting import turns_held_max
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
-from services.worker.device.executor import Executor
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.load import load_models

@@ -10,7 +10,7 @@ from services.worker import metrics
 from services.worker.core.effects import Effect
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.executor import Executor
+from services.worker.device.base.executor import Executor
 from services.worker.device.isolate import launch_isolated
 from services.worker.device.thread import DeviceThread
 from shared.runtime.clock import Clock

@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 
 from shared.adapters.config import AdapterInvalid
 from shared.adapters.layout import SAME_LAYER, ImageLayout, Tile
-from shared.adapters.source import (
-    NO_LIMITS,
-    AdapterSource,
-    content_hash,
-    new_digest,
-    open_source,
-)
+from shared.adapters.source import NO_LIMITS, AdapterSource, content_hash, new_digest, open_source
 from shared.adapters.tensors import ModuleTensors, TensorEntry
 from shared.adapters.values import ELEMENTS, Bits, Truncated, convert, read_tensor
 from shared.errors import SymphonyError
@@ -45,12 +39,7 @@ def build_image(
 
 
 def fill_image(
-    image: Pages,
-    folder: Path,
-    card: LoraCard,
-    layout: ImageLayout,
-    dtype: str,
-    adapter_hash: str,
+    image: Pages, folder: Path, card: LoraCard, layout: ImageLayout, dtype: str, adapter_hash: str
 ) -> None:
     """Write the image to where the caller wants it, whatever stood there. After an error it is
     worth nothing.

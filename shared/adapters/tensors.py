@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, BinaryIO
 
-from shared.adapters.config import (
-    AdapterConfig,
-    AdapterInvalid,
-    parse_object,
-    scale_of,
-    shown,
-)
+from shared.adapters.config import AdapterConfig, AdapterInvalid, parse_object, scale_of, shown
 from shared.adapters.patterns import first_matches, targeted
 from shared.wire.messages.adapters import LoraCard, LoraTarget
 

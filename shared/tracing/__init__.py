@@ -4,8 +4,16 @@ A service begins a span under the context of a message (`trace`, a W3C ``tracepa
 its own context on. An untraced message has none, and costs a comparison with an empty text.
 """
 
-from shared.tracing.context import TRACE_HEADER, TraceContext, parse_trace
-from shared.tracing.spans import NO_SPAN, NO_TRACER, Span, Tracer, Value
+from shared.tracing.spans import (
+    NO_SPAN,
+    NO_TRACER,
+    TRACE_HEADER,
+    Span,
+    TraceContext,
+    Tracer,
+    Value,
+    parse_trace,
+)
 
 __all__ = [
     "NO_SPAN",

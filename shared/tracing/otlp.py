@@ -24,8 +24,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.metrics import counter
 from shared.runtime.sparsely import Sparsely
 from shared.runtime.tasks import wait_set
-from shared.tracing.context import TraceContext, parse_trace
-from shared.tracing.spans import NO_SPAN, NOTHING, Span, Tracer, Value
+from shared.tracing.spans import NO_SPAN, NOTHING, Span, TraceContext, Tracer, Value, parse_trace
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +127,7 @@ class OtlpTracer(Tracer):
         self._tracer = tracer
 
     def begin(
-        self,
-        name: str,
-        trace: str,
-        began_ns: int,
-        attributes: Mapping[str, Value] = NOTHING,
+        self, name: str, trace: str, began_ns: int, attributes: Mapping[str, Value] = NOTHING
     ) -> Span:
         context = parse_trace(trace) if trace else None
         if context is None or not context.is_sampled:

@@ -77,8 +77,8 @@ def session_redis_key(tenant: TenantId, session_id: SessionId) -> str:
     return f"symphony:session:{len(tenant)}:{tenant}:{session_id}"
 
 
-def generation_redis_key(tenant: TenantId, session_id: SessionId) -> str:
-    """Which deletion of the session was the last, in the last hours: a turn that began before it
+def session_epoch_redis_key(tenant: TenantId, session_id: SessionId) -> str:
+    """The session's epoch: which deletion of it was the last. A turn that began before it
     stores no record.
     """
     return f"symphony:generation:{len(tenant)}:{tenant}:{session_id}"
@@ -90,7 +90,7 @@ def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
 
 
 def deletions_redis_key(tenant: TenantId) -> str:
-    """Counters of deletions of sessions that have no generation, four bytes each; without a
+    """Counters of deletions of sessions that have no epoch, four bytes each; without a
     tenant those of all tenants that have none of their own.
     """
     return f"symphony:deletions:{len(tenant)}:{tenant}"

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 from symphony_client import Advisory, Announcer, AsyncHttpTransport, Settings
 from symphony_client.core.calls import Call
 from tests.clients.fake_frontend import Asked, FakeFrontend, Reply, fake_frontend, refusal, state_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 from symphony_client import (
     AdvisoryState,
     AsyncSymphonyClient,

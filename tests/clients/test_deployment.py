@@ -10,8 +10,7 @@ import pytest
 import software_team
 from openai import OpenAI
 
-from cli.start.plan import ROOT
-from cli.supervisor.children import free_port
+from cli.base.children import ROOT, free_port
 from loadtest.deployment import wait_until
 from symphony_client import (
     Announcer,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 CLIENT = ROOT / "clients" / "python"
 SOURCE = CLIENT / "src" / "symphony_client"

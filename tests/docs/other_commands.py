@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from tests.docs.own_commands import check_settings
 from tests.docs.shell import Command
 

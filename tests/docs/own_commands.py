@@ -14,16 +14,16 @@ import typer.main
 from typer.testing import CliRunner
 
 from cli.adapters.hub import parse_hub
-from cli.config import LauncherConfig
+from cli.base.children import ROOT
+from cli.base.config import LauncherConfig
 from cli.main import NAME, app
-from cli.start.plan import ROOT
-from cli.start.preflight import CONFIGS
+from cli.supervisor.preflight import CONFIGS
 from loadtest.bench.figures import choose, figure_set
 from loadtest.commands.bench import BENCHES
 from shared.runtime.config import ServiceConfig, load_config
 from tests.docs.shell import Command
 
-STARTS = ("cli.start.up.up", "cli.start.up.up_detached")
+STARTS = ("cli.up.up", "cli.up.up_detached")
 SERVICE = "services."
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from cli.base.children import ROOT
 from cli.docs import asyncapi
-from cli.start.plan import ROOT
 from shared.ids import SessionId
 from shared.wire import messages as m
 from shared.wire import subjects

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
+from cli.base.children import ROOT
+from cli.base.config import LauncherConfig
 from cli.docs.links import anchor
-from cli.start.plan import ROOT
-from services.frontend.api.base import Body
-from services.frontend.api.bodies import AdvisoryBody, ChatBody, CompletionBody, ResponsesBody
-from services.frontend.api.oneshot.bodies import (
+from services.frontend.api.bodies.base import Body
+from services.frontend.api.bodies.oneshot import (
     ClassifyBody,
     CohereEmbedBody,
     EmbeddingBody,
@@ -19,6 +18,7 @@ from services.frontend.api.oneshot.bodies import (
     RerankBody,
     ScoreBody,
 )
+from services.frontend.api.bodies.text import AdvisoryBody, ChatBody, CompletionBody, ResponsesBody
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 CLIENT = ROOT / "clients" / "python" / "src"
 FOLDERS = (

@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cli.base.children import ROOT
 from cli.docs.drawings import DRAWINGS, files
 from cli.docs.lives import Message
-from cli.start.plan import ROOT
 from tests.docs.blocks import all_blocks
 
 SVG = "{http://www.w3.org/2000/svg}"

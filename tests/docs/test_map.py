@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 # Columns of what a row is about, of folders, and of names, in the pages that have maps.
 MAPS = {"contributing.md": (0, 1, 2), "turn.md": (0, 2, 3)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.placement.symphony import Symphony
 from services.scheduler.core.turns.placer import WORKERS_OF_HOST_MAX
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.base.children import ROOT
 from cli.docs.build import QUIET
 from cli.docs.links import place_in_site
 from cli.main import app
-from cli.start.plan import ROOT
 from loadtest.deployment import environment
 from tests.docs.blocks import pages
 

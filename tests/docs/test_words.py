@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 
 WORDS = re.compile(
     rb"\b(house|told|nobody|somebody|anew|whoever|untold|unheard|unsaid)\b", re.IGNORECASE

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from typing import ClassVar
 
-from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.placement import Demand, PlacementPolicy
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.base.effects import PlacementReason
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement import Demand, PlacementPolicy
 
 MOVING = f"{__name__}:Moving"
 RESTLESS = "restless"  # how names of sessions begin that move

@@ -14,7 +14,7 @@ import pytest
 from loadtest.adapters import Module, Recipe, write_adapter
 from loadtest.chaos.sse import Stream, stream_chat
 from loadtest.deployment import symphony
-from services.worker.demo_adapters import KNOWN, make_demo_adapter
+from services.worker.models.demo_adapters import KNOWN, make_demo_adapter
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster, adapter_options
 from tests.e2e.replies import STEADY, Reply, steady

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
+from cli.base.children import free_port
+from cli.base.config import LauncherConfig
 from cli.supervisor.asker import Asker, answers_at
-from cli.supervisor.children import free_port
 from cli.supervisor.liveness import Answer, Round
 from shared.service import Runtime
 from tests.conftest import Server

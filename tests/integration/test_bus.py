@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 from shared.bus import Bus, RawMessage
 from shared.errors import (
     MalformedMessage,

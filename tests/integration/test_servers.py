@@ -14,12 +14,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
 from cli import setup_servers
-from cli.start.options import DeploymentOptions
-from cli.start.plan import plan_deployment
-from cli.start.preflight import check_nats, open_servers
-from cli.start.servers import prepare_servers
-from cli.supervisor.asker import answers_at
-from cli.supervisor.children import (
+from cli.base.children import (
     find_nats_server,
     free_port,
     is_listening,
@@ -28,6 +23,11 @@ from cli.supervisor.children import (
     stop_child,
     wait_for_port,
 )
+from cli.start.options import DeploymentOptions
+from cli.start.plan import plan_deployment
+from cli.start.servers import prepare_servers
+from cli.supervisor.asker import answers_at
+from cli.supervisor.preflight import check_nats, open_servers
 from loadtest.deployment import wait_until
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT

@@ -261,9 +261,6 @@ class SimWorker:
                     house.to_all_schedulers("on_batch_done", done)
                 case WakeAt(at_ns):
                     self.alarm.set(at_ns)
-                case worker_effects.StopRun(batch_id):
-                    ran = worker_effects.Ran(started_at_ns=house.world.now_ns, run_ns=1)
-                    house.world.after(0, partial(self._end_run, self.num_starts, batch_id, ran))
 
     def _pull(self, effect: worker_effects.PullInputs) -> None:
         house, life = self.house, self.num_starts

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from loadtest.policies import make_batcher
+from services.scheduler.core.base.effects import ProbeWorker
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CountJobs,

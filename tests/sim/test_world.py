@@ -48,7 +48,7 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     cores = [worker.core for worker in workers]
     assert sum(core.history.num_prefix_hits for core in cores) > 100
     assert sum(core.pool.num_evicted for core in cores) > 100
-    assert sum(core.writeback.num_given_up for core in cores) > 0
+    assert sum(core.write_behind.num_given_up for core in cores) > 0
     assert sum(core.planner.num_preemptions for core in cores) > 10
     assert sum(core.stager.num_failures for core in cores) > 10
     assert sum(worker.num_deferred for worker in workers) > 10

@@ -1,5 +1,5 @@
 """Modules stand on one another in one direction: what imports something is not imported by it, not
-even for its types.
+even for its types. So do the folders that they are in.
 """
 
 import ast
@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("cli", "kernels", "loadtest", "services", "shared")
+# Where folders still import one another. Take out what is untied; add none.
+TIED = ("cli", "loadtest", "services/scheduler/core", "services/worker")
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -41,6 +43,55 @@ def order(root: Path) -> list[str]:
     known = modules(root)
     graph = {name: {*imported(file, known)} - {name} for name, file in known.items()}
     return list(TopologicalSorter(graph).static_order())
+
+
+def knots(root: Path) -> set[frozenset[str]]:
+    """Sets of folders that import one another, directly or through others."""
+    known = modules(root)
+    folder = {name: file.relative_to(root).parent.as_posix() for name, file in known.items()}
+    graph: dict[str, set[str]] = {}
+    for name, file in known.items():
+        graph.setdefault(folder[name], set()).update(folder[used] for used in imported(file, known))
+    behind = {place: _reached(graph, place) for place in graph}
+    found = (frozenset(b for b in behind[a] if a in behind[b]) for a in graph)
+    return {knot for knot in found if len(knot) > 1}
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    pending = [start]
+    while pending:
+        new = graph[pending.pop()] - reached
+        reached |= new
+        pending += new
+    return reached
+
+
+def is_under(folder: str, top_folder: str) -> bool:
+    """Whether a folder is this one or somewhere in it."""
+    return folder == top_folder or folder.startswith(f"{top_folder}/")
+
+
+def test_folders_form_no_knot() -> None:
+    left = {
+        tied: {knot for knot in knots(ROOT) if all(is_under(each, tied) for each in knot)}
+        for tied in TIED
+    }
+    assert knots(ROOT) == set().union(*left.values()), "these folders import one another"
+    assert [tied for tied in TIED if not left[tied]] == [], "untied: take it out of TIED"
+
+
+def test_a_knot_of_folders_is_found(tmp_path: Path) -> None:
+    """Also one that no module is part of on both ways."""
+    for name, text in {
+        "cli/a/one.py": "import services.b.one\n",
+        "cli/a/two.py": "",
+        "services/b/one.py": "import shared.c\n",
+        "shared/c.py": "import cli.a.two\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert knots(tmp_path) == {frozenset({"cli/a", "services/b", "shared"})}
 
 
 def test_only_load_tests_import_load_tests() -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cli.reporting import out
+from cli.base.reporting import out
 from loadtest.bench.capacity.memories import Clairvoyant, Memory, Ordered, PlainLru, Prompt
 from loadtest.workloads import mooncake
 from loadtest.workloads.registry import why_absent

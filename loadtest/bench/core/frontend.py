@@ -30,9 +30,8 @@ from services.frontend.app import (
 )
 from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
-from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.capacity import Capacity, Slots
 from services.frontend.core.limits.quotas import Quotas, TenantLimits
-from services.frontend.core.limits.slots import Slots
 from services.frontend.core.models.fleet import Fleet
 from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.core.turns.turns import TurnLimits, Turns

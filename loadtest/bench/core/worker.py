@@ -113,7 +113,7 @@ class WorkerBench:
         """A turn whose history the kvstore has comes, and leaves: seconds by kind of event, and
         pages."""
         core = self._core
-        core.writeback.connect(1)
+        core.write_behind.connect(1)
         turn = self._turn(name, token)
         keys = chain_keys(ROOT, turn.tokens, BLOCK_TOKENS)[: turn.num_reusable_blocks]
         staged = self._staged(keys, 1)
@@ -131,7 +131,7 @@ class WorkerBench:
             assert plan is not None
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
         took["leave"], _ = _timed(lambda: core.on_cancel(turn.request.turn_id))
-        core.writeback.disconnect()
+        core.write_behind.disconnect()
         return took, len(keys) * core.pool.num_layers
 
     def _load(self, effects: list[Effect]) -> tuple[float, list[Effect]]:

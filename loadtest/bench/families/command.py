@@ -58,7 +58,7 @@ def hold(family: str, variant: str, options: Options) -> Row:
     """Hold one variant against transformers."""
     from transformers import AutoConfig
 
-    from services.worker.device.attention import UnsupportedModelError
+    from services.worker.device.decoder.attention import UnsupportedModelError
     from services.worker.device.verify.check import Untried, check
     from services.worker.device.verify.cut import cut_candidates
     from services.worker.device.verify.reasons import model_class

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from services.worker.device.attention import ATTENTION
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.mover import Moved
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
+from services.worker.device.decoder.attention import ATTENTION
+from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.layers import Mode, speed_up
-from services.worker.device.loaded_model import LoadedModel, prepare_model
 from shared.arena import Arena
 
 SEED = 0

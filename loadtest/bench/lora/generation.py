@@ -19,7 +19,7 @@ from loadtest.bench.lora.ours import Ours
 from loadtest.bench.lora.peft_side import PeftSide
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.in_process_engine import some_prompt
-from services.worker.device.torch_executor import PREFILL_TOKENS
+from services.worker.device.cpu.torch_executor import PREFILL_TOKENS
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
-from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.layout import layout_image
 from shared.blocks import BLOCK_TOKENS
 

@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cli.inspection.description import describe
-from cli.inspection.snapshot import take_snapshot
-from cli.inspection.status import render
-from cli.runfile import RunningService, RunState
-from cli.supervisor.children import (
+from cli.base.children import (
     start_child,
     stop_child,
 )
+from cli.base.runfile import RunningService, RunState
+from cli.inspection.description import describe
+from cli.inspection.snapshot import take_snapshot
+from cli.inspection.status import render
 from loadtest.bench.lab import start_servers
 from loadtest.bench.scale.watched import BEATS_NAME, Beat, read_beats
 from shared.bus import Bus

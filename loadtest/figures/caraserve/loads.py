@@ -18,9 +18,9 @@ from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.core.adapters.stats import Source
 from services.worker.core.effects import BlockWrite
-from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.cpu.torch_executor import PREFILL_TOKENS, TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import PREFILL_TOKENS, TorchExecutor
 from shared.adapters.layout import image_bytes, layout_image
 from shared.blocks import image_keys, image_root
 

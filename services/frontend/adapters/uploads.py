@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from services.frontend.adapters.upload_files import UploadFile, UploadFiles
+from services.frontend.core.http.client_timeouts import RequestTooSlow
 from services.frontend.core.http.multipart import Data, Multipart, Part
-from services.frontend.http.errors import RequestTooSlow, TooManyRequests
+from services.frontend.core.limits.capacity import TooManyRequests
 from services.frontend.tenants.gates import part_of
 from shared.adapters.config import AdapterInvalid, AdapterTooLarge
 from shared.adapters.files import NEEDED, TAKEN, check_names

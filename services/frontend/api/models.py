@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.schemas import MODEL, MODELS, answers
+from services.frontend.api.bodies.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
+from services.frontend.http.answers import Json
 from services.frontend.http.request import caller_of
 from services.frontend.models.registry import OneshotModel, ServedModel
 from shared.wire.messages import AdapterRecord, ModelCard, OneshotCard

@@ -17,21 +17,18 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
-from services.frontend.api.fields import parse
-from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
-from services.frontend.api.oneshot.classify import label
-from services.frontend.api.oneshot.embeddings import embed
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.oneshot import ClassifyBody, EmbeddingBody, RerankBody
+from services.frontend.api.bodies.text import ChatBody, CompletionBody, Generate
+from services.frontend.api.oneshot.endpoints import embed, label, rank
 from services.frontend.api.oneshot.inputs import Context
-from services.frontend.api.oneshot.rerank import rank
 from services.frontend.api.text.chat import open_chat
 from services.frontend.api.text.completions import open_completion
 from services.frontend.api.text.delivery import answer_whole, prepared, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.hints.gate import NATS_PLACE
-from services.frontend.http.errors import PayloadTooLarge, error_body
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity, PayloadTooLarge
+from services.frontend.http.errors import error_body
 from services.frontend.http.request import Origin, check_shape
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import (
@@ -43,6 +40,7 @@ from services.frontend.observability.access_log import (
 )
 from services.frontend.tenants.auth import Keyring
 from services.frontend.tenants.links import Link
+from services.frontend.turns.hints import NATS_PLACE
 from services.frontend.turns.job_hub import PendingJobs
 from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant

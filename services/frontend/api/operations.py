@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.schemas import VERSION, answers
+from services.frontend.api.bodies.schemas import VERSION, answers
 from services.frontend.app import app_of
+from services.frontend.http.answers import Json
 from services.frontend.http.errors import error_answer
 from services.frontend.http.request import caller_of
 from services.frontend.tenants.auth import SCOPE_ADMIN

@@ -25,11 +25,12 @@ from services.frontend.core.http.address_limits import AddressLimits
 from services.frontend.core.http.client_timeouts import (
     ClientTimeouts,
     Reason,
+    RequestTooSlow,
     ResponsiveClock,
     TimeoutLimits,
 )
 from services.frontend.core.http.framing import Framing
-from services.frontend.http.errors import NoHttp, RequestTooSlow, VersionUnknown, error_body
+from services.frontend.http.errors import NoHttp, VersionUnknown, error_body
 from services.frontend.observability import telemetry
 from shared.errors import InvalidRequest, SymphonyError
 from shared.runtime.clock import Clock
@@ -46,10 +47,7 @@ REST_BYTES_MAX = 32_000_000  # of a body whose request has its answer already
 VERSIONS = ("1.1", "1.0")
 NUM_ACKED_AT = 120  # tcpi_bytes_acked in Linux' struct tcp_info, 64 bits
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # struct linger: the kernel sends nothing more either
-WHY = {
-    "head": "the request's head took too long",
-    "body": "the request's body took too long",
-}
+WHY = {"head": "the request's head took too long", "body": "the request's body took too long"}
 
 
 class Connections:

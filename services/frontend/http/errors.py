@@ -11,8 +11,7 @@ from starlette.routing import Match
 
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
-from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
-from shared.wire.messages import JobDropped, TurnFailed
+from shared.errors import InvalidRequest, NotFound, SymphonyError
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 TYPES = {
@@ -59,20 +58,6 @@ class MethodNotAllowed(InvalidRequest):
     http_status = 405
 
 
-class PayloadTooLarge(InvalidRequest):
-    """The body is larger than this frontend takes."""
-
-    code = "request_too_large"
-    http_status = 413
-
-
-class RequestTooSlow(InvalidRequest):
-    """The request did not come in the time that there is for it."""
-
-    code = "request_timeout"
-    http_status = 408
-
-
 class NoHttp(InvalidRequest):
     """The bytes that came are no request."""
 
@@ -108,31 +93,6 @@ class PageRefused(SymphonyError):
 
     code = "origin_not_allowed"
     http_status = 403
-
-
-class TooManyRequests(NoCapacity):
-    """This frontend has as many generations or inputs as it takes."""
-
-    code = "rate_limit_exceeded"
-    http_status = 429
-
-
-class TurnError(NoCapacity):
-    """A turn could not be served."""
-
-    def __init__(self, failure: TurnFailed) -> None:
-        super().__init__(failure.message, failure.retry_after_s)
-        self.code = failure.code
-        self.http_status = failure.http_status
-
-
-class JobError(NoCapacity):
-    """A job could not be served in time."""
-
-    def __init__(self, why: JobDropped) -> None:
-        super().__init__(why.message, why.retry_after_s)
-        self.code = why.code
-        self.http_status = why.http_status
 
 
 def error_body(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> bytes:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import Receive
 
-from services.frontend.app import app_of
+from services.frontend.config import FrontendConfig
 from services.frontend.core.http.address_limits import network_name
 from services.frontend.core.http.json_limits import FREE_BYTES, SLICE_BYTES, JsonSize
 from services.frontend.core.http.request_guard import is_json
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.http.errors import NoJson, PayloadTooLarge
+from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity, PayloadTooLarge
+from services.frontend.http.errors import NoJson
 from services.frontend.tenants.auth import Caller
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
@@ -158,7 +158,9 @@ def _positive(value: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-async def read_body(request: Request, held: HeldCapacity | None = None) -> bytes:
+async def read_body(
+    request: Request, config: FrontendConfig, held: HeldCapacity | None = None
+) -> bytes:
     """The whole body.
 
     Args:
@@ -173,7 +175,6 @@ async def read_body(request: Request, held: HeldCapacity | None = None) -> bytes
     """
     if _has_body(request) and not is_json(request.headers.get("content-type", "")):
         raise NoJson("the body must be JSON and say so: send `Content-Type: application/json`")
-    config = app_of(request).config
     limit = config.body_bytes_max
     if held is None:
         limit = min(limit, FREE_BODY_BYTES)

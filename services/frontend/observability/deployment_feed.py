@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from services.frontend.core.limits.capacity import TooManyRequests
 from services.frontend.core.observability.deployment_view import Answers, DeploymentView
-from services.frontend.http.errors import TooManyRequests
 from services.frontend.observability.deployment_metrics import DeploymentMetrics, Poll
 from shared.bus import Bus
 from shared.ids import TenantId

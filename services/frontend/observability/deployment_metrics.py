@@ -25,11 +25,7 @@ class Poll(Generic[Req, Rep]):
     """
 
     def __init__(
-        self,
-        bus: Bus,
-        subject: Subject[Req, Rep],
-        question: Req,
-        name_of: Callable[[Rep], str],
+        self, bus: Bus, subject: Subject[Req, Rep], question: Req, name_of: Callable[[Rep], str]
     ) -> None:
         self._bus = bus
         self._subject = subject

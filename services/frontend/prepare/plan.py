@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.frontend.core.limits.quotas import Quotas, priority_within
+from services.frontend.core.limits.quotas import Quotas, kv_expiry_s, priority_within
 from services.frontend.core.replies.forms import Held
-from services.frontend.core.sessions.kv_expiry import kv_expiry_s
 from services.frontend.core.turns.turns import NewTurn
 from services.frontend.models.registry import ServedModel
 from services.frontend.prepare.fit import max_new_tokens
@@ -81,7 +80,7 @@ class Plan:
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
             agent=agent,
-            expiry_s=self.kv_expiry_s,
+            kv_expiry_s=self.kv_expiry_s,
             trace=trace,
         )
 

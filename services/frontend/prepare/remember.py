@@ -65,12 +65,12 @@ async def remember(
             num_tokens=len(tokens),
             num_turns=prompt.num_turns + 1,
             last_used=now_s,
-            expires=now_s + app.sessions.expiry_s,
+            expires=now_s + app.sessions.record_expiry_s,
             cache_salt=owner.cache_salt,
             adapter_hash=model.adapter_hash,
             num_computed=num_with_kv,
         ),
-        prompt.claim.generation,
+        prompt.claim.epoch,
         app.quotas.of(owner.tenant),
     )
 

@@ -177,5 +177,5 @@ async def _claimed(
     """The request's claim, made before the session is looked up, and what is known of that."""
     claim = app.claims.make(tenant, session_id)
     known = await app.sessions.get(tenant, session_id)
-    claim.generation = known.generation
+    claim.epoch = known.epoch
     return claim, known

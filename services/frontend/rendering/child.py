@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from services.frontend.models.without_torch import without_torch
 from services.frontend.rendering import frames, template_limits
 from services.frontend.rendering.tokenizer import (
     LOAD_ERRORS,
@@ -16,6 +15,7 @@ from services.frontend.rendering.tokenizer import (
     import_library,
     load_tokenizer,
 )
+from services.frontend.rendering.without_torch import without_torch
 from shared.errors import InvalidRequest
 from shared.runtime.dying import die_with_parent, limit_memory
 

@@ -160,11 +160,7 @@ class Texts:
         return frames.unpack_echo(data)
 
     async def _run(
-        self,
-        pool: Pool,
-        tokenizer: ModelTokenizer,
-        operation: frames.Operation,
-        *arguments: Any,
+        self, pool: Pool, tokenizer: ModelTokenizer, operation: frames.Operation, *arguments: Any
     ) -> tuple[bytes, bytes]:
         cpu_s = TEMPLATE_CPU_S if pool is self._quick else pool.limit_s
         task = frames.Task(tokenizer.name, tokenizer.source, operation, arguments, cpu_s)

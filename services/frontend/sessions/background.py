@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
-from services.frontend.core.sessions.background import BEAT_S
+from services.frontend.core.sessions.stored_responses import BEAT_S
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import StoreAway
 from shared.ids import TenantId

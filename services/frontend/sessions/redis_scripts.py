@@ -16,11 +16,13 @@ empty name; ``symphony:tenants_due``, by when the first of their sessions expire
 ``symphony:deletions``, the tenants that have counters of their own.
 """
 
+from services.frontend.config import TURN_S_MAX
+from shared.expiry import EXPIRY_S_MAX
 from shared.wire.sessions import MARK_CHARS
 
 LEAVING_MAX = 1000  # sessions in one step: meanwhile Redis does nothing else
-GENERATION_S = 2 * 3600  # longer than a turn lasts
-TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
+EPOCH_S = TURN_S_MAX + 3600  # longer than a turn lasts, so that none restores its session
+TOMBSTONE_S = EXPIRY_S_MAX  # blocks stay unused for as long at most
 TOMBSTONE_BYTES_MAX = 1024 * 1024  # all of it goes into one message
 DELETION_SLOTS = 4096  # counters of deletions of one tenant
 NOTES_PART = 16  # notes of deletions leave first above one part of so many of what a tenant has
@@ -52,7 +54,7 @@ local function keys_of(tenant, session)
   local mark = string.sub(redis.sha1hex(session), 1, {MARK_CHARS})
   return {{
     record = key_of('session', tenant, session),
-    generation = key_of('generation', tenant, session),
+    epoch = key_of('generation', tenant, session),
     tombstone = key_of('tombstone', tenant, session),
     responses = key_of('responses', tenant, mark),
     slot = '#' .. tonumber(string.sub(mark, 1, 8), 16) % {DELETION_SLOTS},
@@ -81,7 +83,7 @@ end
 -- What a session takes. `record` and `responses`: as if it had a record, responses, of so many
 -- bytes.
 local function num_bytes_of(session, keys, record, responses)
-  local num = num_bytes_of_key(keys.generation) + num_bytes_of_key(keys.tombstone)
+  local num = num_bytes_of_key(keys.epoch) + num_bytes_of_key(keys.tombstone)
   num = num + (record and KEY + #keys.record + record or num_bytes_of_key(keys.record))
   responses = responses or num_bytes_of_responses(keys)
   if responses > 0 then
@@ -142,7 +144,7 @@ local function account(tenant, session, keys, expires_at_s, location)
   local score = call('ZSCORE', sessions, session) or call('ZSCORE', notes, session)
   call('ZREM', is_note and sessions or notes, session)
   if num > 0 then
-    score = expires_at_s or score or now_s + {GENERATION_S}
+    score = expires_at_s or score or now_s + {EPOCH_S}
     call('ZADD', is_note and notes or sessions, score, session)
     call('HSET', sizes, session, num .. ' ' .. (location or location_before))
   else
@@ -166,10 +168,10 @@ local function bump(tenant, keys)
   -- A counter that restarted must not reach an earlier value.
   local value = math.max(before + 1, math.floor(now_s))
   call('BITFIELD', key, 'SET', 'u32', keys.slot, value)
-  call('EXPIRE', key, {GENERATION_S})
+  call('EXPIRE', key, {EPOCH_S})
   if is_own then
-    call('ZADD', TABLES, now_s + {GENERATION_S}, tenant)
-    call('EXPIRE', TABLES, {GENERATION_S})
+    call('ZADD', TABLES, now_s + {EPOCH_S}, tenant)
+    call('EXPIRE', TABLES, {EPOCH_S})
   end
 end
 
@@ -178,7 +180,7 @@ local function evict(tenant, session)
   local keys = keys_of(tenant, session)
   local sizes = key_of('session_sizes', tenant)
   call('DEL', keys.record, keys.responses, keys.tombstone)
-  if call('DEL', keys.generation) == 1 then bump(tenant, keys) end
+  if call('DEL', keys.epoch) == 1 then bump(tenant, keys) end
   local location = string.match(call('HGET', sizes, session) or '', '^%d+ (.+)$')
   if location then call('DEL', 'symphony:kv:' .. location) end
   account(tenant, session, keys)
@@ -224,9 +226,9 @@ local data = ARGV[8]
 local keys = keys_of(tenant, session)
 
 local function was_deleted()
-  local generation, own, shared = string.match(word, '^(%S*) (%d+) (%d+)$')
-  local stands = call('GET', keys.generation)
-  if stands and stands ~= (generation or word) then return true end
+  local epoch, own, shared = string.match(word, '^(%S*) (%d+) (%d+)$')
+  local stands = call('GET', keys.epoch)
+  if stands and stands ~= (epoch or word) then return true end
   for of, before in pairs({{[tenant] = own or 0, [''] = shared or 0}}) do
     local counted = call('BITFIELD', key_of('deletions', of), 'GET', 'u32', keys.slot)[1]
     if counted ~= 0 and counted ~= tonumber(before) then return true end
@@ -300,7 +302,7 @@ account(tenant, session, keys)
 return 0
 """
 
-# Arguments: tenant; session; the new generation. Answers whether there was a record, responses or
+# Arguments: tenant; session; the new epoch. Answers whether there was a record, responses or
 # a tombstone, and the keys of the blocks of every deletion that is not complete, which the
 # tombstone gathers. What is deleted comes first: then a full Redis takes the notes, too. Of a
 # session that is not there no note is made.
@@ -315,25 +317,25 @@ if ok and type(fields) == 'table' and type(fields['block_keys']) == 'string' the
   block_keys = block_keys .. fields['block_keys']
 end
 if is_found then
-  call('SET', keys.generation, ARGV[3], 'EX', {GENERATION_S})
+  call('SET', keys.epoch, ARGV[3], 'EX', {EPOCH_S})
   call('SET', keys.tombstone, string.sub(block_keys, -{TOMBSTONE_BYTES_MAX}), 'EX', {TOMBSTONE_S})
   account(tenant, session, keys, now_s + {TOMBSTONE_S})
-elseif call('EXISTS', keys.generation) == 1 then
-  call('SET', keys.generation, ARGV[3], 'EX', {GENERATION_S})
-  account(tenant, session, keys, now_s + {GENERATION_S})
+elseif call('EXISTS', keys.epoch) == 1 then
+  call('SET', keys.epoch, ARGV[3], 'EX', {EPOCH_S})
+  account(tenant, session, keys, now_s + {EPOCH_S})
 else
   bump(tenant, keys)
 end
 return {{is_found and 1 or 0, block_keys}}
 """
 
-# Arguments: tenant; session; the generation of the deletion that is complete; a later deletion
+# Arguments: tenant; session; the epoch of the deletion that is complete; a later deletion
 # keeps the tombstone.
 SETTLE = rf"""{ACCOUNTING}
 local tenant, session = ARGV[1], ARGV[2]
 local keys = keys_of(tenant, session)
-if call('GET', keys.generation) ~= ARGV[3] or call('DEL', keys.tombstone) == 0 then return 0 end
+if call('GET', keys.epoch) ~= ARGV[3] or call('DEL', keys.tombstone) == 0 then return 0 end
 local is_used = call('EXISTS', keys.record, keys.responses) > 0
-account(tenant, session, keys, not is_used and now_s + {GENERATION_S} or nil)
+account(tenant, session, keys, not is_used and now_s + {EPOCH_S} or nil)
 return 1
 """

@@ -3,12 +3,12 @@
 They are one hash: what was answered, by the response's id; under the id with ``:items`` what was
 said in it, which is all that is read to go on from it, with ``:num`` how many items that is, and
 with ``:after`` the response that it follows, if it follows one, and with ``:run`` a word on one
-that is made in the background, until it is there (see `core.sessions.background`); under
+that is made in the background, until it is there (see `core.sessions.stored_responses`); under
 ``:session`` the session's name; and under the empty name how many bytes they are, but for such
 words.
 """
 
-from services.frontend.core.sessions.background import WORD_BYTES_MAX
+from services.frontend.core.sessions.stored_responses import WORD_BYTES_MAX
 from services.frontend.sessions.redis_scripts import ACCOUNTING, FIELD_BYTES, KEEPING
 
 # What a response takes. One that is made in the background has a word beside it, of any length.
@@ -92,7 +92,7 @@ found[4] = redis.call('TIME')[1]
 return found
 """
 
-# Another word on a response that is made, see `core.sessions.background`. Keys: the hash.
+# Another word on a response that is made, see `core.sessions.stored_responses`. Keys: the hash.
 # Arguments: its id; the word, or nothing: that it is still made. Answers whether it was made until
 # now.
 SAY = """

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Literal
 
 from services.frontend.core.limits.quotas import TenantLimits
-from services.frontend.core.sessions.background import as_shown
 from services.frontend.core.sessions.response_items import ITEMS_MAX
 from services.frontend.core.sessions.stored_responses import (
     CHAIN_BYTES_MAX,
@@ -12,6 +11,7 @@ from services.frontend.core.sessions.stored_responses import (
     RESPONSE_BYTES_MAX,
     Past,
     StoredResponse,
+    as_shown,
     decode_items,
     decode_stored,
     encode_stored,
@@ -37,12 +37,12 @@ class ResponseStore:
         self,
         tenant: TenantId,
         session_id: SessionId,
-        generation: str,
+        epoch: str,
         stored: StoredResponse,
         limits: TenantLimits,
         which: Which = "all",
     ) -> bool:
-        """Store a response of a turn that began when the session's generation was this. Answers
+        """Store a response of a turn that began when the session's epoch was this. Answers
         whether it is: not if it is too large, the session was deleted, or what was begun was ended.
 
         Raises:
@@ -54,7 +54,7 @@ class ResponseStore:
         ids = stored.response["id"], stored.response[FIELD] or ""
         more = (*ids, items, len(stored.items), which)
         return await self._sessions.keep(
-            STORE, tenant, session_id, generation, data, limits, *more, is_needed=False
+            STORE, tenant, session_id, epoch, data, limits, *more, is_needed=False
         )
 
     async def say(self, tenant: TenantId, response_id: str, word: bytes = b"") -> bool:

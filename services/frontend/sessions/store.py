@@ -32,7 +32,7 @@ from shared.wire.sessions import (
     decode_record,
     deletions_redis_key,
     encode_record,
-    generation_redis_key,
+    session_epoch_redis_key,
     session_mark,
     session_redis_key,
 )
@@ -58,12 +58,12 @@ class KnownSession:
     """What Redis knows of a session when its turn comes.
 
     Attributes:
-        generation: for `SessionStore.put`.
+        epoch: for `SessionStore.put`.
         kv_at: leading blocks by host; `ANYWHERE`, if that is unknown.
     """
 
     record: SessionRecord | None = None
-    generation: str = ""
+    epoch: str = ""
     kv_at: dict[HostId, int] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ class Tombstone:
 
     tenant: TenantId
     session_id: SessionId
-    generation: str
+    epoch: str
     found: bool
     block_keys: str
 
@@ -88,13 +88,13 @@ class SessionStore:
 
     Args:
         open_redis: makes a client; one is for the append-only file, whose commands take longer.
-        expiry_s: how long an unused session is remembered.
+        record_expiry_s: how long an unused session is remembered.
     """
 
-    def __init__(self, open_redis: OpenRedis, clock: Clock, expiry_s: int) -> None:
+    def __init__(self, open_redis: OpenRedis, clock: Clock, record_expiry_s: int) -> None:
         self._redis = open_redis(PATIENCE_S)
         self._clock = clock
-        self.expiry_s = expiry_s
+        self.record_expiry_s = record_expiry_s
         self._is_up = True
         self._paused_until_ns = 0
         self._lives: dict[HostId, str] = {}
@@ -115,7 +115,7 @@ class SessionStore:
     async def get(self, tenant: TenantId, session_id: SessionId) -> KnownSession:
         """What is known of the session. If Redis does not answer, its KV may be anywhere."""
         record_key = session_redis_key(tenant, session_id)
-        record_of = ("MGET", record_key, generation_redis_key(tenant, session_id))
+        record_of = ("MGET", record_key, session_epoch_redis_key(tenant, session_id))
         commands = record_of, *_deletions(tenant, session_id), *self._where(tenant, session_id)
         try:
             stored, own, shared, *located = await self._together(*commands)
@@ -123,7 +123,7 @@ class SessionStore:
             return KnownSession(kv_at={ANYWHERE: BLOCKS_MAX})
         return KnownSession(
             record=_decode(stored[0]),
-            generation=f"{(stored[1] or b'').decode()} {_count(own)} {_count(shared)}",
+            epoch=f"{(stored[1] or b'').decode()} {_count(own)} {_count(shared)}",
             kv_at=self._kv_at(located),
         )
 
@@ -149,22 +149,22 @@ class SessionStore:
         """
         return _decode(await self.do("get", session_redis_key(tenant, session_id)))
 
-    async def put(self, record: SessionRecord, generation: str, limits: TenantLimits) -> None:
+    async def put(self, record: SessionRecord, epoch: str, limits: TenantLimits) -> None:
         """Store the record, if that can be done in time, the session was not deleted since its
-        `generation` was read, and no other turn stored one that is as late as this.
+        `epoch` was read, and no other turn stored one that is as late as this.
         Above the `limits` of its tenant, that one's least recently used records leave.
         """
         tenant, name = record.tenant, record.session_id
         with suppress(StoreAway):  # the next turn tokenizes all of it
             data = encode_record(record)
-            await self.keep(PUT, tenant, name, generation, data, limits, record.num_turns)
+            await self.keep(PUT, tenant, name, epoch, data, limits, record.num_turns)
 
     async def keep(
         self,
         script: str,
         tenant: TenantId,
         session_id: SessionId,
-        generation: str,
+        epoch: str,
         data: bytes,
         limits: TenantLimits,
         *more: str | bytes | int,
@@ -178,7 +178,7 @@ class SessionStore:
         """
         location = location_redis_key(owner_key(tenant, session_id)).rpartition(":")[2]
         of_tenant = limits.sessions, limits.session_bytes
-        arguments = (location, generation, self.expiry_s, *of_tenant, data, *more)
+        arguments = (location, epoch, self.record_expiry_s, *of_tenant, data, *more)
         command = ("eval", script, 0, tenant, session_id, *arguments)
         return bool(await self.do(*command, is_needed=is_needed))
 
@@ -189,18 +189,18 @@ class SessionStore:
         Raises:
             StoreAway: Redis does not answer.
         """
-        generation = new_id("gen")
-        command = ("eval", FORGET, 0, tenant, session_id, generation)
+        epoch = new_id("gen")
+        command = ("eval", FORGET, 0, tenant, session_id, epoch)
         found, block_keys = await self.do(*command)
         if found:
             self.on_deleted()
-        return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
+        return Tombstone(tenant, session_id, epoch, bool(found), block_keys.decode())
 
     async def settle(self, tombstone: Tombstone) -> None:
         """The deletion is complete: no host has blocks of the session."""
         of_session = tombstone.tenant, tombstone.session_id
         with suppress(StoreAway):  # it expires
-            await self.do("eval", SETTLE, 0, *of_session, tombstone.generation)
+            await self.do("eval", SETTLE, 0, *of_session, tombstone.epoch)
 
     def on_deleted(self) -> None:
         """Something was deleted: remove it from Redis's file too."""

@@ -18,6 +18,7 @@ from services.frontend.core.turns.turns import (
 )
 from services.frontend.turns.outbox import Outbox, Submits
 from shared.bus import Bus
+from shared.errors import NoCapacity
 from shared.groups import in_groups
 from shared.ids import FrontendId, TurnId
 from shared.runtime.clock import Clock
@@ -57,6 +58,15 @@ UNREAD_MAX = 65_536  # tokens and their log-probabilities, of one request
 
 class ClientGone(Exception):
     """The client hung up or was hung up on: there is no reader for the answer."""
+
+
+class TurnError(NoCapacity):
+    """A turn could not be served."""
+
+    def __init__(self, failure: TurnFailed) -> None:
+        super().__init__(failure.message, failure.retry_after_s)
+        self.code = failure.code
+        self.http_status = failure.http_status
 
 
 class Reader(Protocol):

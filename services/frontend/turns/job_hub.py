@@ -4,7 +4,7 @@ import asyncio
 import logging
 from functools import partial
 
-from services.frontend.core.limits.capacity import Taking
+from services.frontend.core.limits.capacity import Taking, TooManyRequests
 from services.frontend.core.turns.job_events import (
     AnswerPull,
     Cancel,
@@ -15,16 +15,23 @@ from services.frontend.core.turns.job_events import (
     Submit,
 )
 from services.frontend.core.turns.jobs import Jobs
-from services.frontend.http.errors import JobError, TooManyRequests
 from services.frontend.observability import telemetry
 from services.frontend.turns.hub import STOP_S, ClientGone
 from services.frontend.turns.outbox import Outbox
 from shared.bus import Bus
 from shared.effects import WakeAt
+from shared.errors import NoCapacity
 from shared.ids import FrontendId, job_group
 from shared.runtime.clock import Clock
 from shared.service import Runtime
-from shared.wire.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
+from shared.wire.messages import (
+    InputPull,
+    InputReply,
+    JobDropped,
+    JobResults,
+    JobsDropped,
+    LeaderChanged,
+)
 from shared.wire.subjects import (
     INPUT_PULL,
     JOB_RESULTS,
@@ -37,6 +44,15 @@ from shared.wire.subjects import (
 log = logging.getLogger(__name__)
 
 SUBMITS_MAX = 4096  # of up to a thousand jobs each
+
+
+class JobError(NoCapacity):
+    """A job could not be served in time."""
+
+    def __init__(self, why: JobDropped) -> None:
+        super().__init__(why.message, why.retry_after_s)
+        self.code = why.code
+        self.http_status = why.http_status
 
 
 class JobHub:

@@ -155,7 +155,7 @@ class Exchange:
         """What the disk would be given of a block that it does not have, or not yet; in any
         thread.
         """
-        return self._storing.writes.get(key) or self._blocks.memory.write_of(key)
+        return self._storing.writes.get(key) or self._blocks.arena_only.write_of(key)
 
     def _serves(self, shape: tuple[int, int], key: BlockKey) -> bool:
         if (stored := self._blocks.disk.shape_of(key)) is not None:

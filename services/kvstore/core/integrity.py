@@ -41,11 +41,11 @@ def check_integrity(core: KvCore) -> None:
 
 
 def _check_memory(core: KvCore) -> None:
-    for key in core.memory.keys:
+    for key in core.arena_only.keys:
         assert key not in core.disk, "a block is listed as in memory alone and on disk"
         found = [arena.blocks[key] for arena in core.arenas.values() if key in arena.blocks]
         assert len(found) == 1 and found[0].is_whole, "a block is listed that is not in memory"
-        write = core.memory.write_of(key)
+        write = core.arena_only.write_of(key)
         assert write is None or write.pages == found[0].pages, "others would read other pages"
 
 

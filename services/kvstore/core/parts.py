@@ -9,9 +9,9 @@ from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.loading.finding import Finding
 from services.kvstore.core.loading.loads import Loads
 from services.kvstore.core.loading.peers import Deleted, Peers
+from services.kvstore.core.tiers.arena_only_blocks import ArenaOnlyBlocks
 from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.host_blocks import HostBlocks
-from services.kvstore.core.tiers.memory_tier import MemoryTier
 from services.kvstore.core.tiers.shrinking import Shrinking
 from services.kvstore.core.tiers.tiers import Tiers
 from services.kvstore.core.tiers.workers import Workers
@@ -55,7 +55,7 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     counts = Counts()
     arenas: dict[int, ArenaTier] = {}
     disk = DiskTier(limits.disk_bytes_max, limits.expiry_ns)
-    blocks = HostBlocks(disk, MemoryTier(limits.expiry_ns))
+    blocks = HostBlocks(disk, ArenaOnlyBlocks(limits.expiry_ns))
     tiers = Tiers(arenas, blocks)
     objects = Objects(limits, disk, host_id, counts)
     loads = Loads(limits, tiers, arenas, counts)

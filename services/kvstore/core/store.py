@@ -61,7 +61,7 @@ class KvCore:
 
     Attributes:
         arenas: by page size in bytes.
-        disk, memory: blocks on disk, and those that only an arena has: no block is in both.
+        disk, arena_only: blocks on disk, and those that only an arena has: no block is in both.
         locations: what Redis is to hold of sessions on this host.
         objects: the object store.
         peers: what is known of other hosts.
@@ -72,7 +72,7 @@ class KvCore:
         parts = make_parts(limits, first_ticket, host_id)
         self._limits = limits
         self.arenas = parts.arenas
-        self.disk, self.memory = parts.blocks.disk, parts.blocks.memory
+        self.disk, self.arena_only = parts.blocks.disk, parts.blocks.arena_only
         self._here = parts.blocks
         self.locations = Locations(self._here)
         self._tiers = parts.tiers
@@ -121,7 +121,7 @@ class KvCore:
         arena = self.arenas[page_bytes] = ArenaTier(
             num_pages, page_bytes, self._limits.eviction, self._tiers.is_kept_below
         )
-        arena.on_gone = self.memory.remove
+        arena.on_gone = self.arena_only.remove
 
     def on_arena_grown(self, page_bytes: int, num_pages: int) -> None:
         """So many pages of an arena can be used now; ignored before `on_arena`, and if the arena

@@ -256,7 +256,7 @@ class WorkerCalls:
         return [TouchBlocks(keys, expiry_s) for expiry_s, keys in stale.items()]
 
     def _write_again(self, page_bytes: int, keys: Iterable[BlockKey], now_ns: int) -> None:
-        arena, memory = self._arenas[page_bytes], self._blocks.memory
+        arena, memory = self._arenas[page_bytes], self._blocks.arena_only
         blocks = [arena.blocks[key] for key in keys if key in memory and key in arena.blocks]
         self._storing.write_again(arena, blocks, now_ns)
 

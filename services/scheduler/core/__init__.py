@@ -1,6 +1,6 @@
 """Decisions of the scheduler: pure and synchronous; the time is an argument."""
 
-from services.scheduler.core.effects import (
+from services.scheduler.core.base.effects import (
     CancelTurn,
     CountTurn,
     DropPrefetch,
@@ -17,9 +17,9 @@ from services.scheduler.core.effects import (
     StartTurns,
     merge_effects,
 )
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.placement import DEFAULT_POLICY, POLICIES, PlacementPolicy
 from services.scheduler.core.turns.core import SchedulerCore
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import DEFAULT_POLICY, POLICIES, PlacementPolicy
 
 __all__ = [
     "DEFAULT_POLICY",

@@ -17,17 +17,17 @@ import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
+from services.worker.device.base.executor import Finished, ModelInfo
+from services.worker.device.base.failures import Failures
+from services.worker.device.base.tables import BlockTables
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import ADAPTER_STALL_NS, PageGate
+from services.worker.device.copying.image_builder import ImageBuilder
 from services.worker.device.copying.mover import KvMover, Moved
 from services.worker.device.copying.slow_link import SlowLink
-from services.worker.device.executor import Finished, ModelInfo
-from services.worker.device.failures import Failures
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
-from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.tables import BlockTables
 from services.worker.models.demo_model import VOCAB
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes

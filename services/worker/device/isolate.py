@@ -5,7 +5,7 @@ anything.
 import logging
 
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.executor import Executor, Finished, Launched
+from services.worker.device.base.executor import Executor, Finished, Launched
 from shared.ids import TurnId
 
 log = logging.getLogger(__name__)

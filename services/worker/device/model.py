@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.paged_attention import can_be_invariant
 from services.worker.core.limits import StoredDtype
-from services.worker.device.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.copying.int8_pages import VERSION as INT8_VERSION
+from services.worker.device.decoder.attention import ATTENTION, UnsupportedModelError
+from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
 from services.worker.device.layers import Mode, speed_up, variant_products
-from services.worker.device.loaded_model import LoadedModel, prepare_model
 from services.worker.device.verify import verify_source
 from services.worker.models.weights import load_weights
 from shared.blocks import BLOCK_TOKENS

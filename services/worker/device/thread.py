@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from services.worker.core.step import StepResult
-from services.worker.device.executor import Finished, Launched
+from services.worker.device.base.executor import Finished, Launched
 
 T = TypeVar("T")
 _Deliver: TypeAlias = Callable[[StepResult | BaseException], None]

@@ -30,7 +30,6 @@ class Batch:
     results: list[JobResult] = field(default_factory=list)
     run_order: list[JobId] = field(default_factory=list)
     run_at_ns: int = 0
-    is_cancelled: bool = False
 
     def __post_init__(self) -> None:
         for job_id, frontend_id in self.jobs.items():
@@ -95,16 +94,16 @@ class EndedBatches:
     def __init__(self, keep_ns: int, num_max: int) -> None:
         self._keep_ns = keep_ns
         self._num_max = num_max
-        self._ended: dict[BatchId, tuple[int, BatchDone | None]] = {}  # oldest first
+        self._ended: dict[BatchId, tuple[int, BatchDone]] = {}  # oldest first
 
     def __contains__(self, batch_id: BatchId) -> bool:
         return batch_id in self._ended
 
-    def done(self, batch_id: BatchId) -> BatchDone | None:
-        """What the scheduler was sent; None if the batch was cancelled before it was known."""
+    def done(self, batch_id: BatchId) -> BatchDone:
+        """What the scheduler was sent."""
         return self._ended[batch_id][1]
 
-    def add(self, batch_id: BatchId, done: BatchDone | None, now_ns: int) -> None:
+    def add(self, batch_id: BatchId, done: BatchDone, now_ns: int) -> None:
         """Remember this end."""
         self._ended.pop(batch_id, None)
         self._ended[batch_id] = (now_ns, done)

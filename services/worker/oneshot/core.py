@@ -19,12 +19,10 @@ from services.worker.oneshot.effects import (
     Ran,
     RunBatch,
     SendDone,
-    StopRun,
 )
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, ModelId, WorkerId
 from shared.wire.messages import (
-    BatchCancel,
     BatchDone,
     BatchRef,
     BatchStart,
@@ -96,8 +94,7 @@ class BatchCore:
         """
         self._ended.forget(now_ns)
         if start.batch_id in self._ended:
-            done = self._ended.done(start.batch_id)
-            return [SendDone(done)] if done is not None else self._refuse(start, now_ns)
+            return [SendDone(self._ended.done(start.batch_id))]
         if any(batch.start.batch_id == start.batch_id for batch in self._held()):
             return []
         if not self._accepts(start):
@@ -124,41 +121,18 @@ class BatchCore:
         """
         batch = self._waiting.get(batch_id)
         if batch is None or frontend_id not in batch.awaited:
-            return []  # it started without them, or was cancelled
+            return []  # it started without them
         has_brought = batch.take(frontend_id, inputs or ())
         if has_brought and batch.awaited[frontend_id]:
             return [self._pull(batch, frontend_id, now_ns)]
         batch.give_up(frontend_id, "the frontend did not send the input")
         return self._advance(now_ns)
 
-    def on_batch_cancel(self, cancel: BatchCancel, now_ns: int) -> list[Effect]:
-        """The leader wants this batch ended without results. One not known yet is refused when it
-        comes; an older leader's wish counts for nothing.
-        """
-        if cancel.fence < self.fence(cancel.leadership):
-            return []
-        self.fences[cancel.leadership] = cancel.fence
-        running = self._running
-        if running is not None and running.start.batch_id == cancel.batch_id:
-            running.is_cancelled = True
-            return [StopRun(cancel.batch_id)]
-        batch = self._waiting.pop(cancel.batch_id, None)
-        if batch is not None:
-            return [*self._refuse(batch.start, now_ns), *self._advance(now_ns)]
-        if cancel.batch_id in self._ended:
-            done = self._ended.done(cancel.batch_id)
-            return [SendDone(done)] if done is not None else []
-        self._ended.add(cancel.batch_id, None, now_ns)
-        return []
-
     def on_ran(self, batch_id: BatchId, ran: Ran, now_ns: int) -> list[Effect]:
         """The device is free again."""
         batch = self._running
         assert batch is not None and batch.start.batch_id == batch_id, "one batch runs at a time"
         self._running = None
-        if batch.is_cancelled:
-            effects = self._refuse(batch.start, now_ns, run_ns=ran.run_ns)
-            return [*effects, *self._advance(now_ns)]
         size = 0  # a failed run's time says nothing about a batch of its size
         if ran.values is None:
             batch.fail(batch.run_order, "model_error", ran.error)
@@ -231,8 +205,8 @@ class BatchCore:
         self._ended.add(batch.start.batch_id, done, now_ns)
         return [*batch.messages(self._limits.results_bytes_max), SendDone(done)]
 
-    def _refuse(self, start: BatchStart, now_ns: int, run_ns: int = 0) -> list[Effect]:
-        done = self._done(start, size=0, run_ns=run_ns, wait_ns=0, is_refused=True)
+    def _refuse(self, start: BatchStart, now_ns: int) -> list[Effect]:
+        done = self._done(start, size=0, run_ns=0, wait_ns=0, is_refused=True)
         self._ended.add(start.batch_id, done, now_ns)
         return [SendDone(done)]
 

@@ -81,15 +81,8 @@ class RunBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRun:
-    """End the running batch as soon as the model can; `on_ran` follows all the same."""
-
-    batch_id: BatchId
-
-
-@dataclass(frozen=True, slots=True)
 class SendResults:
-    """Tell a frontend what a batch made of its jobs."""
+    """Send a frontend the results of its jobs."""
 
     frontend_id: FrontendId
     batch_id: BatchId
@@ -98,9 +91,9 @@ class SendResults:
 
 @dataclass(frozen=True, slots=True)
 class SendDone:
-    """Tell the scheduler that a batch is over, or was refused."""
+    """Report to the scheduler that a batch is over, or was refused."""
 
     done: BatchDone
 
 
-Effect = PullInputs | RunBatch | StopRun | SendResults | SendDone | WakeAt
+Effect = PullInputs | RunBatch | SendResults | SendDone | WakeAt

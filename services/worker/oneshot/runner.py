@@ -18,7 +18,6 @@ from services.worker.oneshot.effects import (
     RunBatch,
     SendDone,
     SendResults,
-    StopRun,
 )
 from services.worker.oneshot.model import (
     BatchStoppedError,
@@ -29,12 +28,11 @@ from services.worker.oneshot.model import (
 from shared.bus import Bus
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, SymphonyError
-from shared.ids import BatchId, ModelId, WorkerId, request_of_job
+from shared.ids import ModelId, WorkerId, request_of_job
 from shared.runtime.clock import Clock
 from shared.runtime.events import EventQueue
 from shared.runtime.tasks import Tasks
 from shared.wire.messages import (
-    BatchCancel,
     BatchRef,
     BatchStart,
     InputPull,
@@ -45,7 +43,6 @@ from shared.wire.messages import (
     OneshotCard,
 )
 from shared.wire.subjects import (
-    BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
     INPUT_PULL,
@@ -90,7 +87,7 @@ class OneshotRunner:
         self._events: EventQueue[Effect] = EventQueue(
             EVENTS_MAX, clock, self.core.on_wake, metrics.ONESHOT_DROPPED
         )
-        self._stops: dict[BatchId, threading.Event] = {}
+        self._stop = threading.Event()  # of the running batch
         self._tasks = Tasks("performing an effect failed")
         self._went_idle = asyncio.Event()
 
@@ -114,7 +111,6 @@ class OneshotRunner:
         """Subscribe."""
         me = self._worker_id
         await self._bus.subscribe(BATCH_START, self._on_batch_start, me)
-        await self._bus.subscribe(BATCH_CANCEL, self._on_batch_cancel, me)
         await self._bus.subscribe(LEADER_CHANGED, self._on_leader_changed)
 
     async def run(self) -> None:
@@ -135,17 +131,13 @@ class OneshotRunner:
     def close(self) -> None:
         """Stop the running batch and wait for nothing."""
         self._events.stop()
-        for stop in self._stops.values():
-            stop.set()
+        self._stop.set()
         self._tasks.cancel()
 
     # Events.
 
     def _on_batch_start(self, start: BatchStart) -> None:
         self._events.put(partial(self.core.on_batch_start, start))
-
-    def _on_batch_cancel(self, cancel: BatchCancel) -> None:
-        self._events.put(partial(self.core.on_batch_cancel, cancel))
 
     def _on_leader_changed(self, leader: LeaderChanged) -> None:
         def event(_: int) -> list[Effect]:
@@ -162,12 +154,7 @@ class OneshotRunner:
             case PullInputs():
                 self._tasks.spawn(self._pull(effect))
             case RunBatch():
-                # Made here: a stop may be the very next effect, before the task has begun.
-                stop = self._stops[effect.batch_id] = threading.Event()
-                self._tasks.spawn(self._run(effect, stop))
-            case StopRun():
-                if (running := self._stops.get(effect.batch_id)) is not None:
-                    running.set()
+                self._tasks.spawn(self._run(effect))
             case SendResults():
                 _log_results(effect)
                 await self._send_results(effect)
@@ -200,13 +187,12 @@ class OneshotRunner:
             return Pulled(job_id=job.job_id, error=error.message)
         return Pulled(job_id=job.job_id, value=value)
 
-    async def _run(self, effect: RunBatch, stop: threading.Event) -> None:
-        ran = await self._thread.run(partial(self._compute, effect, stop))
-        del self._stops[effect.batch_id]
+    async def _run(self, effect: RunBatch) -> None:
+        ran = await self._thread.run(partial(self._compute, effect))
         metrics.count_batch(effect.model_id, len(effect.values), ran)
         await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))
 
-    def _compute(self, effect: RunBatch, stop: threading.Event) -> Ran:
+    def _compute(self, effect: RunBatch) -> Ran:
         """On the device's thread."""
         model = self._models[effect.model_id]
         started_ns = self._clock.now_ns()
@@ -214,7 +200,7 @@ class OneshotRunner:
         error_text = ""
         run_ns = 0
         try:
-            result = model.run(effect.values, effect.variant, stop)
+            result = model.run(effect.values, effect.variant, self._stop)
             run_ns = self._clock.now_ns() - started_ns
             values = pack_values(result)
         except DeviceLostError:
@@ -228,9 +214,7 @@ class OneshotRunner:
         return Ran(started_at_ns=started_ns, run_ns=run_ns, values=values, error=error_text)
 
     async def _send_results(self, effect: SendResults) -> None:
-        message = JobResults(
-            results=list(effect.results),
-        )
+        message = JobResults(results=list(effect.results))
         try:
             await self._bus.publish(JOB_RESULTS, message, effect.frontend_id)
         except (SymphonyError, ValueError) as error:  # the frontend submits again, or is gone

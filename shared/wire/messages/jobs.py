@@ -106,15 +106,6 @@ class BatchStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCancel:
-    """Scheduler to worker: stop this batch, running or not (a preempting policy asks for it)."""
-
-    batch_id: BatchId
-    fence: int
-    leadership: str = SOLE_LEADERSHIP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
     """Worker to scheduler: the device is done with a batch.
 

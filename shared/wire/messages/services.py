@@ -1,8 +1,8 @@
-"""What services say of themselves to `symphony status` and to the launcher."""
+"""What services report: status, metrics, what a scheduler placed, and which one leads."""
 
 from dataclasses import dataclass, field
 
-from shared.ids import HostId, TenantId, WorkerId
+from shared.ids import HostId, TenantId, TurnId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +140,62 @@ class SchedulerStatus:
     num_turns_waiting: int = 0
     num_reservations: int = 0
     windows: list[JobWindow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderLease:
+    """Who leads; the one value under a lease's key in the store.
+
+    Attributes:
+        instance: the holder, unlike any other process's name; empty when it was given back.
+        fence: grows with every new term; kept when the lease is given back.
+        beat: renewals in this term; says nothing but that the holder lives.
+    """
+
+    instance: str
+    fence: int
+    beat: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWritten:
+    """Holder to spares: the store took this lease under this revision."""
+
+    lease: LeaderLease
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHolder:
+    """Holder to a spare that asks whether it is there."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTurn:
+    """A turn that another scheduler has just sent to a worker.
+
+    Attributes:
+        num_tokens: of its prompt, that are likely to be computed.
+    """
+
+    turn_id: TurnId
+    worker_id: WorkerId
+    num_tokens: int = 0
+    is_urgent: bool = False
+    adapter_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsPlaced:
+    """Scheduler to the others. Nothing depends on it: workers' reports say so within a second.
+
+    Attributes:
+        shard: the sender's.
+        kept: workers that it keeps for one turn alone, or wants to; sent repeatedly.
+    """
+
+    shard: int
+    turns: list[PlacedTurn] = field(default_factory=list)
+    kept: list[WorkerId] = field(default_factory=list)

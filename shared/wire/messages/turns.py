@@ -280,3 +280,26 @@ class StepOutput:
     """Worker to frontend: everything one step made for this frontend's turns."""
 
     deltas: list[TurnDelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForget:
+    """A session was deleted. Workers drop the blocks that it made and those of `keys` (packed hex,
+    of its record), and let what it runs leave none behind; frontends answer workers that ask later.
+    """
+
+    session_id: SessionId
+    tenant: TenantId = DEFAULT_TENANT
+    keys: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForgotten:
+    """This worker has no block of the session any more, and none is on its way to a kvstore.
+
+    Attributes:
+        was_known: it had some, or a turn of it, which goes on to its end.
+    """
+
+    worker_id: WorkerId
+    was_known: bool = False

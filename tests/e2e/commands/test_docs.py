@@ -25,9 +25,9 @@ import pytest
 from openai import OpenAI
 from safetensors.numpy import save_file
 
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
 from loadtest.deployment import environment
-from services.worker.demo_adapters import make_demo_adapter
+from services.worker.models.demo_adapters import make_demo_adapter
 from services.worker.models.demo_model import make_demo_model
 from tests.cluster import Cluster
 from tests.docs.blocks import SHELLS, Block, blocks

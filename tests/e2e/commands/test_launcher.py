@@ -11,12 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli.base.children import ROOT, free_port
+from cli.base.runfile import read_run_state
 from cli.bootstrap import STAMP, project_digest
 from cli.inspection.description import describe
 from cli.inspection.snapshot import look
-from cli.runfile import read_run_state
-from cli.start.plan import ROOT
-from cli.supervisor.children import free_port
 from loadtest.deployment import UP_LOG, command, environment, processes_of, symphony, wait_until
 from tests.cluster import Cluster
 

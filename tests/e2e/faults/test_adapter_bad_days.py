@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from loadtest.adapters import Recipe, modules_in, write_adapter
-from services.worker.demo_adapters import make_demo_adapter
+from services.worker.models.demo_adapters import make_demo_adapter
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
 from tests.e2e.replies import Reply

@@ -32,7 +32,7 @@ from shared.wire.subjects import (
 )
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
 from tests.integration.harness import eventually, eventually_answers, running
 
 HI = [{"role": "user", "content": "hi"}]
@@ -46,9 +46,9 @@ KEYS = [
 
 @dataclass
 class Place:
-    """A house with a kvstore, and folders of adapters."""
+    """A deployment with a kvstore, and folders of adapters."""
 
-    it: House
+    it: Deployment
     tmp_path: Path
     redis: Server
 
@@ -103,7 +103,7 @@ async def place(
         await stack.enter_async_context(running(kvstore_main, kv, "kvstore"))
         settings.setdefault("reply", lambda _: Reply())
         it = await stack.enter_async_context(
-            house(nats, redis, tmp_path, lora=CARD, host_id=HostId("h1"), **settings)
+            deployment(nats, redis, tmp_path, lora=CARD, host_id=HostId("h1"), **settings)
         )
         yield Place(it, tmp_path, redis)
 

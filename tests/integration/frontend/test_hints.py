@@ -22,7 +22,7 @@ from shared.wire.subjects import (
     TENANT_ADVISORY_SUBMIT,
 )
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment, eventually
 from tests.integration.harness import eventually_answers
 
 TENANT = TenantId("default")
@@ -42,7 +42,7 @@ class Tracker:
         self.heard: list[m.Advisory] = []
         self.taken_back: list[str] = []
 
-    async def serve(self, it: House) -> None:
+    async def serve(self, it: Deployment) -> None:
         await it.bus.serve(ADVISORY_SUBMIT, self._submit)
         await it.bus.serve(ADVISORY_INVALIDATE, self._invalidate)
         await it.bus.serve(ADVISORY_GET, self._get)
@@ -60,12 +60,12 @@ class Tracker:
         return m.AdvisoryState(session_id=key.session_id, state="placed")
 
 
-async def hint(it: House, session: str, **more: Any) -> int:
+async def hint(it: Deployment, session: str, **more: Any) -> int:
     body = {"session_id": session, **more}
     return (await it.http.post("/v1/advisories", json=body)).status_code
 
 
-async def complete(it: House, **more: Any) -> Any:
+async def complete(it: Deployment, **more: Any) -> Any:
     body = {"model": MODEL, "prompt": "x", **more}
     return await it.http.post("/v1/completions", json=body)
 
@@ -82,7 +82,7 @@ def test_a_sender_whose_turns_do_not_come_is_refused_and_its_turns_are_not(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, hints_per_client=12) as it:
+        async with deployment(nats_server, redis_server, tmp_path, hints_per_client=12) as it:
             tracker = Tracker()
             await tracker.serve(it)
             forged = {"place": "elsewhere", "frontend_id": "f", "kv_at": {"h": 1}}
@@ -125,7 +125,7 @@ def test_each_turn_of_a_session_lets_its_tenant_announce_one_more(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, hints_per_tenant=12) as it:
+        async with deployment(nats_server, redis_server, tmp_path, hints_per_tenant=12) as it:
             await Tracker().serve(it)
             assert [await hint(it, f"s{number}") for number in range(4)] == [202, 202, 202, 429]
             assert (await complete(it)).status_code == 200
@@ -140,7 +140,7 @@ def test_all_that_a_tenant_sends_over_nats_is_one_sender(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, hints_per_client=8) as it:
+        async with deployment(nats_server, redis_server, tmp_path, hints_per_client=8) as it:
             tracker = Tracker()
             await tracker.serve(it)
             advisory = m.Advisory(
@@ -171,7 +171,7 @@ def test_kv_hints_are_carried_out_beside_their_request(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             tracker = Tracker()
             hints = envelope(
                 action("kv.fetch", session_id="next", expected_arrival=3),
@@ -205,7 +205,7 @@ def test_what_a_tenant_asks_over_nats_comes_to_the_tracker_as_its_own(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             heard: list[m.AdvisoryKey] = []
 
             async def answer(key: m.AdvisoryKey) -> m.AdvisoryState:

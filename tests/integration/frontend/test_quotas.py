@@ -12,15 +12,15 @@ import httpx
 import orjson
 import pytest
 
-from services.frontend.core.sessions.kv_expiry import RELEASED_S
+from services.frontend.core.limits.quotas import RELEASED_S
 from shared.bus import Bus
 from shared.errors import InvalidRequest
 from shared.ids import SessionId, TenantId
 from shared.wire import messages as m
 from shared.wire.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
-from tests.integration.frontend.job_house import job_house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
+from tests.integration.frontend.job_deployment import job_deployment
 
 LIMITS = {
     "turns": 2, "waiting_tokens": 100, "jobs": 3, "job_bytes": 100_000, "sessions": 2,
@@ -50,15 +50,15 @@ class Gate:
 @asynccontextmanager
 async def two_tenants(
     nats_server: Server, redis_server: Server, folder: Path, gate: Gate, **settings: Any
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Deployment]:
     keys = folder / "keys.json"
     keys.write_text(json.dumps(KEYS))
     more = {"api_keys_file": keys, "resubmit_silent_s": 600, "resubmit_unpulled_s": 600, **settings}
-    async with house(nats_server, redis_server, folder, gate.reply, **more) as it:
+    async with deployment(nats_server, redis_server, folder, gate.reply, **more) as it:
         yield it
 
 
-async def complete(it: House, key: str, prompt: str = "x", **more: Any) -> httpx.Response:
+async def complete(it: Deployment, key: str, prompt: str = "x", **more: Any) -> httpx.Response:
     return await it.http.post(
         "/v1/completions",
         json={"model": MODEL, "prompt": prompt, **more},
@@ -134,7 +134,7 @@ def test_a_turn_with_a_token_waits_no_more(
 def test_own_sessions_leave_and_the_others_stay(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def known(it: House, key: str) -> list[str]:
+    async def known(it: Deployment, key: str) -> list[str]:
         headers = {"Authorization": f"Bearer {key}"}
         answers = [(s, await it.http.get(f"/v1/sessions/{s}", headers=headers)) for s in "123"]
         return [session for session, answer in answers if answer.status_code == 200]
@@ -245,7 +245,7 @@ def test_inputs_of_one_leave_room_to_the_other(
     async def scenario() -> None:
         keys = tmp_path / "keys.json"
         keys.write_text(json.dumps(KEYS))
-        async with job_house(
+        async with job_deployment(
             nats_server, redis_server, tmp_path, "b", api_keys_file=keys, jobs_max=10
         ) as it:
             it.hold = asyncio.Event()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from redis.asyncio import Redis
 
-from cli.supervisor.children import start_child, stop_child
+from cli.base.children import start_child, stop_child
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main
 from shared.arena import Arena, Bytes, PageState, checksum

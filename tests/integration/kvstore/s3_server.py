@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.supervisor.children import free_port
+from cli.base.children import free_port
 
 START_S = 60.0
 POLL_S = 0.05

@@ -13,7 +13,7 @@ from services.kvstore import service
 from services.kvstore.core import Effect, Limits, Renew
 from services.kvstore.core.worker_calls import WorkerCalls
 from services.worker import kv_client
-from services.worker.device.executor import ModelInfo
+from services.worker.device.base.executor import ModelInfo
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.ports import SharedFiles

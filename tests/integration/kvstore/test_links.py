@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.supervisor.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
+from cli.base.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
 from loadtest.bench.lab import Lab
 from services.kvstore.tiers.values import HEADER_BYTES
 from shared.arena import PageState, checksum

@@ -7,7 +7,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
 from shared.bus import Bus
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
-from shared.wire.house_view import whole_status
+from shared.wire.deployment_view import whole_status
 from shared.wire.messages import (
     Empty,
     ExpectSession,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.supervisor.children import (
+from cli.base.children import (
     find_nats_server,
     free_port,
     start_child,

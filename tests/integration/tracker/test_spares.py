@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from subprocess import Popen
 
-from cli.supervisor.children import start_child, stop_child
+from cli.base.children import start_child, stop_child
 from shared.bus import Bus
 from shared.ids import ModelId, SessionId, TurnId, WorkerId
 from shared.runtime.settings import as_variables

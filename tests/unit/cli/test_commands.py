@@ -11,13 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import checks
+from cli.base.runfile import RunningService, RunState
 from cli.inspection import families, targets
 from cli.inspection.description import describe
 from cli.inspection.doctor import Finding, examine
 from cli.inspection.snapshot import Snapshot, is_alive
 from cli.inspection.status import render
 from cli.main import app
-from cli.runfile import RunningService, RunState
 from loadtest.deployment import symphony
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId

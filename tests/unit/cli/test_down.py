@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.base.runfile import take_lock, write_run_state
 from cli.down import down
-from cli.runfile import take_lock, write_run_state
 from cli.start.options import DeploymentOptions
 from shared.errors import NotFound, SymphonyError
 from tests.unit.cli.test_runfile import STATE

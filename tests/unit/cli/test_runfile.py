@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.runfile import (
+from cli.base.runfile import (
     RunningService,
     RunState,
     check_free,
@@ -52,7 +52,7 @@ def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_lock_tells_whether_a_deployment_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.runfile.LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("cli.base.runfile.LOCK_PATIENCE_S", 0.0)
     write_run_state(tmp_path, STATE)
     with pytest.raises(NotFound, match="nothing runs"):
         running_deployment(tmp_path)  # its supervisor was killed

@@ -2,7 +2,7 @@
 
 from cli.inspection.snapshot import Snapshot
 from shared.ids import HostId, WorkerId
-from shared.wire.house_view import whole_status
+from shared.wire.deployment_view import whole_status
 from shared.wire.messages import SchedulerStatus, WorkerStatus
 
 

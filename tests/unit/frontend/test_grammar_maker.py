@@ -16,7 +16,7 @@ from services.frontend.core.structures import Kind, Structure
 from shared.errors import InvalidRequest, NoCapacity
 from shared.ids import TenantId
 from shared.runtime.clock import SystemClock
-from tests.integration.frontend.house import eventually
+from tests.integration.frontend.deployment import eventually
 
 ALICE, BOB = TenantId("alice"), TenantId("bob")
 PATIENT = replace(LIMITS, work_ns=60_000_000_000, wait_ns=120_000_000_000)

@@ -12,11 +12,11 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cli.start.plan import ROOT
-from services.frontend.api.anthropic.bodies import MessagesBody
+from cli.base.children import ROOT
 from services.frontend.api.anthropic.chats import message_request
-from services.frontend.api.bodies import ChatBody, ResponsesBody
-from services.frontend.api.fields import parse
+from services.frontend.api.bodies.anthropic import MessagesBody
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.text import ChatBody, ResponsesBody
 from services.frontend.api.responses.chats import response_chat
 from services.frontend.api.text.chat import open_chat
 from services.frontend.api.text.requests import chat_request

@@ -45,10 +45,9 @@ OUTSIDE = {
     "subprocess", "tempfile", "threading", "time",
 }  # fmt: skip
 PORTS = {
-    "adapters/upload_files.py", "api/page.py", "compiling/child.py", "http/connections.py",
-    "http/server.py",
-    "models/without_torch.py", "ports.py", "rendering/child.py", "rendering/pool.py",
-    "rendering/template_limits.py", "sessions/redis.py",
+    "adapters/upload_files.py", "api/dashboard.py", "compiling/child.py", "http/connections.py",
+    "http/server.py", "ports.py", "rendering/child.py", "rendering/pool.py",
+    "rendering/template_limits.py", "rendering/without_torch.py", "sessions/redis.py",
 }  # fmt: skip
 SAID = [2, 1, 0]
 WORDS = ["one", "two", "three", "four"]

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from services.frontend.api.bodies import ChatBody
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.text.structure import structure_of
 from services.frontend.core.structural_tags import tags_grammar
 from services.frontend.core.structures import Structure, embedded, grammar_of, literal
 from services.frontend.core.tools import FAMILIES, ToolParser
-from services.frontend.core.tools.calls import Argued, Called
+from services.frontend.core.tools.families import Argued, Called
 from services.frontend.core.tools.forcing import CallRule, calls_grammar
 from shared.errors import InvalidRequest
 from shared.wire.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in

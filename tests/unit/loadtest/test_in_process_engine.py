@@ -9,9 +9,9 @@ from loadtest.bench.lora.made import make_adapters
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.device.copying.copies import HostCopier
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 
 

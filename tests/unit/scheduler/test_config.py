@@ -34,7 +34,7 @@ def test_a_policy_of_load_tests_alone_ends_the_start(
 
 
 def test_a_placement_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = "services.scheduler.core.turns.placement.balance:Balance"
+    own = "services.scheduler.core.placement.balance:Balance"
     for policy in ("symphony", "balance", own):
         monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", policy)
         assert load_config(SchedulerConfig).scheduler_policy == policy

@@ -1,6 +1,6 @@
 """When a core asks to be woken."""
 
-from services.scheduler.core.timers import Timers
+from services.scheduler.core.base.timers import Timers
 from shared.effects import WakeAt
 
 

@@ -222,7 +222,7 @@ class Engine:
     def store_all(self, *, is_good: bool = True) -> list[Effect]:
         """End every write that has begun."""
         sums = [0] * NUM_LAYERS if is_good else []
-        numbers = list(self.core.writeback._storing)
+        numbers = list(self.core.write_behind._storing)
         return self._keep(self.core.on_stored(dict.fromkeys(numbers, sums)))
 
     def _keep(self, effects: list[Effect]) -> list[Effect]:

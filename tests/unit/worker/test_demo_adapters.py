@@ -5,10 +5,10 @@ from queue import Queue
 
 import pytest
 
-from services.worker.demo_adapters import KNOWN, TURN_END, make_demo_adapter
 from services.worker.device.copying.mover import Moved
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
+from services.worker.models.demo_adapters import KNOWN, TURN_END, make_demo_adapter
 from services.worker.models.demo_model import make_demo_model
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits

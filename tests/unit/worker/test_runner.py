@@ -13,7 +13,7 @@ import pytest
 from services.worker.core.effects import ReportSoon
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan
-from services.worker.device.executor import Finished
+from services.worker.device.base.executor import Finished
 from services.worker.device.thread import DeviceThreads
 from services.worker.runner import EngineListeners, EngineRunner
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 from services.worker.config import WorkerConfig
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.device.base.executor import Finished, Launched, ModelInfo
 from services.worker.device.copying.mover import Loaded, Stored
-from services.worker.device.executor import Finished, Launched, ModelInfo
 from services.worker.device.thread import DeviceThread
 from services.worker.ports import OnMoved, TextModel, WorkerPorts
 from services.worker.service import Worker

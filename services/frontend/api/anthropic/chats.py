@@ -3,13 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from services.frontend.api.anthropic.bodies import CountTokensBody, Thinking, ToolChoice
-from services.frontend.api.base import unsupported
-from services.frontend.api.bodies import ToolFunction, session_of, stop_strings
-from services.frontend.api.fields import check
-from services.frontend.api.text.requests import shared_request, template_tools, tool_request
+from services.frontend.api.bodies.anthropic import CountTokensBody, Thinking, ToolChoice
+from services.frontend.api.bodies.base import unsupported
+from services.frontend.api.bodies.fields import check
+from services.frontend.api.bodies.text import ToolFunction, session_of, stop_strings
+from services.frontend.api.text.requests import (
+    json_format,
+    shared_request,
+    template_tools,
+    tool_request,
+)
 from services.frontend.api.text.structure import format_structure
-from services.frontend.api.text.translation import json_format
 from services.frontend.core.message_blocks import messages_of
 from services.frontend.core.replies.choice import TextRules
 from services.frontend.http.request import Origin

@@ -2,19 +2,23 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.anthropic.bodies import CountTokensBody, MessagesBody
 from services.frontend.api.anthropic.chats import counted_conversation, message_request, own_words
-from services.frontend.api.anthropic.schemas import MESSAGE, NUM_TOKENS
 from services.frontend.api.anthropic.writing import MessageWriter
-from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.fields import parse
-from services.frontend.api.schemas import answers
+from services.frontend.api.bodies.anthropic import (
+    MESSAGE,
+    NUM_TOKENS,
+    CountTokensBody,
+    MessagesBody,
+)
+from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.schemas import answers
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.translation import errors_named
+from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.http.answers import Json
 from services.frontend.http.errors import ANTHROPIC_ERROR_RESPONSES
 from services.frontend.http.request import Origin, caller_of, read_body
 from services.frontend.prepare.pipeline import prepare_chat
@@ -55,7 +59,7 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message has."""
     app, tenant = app_of(request), caller_of(request).tenant
     with HeldCapacity(app.capacity_of(tenant), FREE_BODY_BYTES) as held:
-        body = parse(CountTokensBody, await read_body(request, held))
+        body = parse(CountTokensBody, await read_body(request, app.config, held))
         with errors_named(own_words(body)):
             conversation = counted_conversation(body)
             model = await app.adapters.model(tenant, body.model, body.adapter_id)

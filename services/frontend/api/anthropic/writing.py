@@ -4,9 +4,9 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
+from services.frontend.api.text.replies import Call
 from services.frontend.core.message_blocks import input_of
 from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Said

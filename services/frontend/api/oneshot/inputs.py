@@ -13,12 +13,11 @@ from typing import TypeVar
 from services.frontend.app import App
 from services.frontend.config import FrontendConfig
 from services.frontend.core.turns.job_events import Fail, NewJob
-from services.frontend.http.errors import JobError
 from services.frontend.models.images import ImageProcessor, Pixels, TooManyPixels, data_url_bytes
 from services.frontend.models.registry import OneshotModel
 from services.frontend.tenants.gates import Workers
 from services.frontend.turns.hub import ClientGone
-from services.frontend.turns.job_hub import PendingJobs, count
+from services.frontend.turns.job_hub import JobError, PendingJobs, count
 from shared.errors import InvalidRequest
 from shared.fair_slots import Overloaded
 from shared.ids import JobId

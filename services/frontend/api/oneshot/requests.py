@@ -12,16 +12,16 @@ import numpy as np
 import orjson
 from fastapi import Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.documents import target_header
-from services.frontend.api.fields import parse
-from services.frontend.api.oneshot.bodies import Inputs, OneshotBody
+from services.frontend.api.bodies.documents import target_header
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.oneshot import Inputs, OneshotBody
 from services.frontend.api.oneshot.inputs import Context, Preparation, image_jobs
 from services.frontend.api.oneshot.texts import text_jobs
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.turns.job_events import NewJob, NewRequest
+from services.frontend.http.answers import Json
 from services.frontend.http.request import (
     SLO_HEADER,
     caller_of,
@@ -69,7 +69,7 @@ async def respond(
     app = app_of(request)
     capacity = app.capacity_of(caller_of(request).tenant)
     with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held))
+        body = parse(kind, await read_body(request, app.config, held))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
         with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id_of(request)) as pending:
             context = Context(app, pending, target_ms)

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TypeVar
 
-from services.frontend.api.oneshot.bodies import Inputs, Text
+from services.frontend.api.bodies.oneshot import Inputs, Text
 from services.frontend.api.oneshot.inputs import (
     ENTRY_BYTES,
     Context,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.frontend.api.oneshot.bodies import VectorBody
+from services.frontend.api.bodies.oneshot import VectorBody
 from shared.errors import InvalidRequest
 
 Values = npt.NDArray[np.float32]

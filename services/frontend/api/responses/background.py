@@ -9,7 +9,7 @@ from typing import TypeVar
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.text.delivery import add_all
 from services.frontend.app import App
-from services.frontend.core.sessions.background import LEASE_S, failed
+from services.frontend.core.sessions.stored_responses import LEASE_S, failed
 from services.frontend.observability import telemetry
 from services.frontend.sessions.store import StoreAway
 from services.frontend.turns.hub import ClientGone

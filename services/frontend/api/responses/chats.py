@@ -3,11 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend.api.base import unsupported
-from services.frontend.api.bodies import ResponsesBody, stop_strings
-from services.frontend.api.text.requests import shared_request, template_tools, tool_request
+from services.frontend.api.bodies.base import unsupported
+from services.frontend.api.bodies.text import ResponsesBody, stop_strings
+from services.frontend.api.text.requests import (
+    json_format,
+    shared_request,
+    template_tools,
+    tool_request,
+)
 from services.frontend.api.text.structure import format_structure
-from services.frontend.api.text.translation import json_format
 from services.frontend.core.replies.choice import TextRules
 from services.frontend.core.sessions.response_items import messages_of, plain
 from services.frontend.core.sessions.stored_responses import Past

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import ResponsesBody, session_of
-from services.frontend.api.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.schemas import RESPONSE
+from services.frontend.api.bodies.text import ResponsesBody, session_of
 from services.frontend.api.responses.background import begin
 from services.frontend.api.responses.chats import OWN_WORDS, response_chat, response_form
 from services.frontend.api.responses.writing import ResponseWriter
-from services.frontend.api.schemas import RESPONSE
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.translation import errors_named
+from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.sessions.response_items import items_of

@@ -4,14 +4,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.base import ID_CHARS_MAX
-from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
+from services.frontend.api.bodies.base import ID_CHARS_MAX
+from services.frontend.api.bodies.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
-from services.frontend.core.sessions.background import CANCELLED
 from services.frontend.core.sessions.response_items import page_of, shown
-from services.frontend.core.sessions.stored_responses import is_own_session
+from services.frontend.core.sessions.stored_responses import CANCELLED, is_own_session
+from services.frontend.http.answers import Json
 from services.frontend.http.request import caller_of
 from shared.errors import InvalidRequest, NoCapacity
 from shared.wire.messages import AdvisoryKey

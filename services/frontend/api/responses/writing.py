@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from services.frontend.api.responses.chats import ResponseForm
-from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
 from services.frontend.api.text.logprobs import chat_entry, name_of
+from services.frontend.api.text.replies import Call
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought
@@ -108,7 +108,7 @@ class ResponseWriter(ItemsWriter):
         stored = StoredResponse(response, self.form.given, list(map(_to_keep, output)))
         limits = self._app.quotas.of(owner.tenant)
         return not claim.is_forgotten and await self._app.responses.put(
-            owner.tenant, owner.session_id, claim.generation, stored, limits, which
+            owner.tenant, owner.session_id, claim.epoch, stored, limits, which
         )
 
     def begun(self) -> bytes:

@@ -5,19 +5,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.base import ID_CHARS_MAX
-from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, AdvisoryBody
-from services.frontend.api.documents import takes
-from services.frontend.api.fields import parse
-from services.frontend.api.schemas import ADVISORY, answers
+from services.frontend.api.bodies.base import ID_CHARS_MAX
+from services.frontend.api.bodies.documents import takes
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.schemas import ADVISORY, answers
+from services.frontend.api.bodies.text import ADVISORY_PRIORITY_MAX, AdvisoryBody
+from services.frontend.api.sessions.advising import let_in, submit
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.quotas import priority_within
-from services.frontend.hints.advising import let_in, submit
-from services.frontend.hints.gate import NATS_PLACE
+from services.frontend.http.answers import Json
 from services.frontend.http.request import caller_of, read_body, request_id_of, span_of
 from services.frontend.observability.access_log import note
 from services.frontend.tenants.links import Link
+from services.frontend.turns.hints import NATS_PLACE
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, SessionId, TenantId
 from shared.wire.advisory_checks import check_advisory
@@ -48,7 +48,7 @@ async def submit_advisory(request: Request) -> Response:
     """Say that a session's next turn is coming; 202 and the advisory's state."""
     app = app_of(request)
     place = await let_in(request)
-    body = parse(AdvisoryBody, await read_body(request))
+    body = parse(AdvisoryBody, await read_body(request, app.config))
     model_id = body.model_id or body.model
     tenant = caller_of(request).tenant
     is_asked = "priority" in body.model_fields_set

@@ -10,12 +10,7 @@ from typing import TypeVar
 from services.frontend.app import App
 from shared.errors import NoCapacity, SymphonyError
 from shared.wire.messages import AdvisoryKey, KvDelete, SessionForget
-from shared.wire.subjects import (
-    ADVISORY_INVALIDATE,
-    SESSION_DELETE,
-    SESSION_FORGET,
-    Subject,
-)
+from shared.wire.subjects import ADVISORY_INVALIDATE, SESSION_DELETE, SESSION_FORGET, Subject
 
 Req = TypeVar("Req")
 Rep = TypeVar("Rep")

@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.answers import Json
-from services.frontend.api.schemas import SESSION, SESSION_DELETED, answers
+from services.frontend.api.bodies.schemas import SESSION, SESSION_DELETED, answers
 from services.frontend.api.sessions.advisories import SessionPath, key_of
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
+from services.frontend.http.answers import Json
 from shared.blocks import KEY_BYTES
 from shared.errors import NotFound
 

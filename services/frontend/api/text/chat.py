@@ -7,14 +7,20 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import ChatBody
-from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.schemas import CHAT
-from services.frontend.api.text.calls import Call, CallsOfChoice, written
+from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.schemas import CHAT
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import chat_entry
-from services.frontend.api.text.replies import ReplyOfChoice, ReplyPart, report
+from services.frontend.api.text.replies import (
+    Call,
+    CallsOfChoice,
+    ReplyOfChoice,
+    ReplyPart,
+    report,
+    written,
+)
 from services.frontend.api.text.requests import chat_request
 from services.frontend.api.text.writing import AnswerFormat, ChoicesWriter, answer_format
 from services.frontend.app import App
@@ -170,11 +176,7 @@ class ChatWriter(ChoicesWriter):
 
 
 def _choice(
-    index: int,
-    delta: bytes,
-    logprobs: bytes = b"null",
-    finish: bytes = b"null",
-    more: bytes = b"",
+    index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
 ) -> bytes:
     return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (
         index, delta, logprobs, finish, more,

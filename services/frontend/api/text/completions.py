@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import CompletionBody
-from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.schemas import COMPLETION
+from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.bodies.schemas import COMPLETION
+from services.frontend.api.bodies.text import CompletionBody
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import completion_block

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
-from services.frontend.api.answers import EventStream, Json
-from services.frontend.api.bodies import Streamable
-from services.frontend.api.fields import parse
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.text import Streamable
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.replies.choice import Piece
+from services.frontend.http.answers import EventStream, Json
 from services.frontend.http.request import Origin, caller_of, origin_of, read_body, watched
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
@@ -107,7 +107,10 @@ async def respond(
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
         writer = await prepared(
-            app, parse(kind, await read_body(request, held)), origin_of(request), prepare
+            app,
+            parse(kind, await read_body(request, app.config, held)),
+            origin_of(request),
+            prepare,
         )
         writer.generation.keep(held)
         if begin is not None and (answer := await begin(app, writer)) is not None:

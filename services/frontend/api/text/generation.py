@@ -9,19 +9,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from services.frontend.api.sessions.advising import carry_out
 from services.frontend.app import App
-from services.frontend.core.limits.capacity import HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity, TooManyRequests
 from services.frontend.core.limits.quotas import Admission
 from services.frontend.core.replies.choice import Choice, Piece
 from services.frontend.core.turns.turns import Deliver, Fail
-from services.frontend.hints.advising import carry_out
-from services.frontend.http.errors import TooManyRequests, TurnError
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
 from services.frontend.prepare.plan import Plan
 from services.frontend.prepare.remember import Reply, num_computed, remember
 from services.frontend.prepare.requests import Wish
-from services.frontend.turns.hub import Mailbox
+from services.frontend.turns.hub import Mailbox, TurnError
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import TurnId

@@ -5,14 +5,13 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.answers import NAME_FIELD
-from services.frontend.api.text.calls import Call
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.replies import ReplyOfChoice, report
+from services.frontend.api.text.replies import Call, ReplyOfChoice, report
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
+from services.frontend.http.answers import NAME_FIELD
 from services.frontend.prepare.reading import Reading
 
 TextKind = type[Thought] | type[Said]

@@ -4,12 +4,14 @@ What is wrong with a body alone is refused here. Nothing behind this sees a body
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from services.frontend.api.base import token_list, unsupported
-from services.frontend.api.bodies import (
+from services.frontend.api.bodies.base import token_list, unsupported
+from services.frontend.api.bodies.kv_hints import wishes_of
+from services.frontend.api.bodies.text import (
     CHOICES_PER_REQUEST_MAX,
     PROMPTS_MAX,
     ChatBody,
@@ -23,7 +25,6 @@ from services.frontend.api.bodies import (
     session_of,
     stop_strings,
 )
-from services.frontend.api.kv_hints import wishes_of
 from services.frontend.api.text.structure import structure_of
 from services.frontend.core.replies.choice import TextRules
 from services.frontend.core.tools.forcing import CallRule
@@ -235,3 +236,34 @@ async def _prompts(given: Any, n: int) -> list[str | list[int]]:
         prompts.append(prompt)
         await asyncio.sleep(0)  # a thousand prompts, each of them short, are long
     return prompts
+
+
+def json_format(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A chat's `response_format`, from the field `name` that has a JSON schema.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    schema = given.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{name}.schema: give a JSON schema", name)
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+@contextmanager
+def errors_named(words: Mapping[str, str]) -> Iterator[None]:
+    """Errors of a chat's are raised with the names that its fields have here.
+
+    Args:
+        words: a chat's field, and what is called so here.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        field = (error.param or "").partition(".")[0].partition("[")[0]
+        if (own := words.get(field)) is not None:
+            error.param = own
+            error.message = error.message.replace("response_format.json_schema", own).replace(
+                f"{field}:", f"{own}:"
+            )
+        raise

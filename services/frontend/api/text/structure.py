@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.base import unsupported
-from services.frontend.api.bodies import Generate
+from services.frontend.api.bodies.base import unsupported
+from services.frontend.api.bodies.text import Generate
 from services.frontend.core.structural_tags import parse_tags
 from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
 from shared.errors import InvalidRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import Generate, StreamOptions
+from services.frontend.api.bodies.text import Generate, StreamOptions
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import name_of, prompt_list
 from services.frontend.core.replies.choice import Piece

@@ -7,10 +7,19 @@ What a client sends is reported as it happens; what it has read is polled. Secon
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.errors import InvalidRequest
+
 Phase = Literal["between", "head", "body"]
 Reason = Literal["head", "body", "reader"]
 
 BODY_BYTES_PER_S = 16 * 1024
+
+
+class RequestTooSlow(InvalidRequest):
+    """The request did not come in the time that there is for it."""
+
+    code = "request_timeout"
+    http_status = 408
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.ids import TenantId
 from shared.runtime.exposition import Sample
-from shared.wire.house_view import hints_of, tiers_of, whole_status
+from shared.wire.deployment_view import hints_of, tiers_of, whole_status
 from shared.wire.messages import KvStats, SchedulerStatus, ServiceStatus, WorkerStatus
 
 Labels = Mapping[str, str]
@@ -183,11 +183,7 @@ def for_tenant(view: Mapping[str, Any], tenant: TenantId) -> dict[str, Any]:
         for name in ("rates", "throttled")
     }
     hidden: dict[str, list[str]] = {"running": [], "waiting": []}
-    return {
-        **view,
-        "advisories": {**advisories, **own},
-        "adapters": {**view["adapters"], **hidden},
-    }
+    return {**view, "advisories": {**advisories, **own}, "adapters": {**view["adapters"], **hidden}}
 
 
 def _services(services: Mapping[str, ServiceStatus]) -> dict[str, Any]:

@@ -62,11 +62,7 @@ class Choice:
         self.index = index
         self._rules = rules
         self._text = Detokenizer(
-            decode,
-            prompt,
-            rules.stop,
-            keep_stop=rules.keep_stop,
-            stop_after=rules.min_tokens,
+            decode, prompt, rules.stop, keep_stop=rules.keep_stop, stop_after=rules.min_tokens
         )
         self._logprobs: list[TokenLogprobs] = []
         self._num_logprobs_out = 0

@@ -11,7 +11,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from services.frontend.core.tools.calls import Said
+from services.frontend.core.tools.families import Said
 
 SPACE = " \t\r\n"
 

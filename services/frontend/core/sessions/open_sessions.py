@@ -11,13 +11,13 @@ class OpenSession:
     """A session as one request has it open, from before it reads the session's record.
 
     Attributes:
-        generation: of the session when the record was read, see `shared.wire.sessions`.
+        epoch: of the session when the record was read, see `shared.wire.sessions`.
         is_forgotten: the session was deleted since.
     """
 
     tenant: TenantId
     session_id: SessionId
-    generation: str = ""
+    epoch: str = ""
     is_forgotten: bool = False
 
 

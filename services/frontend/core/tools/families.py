@@ -9,6 +9,7 @@
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,27 @@ def family_of(template: str) -> Family:
             return family
     # Llama's templates name the tag only where they describe built-in tools.
     return FAMILIES["llama3" if "ipython" in template else "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the client."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call of a tool begins; its arguments follow."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Argued:
+    """More of the JSON that the last call's arguments are."""
+
+    text: str
+
+
+Event: TypeAlias = Said | Called | Argued

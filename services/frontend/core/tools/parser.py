@@ -4,14 +4,8 @@ from collections.abc import Collection
 
 from services.frontend.core.detokenizer import num_held_back
 from services.frontend.core.tools.arguments import SPACE
-from services.frontend.core.tools.call_reader import (
-    ArgumentsReader,
-    CallReader,
-    Reader,
-    joined,
-)
-from services.frontend.core.tools.calls import Called, Event, Said
-from services.frontend.core.tools.families import Family
+from services.frontend.core.tools.call_reader import ArgumentsReader, CallReader, Reader, joined
+from services.frontend.core.tools.families import Called, Event, Family, Said
 
 BETWEEN = SPACE + ",;[]"  # calls in a list, or one behind the other
 BEHIND = BETWEEN + "}"  # a call: some models close once too often

@@ -91,7 +91,7 @@ class NewTurn:
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
     agent: AgentRef | None = None
-    expiry_s: int = 0
+    kv_expiry_s: int = 0
     trace: str = ""
 
     @property
@@ -201,7 +201,7 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
         cache_salt=turn.new.cache_salt,
         sampling=turn.new.sampling,
         is_private=turn.new.is_private,
-        expiry_s=turn.new.expiry_s,
+        expiry_s=turn.new.kv_expiry_s,
     )
 
 

@@ -9,45 +9,45 @@ from collections.abc import Callable
 from services.kvstore.core.base.effects import DiskWrite
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
-from services.kvstore.core.tiers.memory_tier import MemoryTier
+from services.kvstore.core.tiers.arena_only_blocks import ArenaOnlyBlocks
 from shared.blocks import BlockKey
 from shared.owners import NO_OWNER, OwnerKey
 
 
 class HostBlocks:
     """Attributes:
-    disk, memory: each block is in one of them.
+    disk, arena_only: each block is in one of them.
     on_change: see `locations.Counted`. Moves from one to the other are not reported.
     """
 
-    def __init__(self, disk: DiskTier, memory: MemoryTier) -> None:
+    def __init__(self, disk: DiskTier, arena_only: ArenaOnlyBlocks) -> None:
         self.disk = disk
-        self.memory = memory
+        self.arena_only = arena_only
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
         self._is_moving = False
         disk.on_change = self._report
-        memory.on_change = self._report
+        arena_only.on_change = self._report
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self.disk or key in self.memory
+        return key in self.disk or key in self.arena_only
 
     def get(self, key: BlockKey) -> StoredBlock | None:
         """What is known of a block now; its depth only if it is on disk."""
-        return self.disk.get(key) or self.memory.get(key)
+        return self.disk.get(key) or self.arena_only.get(key)
 
     def parent_of(self, key: BlockKey) -> BlockKey | None:
         """The block before it; None: it is not here itself."""
         if (parent := self.disk.parent_of(key)) is not None:
             return parent
-        block = self.memory.get(key)
+        block = self.arena_only.get(key)
         return None if block is None else block.parent
 
     def to_disk(self, block: StoredBlock) -> None:
         """The disk has it now; it was used later than every block there."""
         self._is_moving = True
-        was_here = self.memory.remove(block.key) is not None
+        was_here = self.arena_only.remove(block.key) is not None
         # The disk would count from where its own part of the sequence begins.
-        is_counted = bool(len(self.memory))
+        is_counted = bool(len(self.arena_only))
         self._is_moving = was_here or is_counted
         self.disk.add(block)
         self._is_moving = False
@@ -63,7 +63,7 @@ class HostBlocks:
         self._is_moving = True
         block = self.disk.remove(key)
         assert block is not None, "it was on disk"
-        self.memory.add(block, write)
+        self.arena_only.add(block, write)
         self._is_moving = False
 
     def use(self, keys: list[BlockKey], now_ns: int, stale_ns: int) -> list[BlockKey]:
@@ -72,7 +72,7 @@ class HostBlocks:
         Returns:
             Those on disk whose last use as written down is more than `stale_ns` behind.
         """
-        self.memory.use(keys, now_ns, stale_ns)
+        self.arena_only.use(keys, now_ns, stale_ns)
         return self.disk.use(keys, now_ns, stale_ns)
 
     def set_expiry(self, owner: OwnerKey, expiry_ns: int, now_ns: int) -> list[BlockKey]:
@@ -81,34 +81,34 @@ class HostBlocks:
         Returns:
             Its blocks on disk, if they had another one; in the order in which they may go.
         """
-        self.memory.set_expiry(owner, expiry_ns, now_ns)
+        self.arena_only.set_expiry(owner, expiry_ns, now_ns)
         return self.disk.set_expiry(owner, expiry_ns, now_ns)
 
     @property
     def owners(self) -> list[OwnerKey]:
         """Sessions that made blocks which are here."""
-        return list(dict.fromkeys([*self.disk.owners, *self.memory.owners]))
+        return list(dict.fromkeys([*self.disk.owners, *self.arena_only.owners]))
 
     def num_owned(self, owner: OwnerKey) -> int:
         """How many blocks here this session made."""
-        return self.disk.num_owned(owner) + self.memory.num_owned(owner)
+        return self.disk.num_owned(owner) + self.arena_only.num_owned(owner)
 
     def expiry_ns_of(self, owner: OwnerKey) -> int:
         """How long a session's blocks outlive its last use; 0: as every tier has it."""
-        tier = self.disk if self.disk.num_owned(owner) else self.memory
+        tier = self.disk if self.disk.num_owned(owner) else self.arena_only
         return tier.expiry_ns_of(owner)
 
     def count_leading(self, owner: OwnerKey) -> int:
         """How many blocks lead the longest sequence here that this session made the end of."""
-        if not len(self.memory):
+        if not len(self.arena_only):
             return self.disk.count_leading(owner)
         depths: dict[BlockKey, int] = {}
-        owned = [*self.disk.owned(owner), *self.memory.owned(owner)]
+        owned = [*self.disk.owned(owner), *self.arena_only.owned(owner)]
         return max((self._depth_of(key, depths) + 1 for key in owned), default=0)
 
     def count_all_leading(self) -> dict[OwnerKey, int]:
         """The same of every session, right after the start: nothing is in memory alone."""
-        assert not len(self.memory), "memory is empty after a start"
+        assert not len(self.arena_only), "memory is empty after a start"
         return self.disk.count_all_leading()
 
     def _depth_of(self, key: BlockKey, depths: dict[BlockKey, int]) -> int:

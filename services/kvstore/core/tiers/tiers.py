@@ -98,14 +98,15 @@ class Tiers:
         def is_kept(key: BlockKey) -> bool:
             return self._disk.is_continued(key) or self._is_busy(key)
 
-        return self.blocks.memory.take_expired(now_ns, is_kept, num_max)
+        return self.blocks.arena_only.take_expired(now_ns, is_kept, num_max)
 
     def evict(self, key: BlockKey, now_ns: int, effects: list[Effect]) -> None:
         """A block leaves the disk. It stays in memory if an arena has it whole, unless it is
         expired and nothing there continues it.
         """
         block = self._find(key)
-        is_over = self._disk.is_expired(key, now_ns) and not self.blocks.memory.is_continued(key)
+        is_continued = self.blocks.arena_only.is_continued(key)
+        is_over = self._disk.is_expired(key, now_ns) and not is_continued
         if block is None or not block.is_whole or is_over:
             self.forget(key, effects)
             return
@@ -120,7 +121,7 @@ class Tiers:
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks that this session made; some come twice."""
         in_arenas = [key for arena in self.arenas.values() for key in arena.owned(owner)]
-        return self._disk.owned(owner) + self.blocks.memory.owned(owner) + in_arenas
+        return self._disk.owned(owner) + self.blocks.arena_only.owned(owner) + in_arenas
 
     def forget(self, key: BlockKey, effects: list[Effect]) -> bool:
         """The block cannot be found any more; whether it could."""

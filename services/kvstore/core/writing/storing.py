@@ -62,7 +62,7 @@ class Storing:
         """These were used, a sequence from its beginning on: those that are in memory alone go to
         the disk where they are of use there.
         """
-        memory = self._tiers.blocks.memory
+        memory = self._tiers.blocks.arena_only
         writes: list[DiskWrite] = []
         num_bytes = 0
         for block in blocks:
@@ -101,7 +101,7 @@ class Storing:
             if outcome is WriteOutcome.STORED and block.is_alive:
                 self._on_stored(block, write, expiry_s, num_bytes, now_ns, effects)
             elif is_untaken:
-                self._counts.num_blocks_unwritten += block.key not in self._tiers.blocks.memory
+                self._counts.num_blocks_unwritten += block.key not in self._tiers.blocks.arena_only
                 self._stay(block, write, now_ns, expiry_s)
             elif outcome is WriteOutcome.CORRUPT:
                 self._counts.num_pages_corrupt += 1
@@ -142,7 +142,7 @@ class Storing:
         its_own_ns = here.expiry_ns_of(block.owner)
         stored = self._as_stored(block, write, 0, now_ns)
         stored.expiry_ns = its_own_ns if expiry_s is None else expiry_ns(expiry_s)
-        here.memory.add(stored, write)
+        here.arena_only.add(stored, write)
 
     def _on_stored(
         self,
@@ -157,7 +157,7 @@ class Storing:
         from elsewhere, or was in memory, is kept as its session is.
         """
         here = self._tiers.blocks
-        if (known := here.memory.get(block.key)) is not None:
+        if (known := here.arena_only.get(block.key)) is not None:
             expiry_s = known.expiry_ns // NS_PER_S
         stored = self._as_stored(block, write, num_bytes, now_ns)
         if expiry_s is None:

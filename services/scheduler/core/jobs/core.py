@@ -7,10 +7,11 @@ submitted again by the frontends, which hold every input.
 
 from collections.abc import Iterable, Sequence
 
+from services.scheduler.core.base.effects import ProbeWorker
+from services.scheduler.core.base.timers import Timers
 from services.scheduler.core.batching import effects as batching
 from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.shard import ModelShard
-from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.answers import DropCode
 from services.scheduler.core.jobs.batches import Batches
 from services.scheduler.core.jobs.devices import Devices
@@ -22,7 +23,6 @@ from services.scheduler.core.jobs.ledger import Ledger, model_key
 from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import Batch, Device, Submitted, records_of
-from services.scheduler.core.timers import Timers
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (
     SOLE_LEADERSHIP,

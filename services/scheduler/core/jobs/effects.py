@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.scheduler.core.effects import ProbeWorker
+from services.scheduler.core.base.effects import ProbeWorker
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (

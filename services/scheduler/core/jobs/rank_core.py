@@ -6,15 +6,15 @@ each way; shards allow for it in their dispatch delay.
 
 from dataclasses import dataclass, replace
 
+from services.scheduler.core.base.effects import ProbeWorker
+from services.scheduler.core.base.timers import Timers
 from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.rank import Grant, RankTable
-from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import JobsEffect, SendGrant
 from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import ModelKey
-from services.scheduler.core.timers import Timers
 from shared.ids import BatchId, WorkerId
 from shared.wire.messages import BatchDone, RankBooked, RankGrant, RankOffer, WorkerReport
 

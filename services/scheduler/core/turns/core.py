@@ -1,14 +1,14 @@
 """The scheduler's core: takes events and the time, returns effects."""
 
-from services.scheduler.core.effects import Effect, ProbeWorker
-from services.scheduler.core.timers import Timers
+from services.scheduler.core.base.effects import Effect, ProbeWorker
+from services.scheduler.core.base.timers import Timers
+from services.scheduler.core.fleet.fleet import Fleet
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement import PlacementPolicy
 from services.scheduler.core.turns.bounds import bounded
 from services.scheduler.core.turns.context import TurnContext
-from services.scheduler.core.turns.fleet import Fleet
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import PlacementPolicy
 from services.scheduler.core.turns.placer import Placer
-from services.scheduler.core.turns.records import Worker
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.core.turns.turns import Turns

@@ -7,10 +7,10 @@ reports list all turns.
 
 from collections.abc import Callable
 
-from services.scheduler.core.effects import Effect, NotifyPeer
+from services.scheduler.core.base.effects import Effect, NotifyPeer
+from services.scheduler.core.fleet.records import PeerTurn, Worker
 from services.scheduler.core.turns.bounds import TOKENS_MAX
 from services.scheduler.core.turns.context import TurnContext
-from services.scheduler.core.turns.records import PeerTurn, Worker
 from shared.ids import TurnId
 from shared.wire.messages import PlacedTurn, TurnsPlaced, WorkerReport
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.fleet import Fleet
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import Demand, PlacementPolicy
-from services.scheduler.core.turns.records import SessionKey, Worker
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.base.effects import PlacementReason
+from services.scheduler.core.fleet.fleet import Fleet
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.records import SessionKey, Worker
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.placement import Demand, PlacementPolicy
 from shared.eviction import RECENT_NS
 from shared.ids import HostId, ModelId, TenantId, WorkerId
 from shared.locations import ANYWHERE, BLOCKS_MAX, worth_keeping

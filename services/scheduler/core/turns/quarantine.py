@@ -6,10 +6,10 @@ token runs next on a worker without other turns. Its first token ends the quaran
 is lost as well, the turn waits for the proof.
 """
 
+from services.scheduler.core.fleet.records import Loss, Turn, Worker
+from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.peer_turns import PeerTurns
-from services.scheduler.core.turns.placement import Demand
-from services.scheduler.core.turns.records import Loss, Turn, Worker
 from services.scheduler.core.turns.turn_table import TurnTable
 from shared.wire.messages import TurnSubmit
 

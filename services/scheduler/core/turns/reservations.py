@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from services.scheduler.core.base.effects import DropPrefetch, Effect, NotifyFrontends, SendPrefetch
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.effects import DropPrefetch, Effect, NotifyFrontends, SendPrefetch
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import Demand
+from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.records import Reservation, SessionKey, Worker
+from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.placer import Placer, last_of
-from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.blocks import BLOCK_TOKENS
 from shared.hints import HINT_HOLD_NS
 from shared.ids import HostId, ModelId

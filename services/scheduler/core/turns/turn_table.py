@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from services.scheduler.core.effects import (
+from services.scheduler.core.base.effects import (
     CancelTurn,
     CountTurn,
     Effect,
@@ -14,9 +14,9 @@ from services.scheduler.core.effects import (
     PlacementReason,
     StartTurn,
 )
+from services.scheduler.core.fleet.records import Ended, Turn, Worker
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.placer import last_of
-from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
 from shared.wire.messages import (
     PlacedTurn,

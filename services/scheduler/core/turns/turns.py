@@ -11,12 +11,18 @@ One that was on several lost workers without making a token runs alone (`quarant
 from collections.abc import Iterable
 from dataclasses import replace
 
-from services.scheduler.core.effects import CancelTurn, CountTurn, Effect, FailTurn, PlacementReason
+from services.scheduler.core.base.effects import (
+    CancelTurn,
+    CountTurn,
+    Effect,
+    FailTurn,
+    PlacementReason,
+)
+from services.scheduler.core.fleet.records import Ended, SessionKey, Turn, Worker
+from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.peer_turns import PeerTurns
-from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.quarantine import Quarantine
-from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worker
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
 from shared.ids import ModelId, WorkerId

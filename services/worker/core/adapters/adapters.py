@@ -217,7 +217,7 @@ class Adapters:
         if adapter is None:
             return []
         keys = self.loading.keys(adapter, expected.num_image_blocks)
-        if not self.loading.writeback.is_connected or self.residency.has_all(keys):
+        if not self.loading.write_behind.is_connected or self.residency.has_all(keys):
             return []
         self._last_number += 1
         self._wishes[self._last_number] = _Wanted(keys, adapter, expected)

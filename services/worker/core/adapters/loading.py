@@ -9,7 +9,7 @@ from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes,
 from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, StageImage
 from services.worker.core.kv.residency import Residency
-from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.kv.write_behind import WriteBehind
 from services.worker.core.limits import Estimates
 from shared.blocks import BlockKey, image_keys, image_root
 from shared.wire.messages import AdapterRef
@@ -27,7 +27,7 @@ class ImageLoading:
     """
 
     residency: Residency
-    writeback: WriteBehind
+    write_behind: WriteBehind
     estimates: Estimates
     start_modes: StartModes
     fingerprint: str
@@ -46,7 +46,7 @@ class ImageLoading:
         self._note_pace(image, now_ns, is_from_disk=True)  # for all that is known of others' loads
         if not chain.missing:
             return []
-        if self.is_stored and self.writeback.is_connected and not image.num_failures:
+        if self.is_stored and self.write_behind.is_connected and not image.num_failures:
             asked = self.residency.ask(chain, now_ns + STAGE_PATIENCE_NS)
             return [StageImage(image.number, asked)]
         image.must_build = True
@@ -106,7 +106,7 @@ class ImageLoading:
                 before = chain.blocks[index - 1] if index else None
                 root = image_root(self.fingerprint, image.adapter.adapter_hash)
                 parent = chain.keys[index - 1] if index else root
-                self.writeback.try_again(block, before, parent, [index])
+                self.write_behind.try_again(block, before, parent, [index])
 
     def _note_pace(self, image: Image, now_ns: int, *, is_from_disk: bool) -> None:
         num_lacking = sum(map(len, self.residency.awaited(image.chain)))

@@ -13,7 +13,7 @@ from services.worker.core.kv.expecting import (
 )
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.staging import Stager
-from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.kv.write_behind import WriteBehind
 from services.worker.core.limits import Estimates
 from shared.hints import HINT_HOLD_NS
 from shared.owners import OwnerKey
@@ -30,7 +30,7 @@ class Announcements:
     """
 
     stager: Stager
-    writeback: WriteBehind
+    write_behind: WriteBehind
     adapters: Adapters
     estimates: Estimates
     max_model_len: int
@@ -86,7 +86,7 @@ class Announcements:
         return expected.arrives_at_ns - (LEAD_FACTOR * slowest_ns + ASK_AHEAD_NS)
 
     def _ask(self, expected: Expected, now_ns: int) -> list[Effect]:
-        if not self.writeback.is_connected:
+        if not self.write_behind.is_connected:
             return []
         held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
         expires_at_ns = min(expected.expires_at_ns, held_until_ns)

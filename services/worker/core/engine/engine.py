@@ -23,7 +23,7 @@ from services.worker.core.adapters.streaming import StartModes
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.speeds import speeds_of
 from services.worker.core.effects import Effect, ReleaseTicket
-from services.worker.core.engine.admitting import Admitting
+from services.worker.core.engine.admission import Admission
 from services.worker.core.engine.announcements import Announcements
 from services.worker.core.engine.landing import Landing
 from services.worker.core.engine.planner import PlannedStep, Planner
@@ -33,7 +33,7 @@ from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.staging import Stager
-from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.kv.write_behind import WriteBehind
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.forgetting import forget_session
@@ -70,13 +70,13 @@ class EngineCore:
     costs: StepCosts = field(default_factory=StepCosts, init=False)
     residency: Residency = field(init=False)
     stager: Stager = field(init=False)
-    writeback: WriteBehind = field(init=False)
+    write_behind: WriteBehind = field(init=False)
     history: History = field(init=False)
     adapters: Adapters = field(init=False)
     queue: TurnQueue = field(init=False)
     planner: Planner = field(init=False)
     steps: StepsInFlight = field(init=False)
-    admitting: Admitting = field(init=False)
+    admission: Admission = field(init=False)
     announcements: Announcements = field(init=False)
     landing: Landing = field(init=False)
 
@@ -85,14 +85,14 @@ class EngineCore:
         self.stored_page_bytes = self.stored_page_bytes or self.page_bytes
         self.residency = residency = Residency(pool)
         self.stager = residency.stager
-        self.writeback = writeback = WriteBehind(pool, limits.lease_target_blocks)
+        self.write_behind = write_behind = WriteBehind(pool, limits.lease_target_blocks)
         self.history = History(
-            residency, writeback, estimates, costs, limits, self.stored_page_bytes,
+            residency, write_behind, estimates, costs, limits, self.stored_page_bytes,
             self.block_tokens,
         )  # fmt: skip
         self.queue = TurnQueue(limits.turns_running_max)
         loading = ImageLoading(
-            residency, writeback, estimates, StartModes(limits.lora_start), self.fingerprint,
+            residency, write_behind, estimates, StartModes(limits.lora_start), self.fingerprint,
             self.page_bytes, is_stored=self.stored_page_bytes == self.page_bytes,
         )  # fmt: skip
         self.adapters = Adapters(residency, loading, limits.turns_running_max)
@@ -103,13 +103,13 @@ class EngineCore:
         self.steps = StepsInFlight(
             pool, costs, estimates, loading.start_modes, limits.steps_ahead_max
         )
-        self.admitting = Admitting(limits, self.queue, self.history, self.adapters, costs)
+        self.admission = Admission(limits, self.queue, self.history, self.adapters, costs)
         self.landing = Landing(
-            self.queue, self.history, self.adapters, self.planner, self.steps, self.admitting,
+            self.queue, self.history, self.adapters, self.planner, self.steps, self.admission,
             self.end_token_ids,
         )  # fmt: skip
         self.announcements = Announcements(
-            self.stager, writeback, self.adapters, estimates, limits.max_model_len,
+            self.stager, write_behind, self.adapters, estimates, limits.max_model_len,
             self.block_tokens, self._block_bytes,
         )  # fmt: skip
 
@@ -145,7 +145,7 @@ class EngineCore:
     @property
     def has_unwritten(self) -> bool:
         """Whether blocks wait to be copied below."""
-        return self.writeback.num_unwritten > 0
+        return self.write_behind.num_unwritten > 0
 
     def has_turn_of(self, owner: OwnerKey) -> bool:
         """Whether a turn of this session is held."""
@@ -245,11 +245,11 @@ class EngineCore:
 
     def on_kv_connected(self, epoch: int) -> None:
         """There is a connection to the kvstore, numbered `epoch`."""
-        self.writeback.connect(epoch)
+        self.write_behind.connect(epoch)
 
     def on_kv_disconnected(self) -> None:
         """The kvstore is away: nothing waits for it."""
-        self.writeback.disconnect()
+        self.write_behind.disconnect()
 
     def on_source(self, bytes_per_s: float, of_peers: Mapping[HostId, float]) -> None:
         """The kvstore's measured speeds into the arena: from its own tiers, and from peers."""
@@ -320,11 +320,11 @@ class EngineCore:
         for turn in self.waiting:
             turn.cache.prefix.on_time(now_ns)
         self.adapters.on_time(now_ns)
-        effects = self.writeback.pump(now_ns)
+        effects = self.write_behind.pump(now_ns)
         effects += self.announcements.ask_for_due(now_ns)
         self.stager.is_paused = False
         draft = self.planner.begin(now_ns, starts_at_ns, is_ahead=bool(self.flights))
-        self.planner.add_prompts(draft, self.admitting.decide(len(draft.rows), starts_at_ns))
+        self.planner.add_prompts(draft, self.admission.decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)
         self.steps.is_short = draft.is_short
         effects += draft.effects
@@ -372,7 +372,7 @@ class EngineCore:
             self.queue.next_deadline_ns(),
             self.stager.next_expiry_ns,
             self.announcements.expecting.next_at_ns,
-            self.writeback.next_ask_at_ns,
+            self.write_behind.next_ask_at_ns,
             self.adapters.next_deadline_ns,
         )
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
@@ -381,17 +381,17 @@ class EngineCore:
 
     def on_leased(self, arena_pages: list[int]) -> None:
         """Arena pages to write new KV into."""
-        self.writeback.on_leased(arena_pages)
+        self.write_behind.on_leased(arena_pages)
 
     def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
         """Copies to the arena ended: by `BlockWrite.number`, xxh3-64 of each layer's page; empty
         for a write that could not be made."""
-        return self.writeback.on_stored(checksums)
+        return self.write_behind.on_stored(checksums)
 
     def on_committed(self, keys: list[BlockKey]) -> None:
         """The kvstore took these blocks over."""
-        self.writeback.on_committed(keys)
+        self.write_behind.on_committed(keys)
 
     def on_refused(self, keys: list[BlockKey]) -> None:
         """The kvstore did not take these blocks."""
-        self.writeback.on_refused(keys)
+        self.write_behind.on_refused(keys)

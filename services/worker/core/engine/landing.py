@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.effects import Effect, Emit, ReportSoon
-from services.worker.core.engine.admitting import Admitting
+from services.worker.core.engine.admission import Admission
 from services.worker.core.engine.planner import Planner
 from services.worker.core.engine.steps_in_flight import StepsInFlight
 from services.worker.core.step import Sampled, StepResult
@@ -28,7 +28,7 @@ class Landing:
     adapters: Adapters
     planner: Planner
     steps: StepsInFlight
-    admitting: Admitting
+    admission: Admission
     end_token_ids: frozenset[int]
     leaving: dict[Turn, FinishReason] = field(default_factory=dict, init=False)
 
@@ -78,11 +78,11 @@ class Landing:
         is_first = turn.trace.first_token_at_ns is None
         if is_first:
             turn.trace.first_token_at_ns = now_ns
-            self.admitting.on_first_token(turn, now_ns)
+            self.admission.on_first_token(turn, now_ns)
             if not turn.request.num_generated_before:
                 self.adapters.on_first_token(turn.adapter, now_ns - turn.request.arrived_at_ns)
         if finish is not None:
-            self.admitting.targets.on_last_token(turn, now_ns)
+            self.admission.targets.on_last_token(turn, now_ns)
         delta = token_delta(turn, sampled, finish, now_ns, is_first=is_first)
         effects: list[Effect] = [Emit(turn.request.frontend_id, delta)]
         if is_first and turn.request.was_lost:

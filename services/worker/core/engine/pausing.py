@@ -34,7 +34,7 @@ class Pausing:
         pages; none if they cannot, or if nothing is copied below. Of who only gives up a
         seat, what has no copy yet is computed again.
         """
-        if not (is_urgent(turn.request.priority) and self.history.writeback.is_connected):
+        if not (is_urgent(turn.request.priority) and self.history.write_behind.is_connected):
             return []
         num_short = num_pages - self.history.residency.num_available
         latest_first = reversed(self.queue.running)

@@ -422,7 +422,7 @@ class Planner:
         effects += self.adapters.make_room(turn.adapter)
         num_wanted = history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn.adapter)
         if residency.num_available < num_wanted:
-            history.writeback.give_up_unwritten()
+            history.write_behind.give_up_unwritten()
         return residency.num_available >= num_wanted
 
 

@@ -89,7 +89,7 @@ def status_of(core: EngineCore) -> EngineStatus:
             num_load_failures=core.stager.num_failures,
             busy_ns=device_time.busy_ns,
             idle_ns=device_time.idle_ns,
-            targets=core.admitting.targets.totals,
+            targets=core.admission.targets.totals,
         ),
         adapters=_adapters_of(core.adapters),
         step_models=core.costs.models.solve(),

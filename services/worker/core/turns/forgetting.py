@@ -28,6 +28,6 @@ def forget_session(
     pool = residency.pool
     found = {key: pool.blocks.get(key) for key in [*pool.owned(owner), *keys]}
     blocks = [block for block in found.values() if block is not None]
-    history.writeback.forget(blocks)
+    history.write_behind.forget(blocks)
     residency.forget(blocks)
     return len(blocks), effects

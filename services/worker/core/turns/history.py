@@ -14,7 +14,7 @@ from services.worker.core.kv.fetching import Supply, blocks_to_fetch
 from services.worker.core.kv.pages import NO_KEY, Block
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
-from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.kv.write_behind import WriteBehind
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.turns.tails import Tails
 from services.worker.core.turns.turn import Turn, TurnState
@@ -36,7 +36,7 @@ class History:
     """
 
     residency: Residency
-    writeback: WriteBehind
+    write_behind: WriteBehind
     estimates: Estimates
     costs: StepCosts
     limits: EngineLimits
@@ -49,7 +49,7 @@ class History:
     num_prefix_hits: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.tails = Tails(self.residency, self.writeback)
+        self.tails = Tails(self.residency, self.write_behind)
 
     def look_up(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Acquire what is resident of the turn's prefix, and ask the kvstore for what follows."""
@@ -58,7 +58,7 @@ class History:
         self.acquire_resident(turn)
         turn.cache.found = {"pool": len(prefix.blocks)}
         self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
-        if turn.cache.is_private or not self.writeback.is_connected:
+        if turn.cache.is_private or not self.write_behind.is_connected:
             return []
         patience_ns = self._patience_ns(len(prefix.missing))
         return self._ask(turn, now_ns + patience_ns, patience_ns)
@@ -299,8 +299,8 @@ class History:
         """A new block is to be copied below, and so are those right before it whose copies were
         given up: it would be of no use without. One that begins with the tail of the turn's history
         takes the place of that."""
-        writeback, blocks, first = self.writeback, turn.cache.prefix.blocks, index
-        while first and writeback.has_room and writeback.can_try_again(blocks[first - 1]):
+        write_behind, blocks, first = self.write_behind, turn.cache.prefix.blocks, index
+        while first and write_behind.has_room and write_behind.can_try_again(blocks[first - 1]):
             first -= 1
         for number in range(first, index + 1):
             block, before = blocks[number], blocks[number - 1] if number else None
@@ -313,10 +313,10 @@ class History:
             if replaces == block.key:  # it made no more of it
                 replaces = NO_KEY
             if number < index:
-                writeback.try_again(block, before, parent, turn.cache.block(number), replaces)
+                write_behind.try_again(block, before, parent, turn.cache.block(number), replaces)
                 continue
             is_partial = len(tokens) < self.block_tokens
-            writeback.on_computed(block, before, parent, tokens, replaces, is_partial=is_partial)
+            write_behind.on_computed(block, before, parent, tokens, replaces, is_partial=is_partial)
 
     def _patience_ns(self, num_blocks: int) -> int:
         """How long the kvstore's answer is worth waiting for: half of what computing would take."""

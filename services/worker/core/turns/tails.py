@@ -10,7 +10,7 @@ the tokens of a tail's key may be anything: a turn that runs on it writes there 
 from dataclasses import dataclass
 
 from services.worker.core.kv.residency import Residency
-from services.worker.core.kv.writeback import WriteBehind
+from services.worker.core.kv.write_behind import WriteBehind
 from services.worker.core.turns.turn import Turn
 from shared.blocks import BlockKey
 
@@ -20,7 +20,7 @@ class Tails:
     """What becomes of the tails of turns."""
 
     residency: Residency
-    writeback: WriteBehind
+    write_behind: WriteBehind
 
     def want(self, turn: Turn) -> None:
         """Hold what is here of the turn's prefix. What it lacks ends with its tail, unless a full
@@ -58,7 +58,7 @@ class Tails:
         copy that has begun gives is not used: it may have some of the turn's tokens."""
         self.leave_shared(turn)
         if turn.cache.tail is not None:
-            self.writeback.forget([turn.cache.tail])
+            self.write_behind.forget([turn.cache.tail])
             self.residency.forget([turn.cache.tail])
 
     def own(self, turn: Turn) -> bool:

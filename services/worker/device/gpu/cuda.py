@@ -7,17 +7,17 @@ from functools import partial
 import torch
 
 from kernels.paged_attention import is_fused, warm_up
+from services.worker.device.assist.assistance import PATIENCE_NS
 from services.worker.device.assist.cuda_stream import CudaStream
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.stream_crew import StreamCrew
+from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.copying.cuda_copier import cuda_copier
 from services.worker.device.copying.cuda_int8_copier import cuda_int8_copier
 from services.worker.device.copying.mover import Moved
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.gpu.decode_graphs import cuda_recorder
 from services.worker.device.gpu.gpu_executor import PREFILL_TOKENS, DeviceApi, GpuExecutor
-from services.worker.device.loaded_model import LoadedModel
-from services.worker.device.lora.assistance import PATIENCE_NS
-from services.worker.device.step import LayerProbe, running
 from shared.errors import SymphonyError
 
 log = logging.getLogger(__name__)

@@ -18,24 +18,24 @@ import torch
 from kernels.paged_attention import DeviceBatch, RaggedBatch
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import Ints, RowSampling, StepPlan
+from services.worker.device.assist.stream_assistance import stream_assist
 from services.worker.device.assist.stream_crew import StreamCrew
+from services.worker.device.base.failures import Failures
+from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.upload import ReadBack, upload
 from services.worker.device.copying.copies import PageCopier
 from services.worker.device.copying.gate import PageGate
+from services.worker.device.copying.image_builder import ImageBuilder
 from services.worker.device.copying.mover import KvMover, Moved
-from services.worker.device.failures import Failures
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.gpu.decode_graphs import DecodeGraphs, DecodeInputs, Forward
 from services.worker.device.gpu.device_tables import DeviceTables
 from services.worker.device.gpu.launched import GpuLaunched, Pass, StepChosen
-from services.worker.device.gpu.upload import ReadBack, upload
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, asked_of
-from services.worker.device.image_builder import ImageBuilder
-from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.lora.device import DeviceLines
-from services.worker.device.lora.stream_assistance import stream_assist
 from services.worker.device.sampling.batch_sampler import NO_CARRIED, Chosen, choose
 from services.worker.device.sampling.sampler import top_logprobs
 from services.worker.device.sampling.scoring import wanted_logits
-from services.worker.device.step import StepContext, running
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 4096

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kernels import pointwise
+from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.layers.gated import fast_mlp
 from services.worker.device.layers.invariant import fix_rows, products_seen
 from services.worker.device.layers.memory import free_bytes
@@ -22,7 +23,6 @@ from services.worker.device.layers.rotary import (
     rotary_users,
     use_rotary,
 )
-from services.worker.device.step import LayerProbe, running
 
 Mode = Literal["fast", "plain", "invariant"]
 ProductOf = Callable[..., nn.Module]  # of linear layers that share an input

@@ -8,7 +8,8 @@ from kernels.sgmv import DeviceSegments
 from kernels.sgmv.device import copy_line, make_device_segments, make_device_tables
 from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
-from services.worker.device.lora.tables import LoraLines, LoraStep, segments_in, targets_of
+from services.worker.device.base.step import LoraStep
+from services.worker.device.lora.tables import LoraLines, segments_in, targets_of
 from shared.adapters.layout import layout_image
 from shared.wire.messages import LoraCard
 

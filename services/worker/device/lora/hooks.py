@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from kernels.sgmv import Site, add_lora
+from services.worker.device.base.step import AnySegments, StepContext, running_step
 from services.worker.device.lora.sites import PlacedSite, find_sites
-from services.worker.device.lora.tables import AnySegments, bits_of
-from services.worker.device.step import StepContext, running_step
+from services.worker.device.lora.tables import bits_of
 from shared.wire.messages import LoraCard
 
 

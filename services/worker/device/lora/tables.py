@@ -1,38 +1,17 @@
 """Which images the running turns' adapters have, and which rows of a step run on which."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from kernels.sgmv import AdapterTables, DeviceAdapterTables, DeviceSegments, Segments
+from kernels.sgmv import Segments
 from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.tables import Tile, enter_line, make_tables
 from services.worker.core.step import ImageEntry, Ints, StepPlan
+from services.worker.device.base.step import LoraStep
 from shared.adapters.layout import Tile as ImageTile
 from shared.adapters.layout import layout_image
 from shared.wire.messages import LoraCard
-
-AnySegments: TypeAlias = Segments | DeviceSegments
-
-ALL_TARGETS = -1  # every bit
-
-
-@dataclass(frozen=True, slots=True)
-class LoraStep:
-    """The adapters of one step.
-
-    Attributes:
-        segments: of all new tokens.
-        wanted: of those whose logits are wanted.
-        targets: that some adapter of the step has, see `bits_of`.
-    """
-
-    segments: AnySegments
-    wanted: AnySegments
-    tables: AdapterTables | DeviceAdapterTables
-    targets: int = ALL_TARGETS
 
 
 class LoraLines:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from services.worker.core.step import RowSampling
-from services.worker.device.gpu.upload import upload
+from services.worker.device.base.upload import upload
 from services.worker.device.grammar import Words
 from services.worker.device.sampling.sampler import is_plain_greedy, uniform, without
 from shared.wire.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from services.worker.core.step import RowSampling, Sampled
-from services.worker.device.gpu.upload import ReadBack
+from services.worker.device.base.upload import ReadBack
 from services.worker.device.grammar import Words, allows
 from shared.wire.messages import SamplingParams, TokenLogprobs
 from shared.wire.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties

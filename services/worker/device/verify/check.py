@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig
 
 from kernels.plain import plain_kernels
 from services.worker.core.step import StepResult
-from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.attention import UnsupportedModelError
+from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
 from services.worker.device.layers import Mode, speed_up
-from services.worker.device.loaded_model import LoadedModel, prepare_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
 from services.worker.device.verify.reasons import explain, named

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from services.worker.device.attention import ATTENTION, UnsupportedModelError
+from services.worker.device.decoder.attention import ATTENTION, UnsupportedModelError
 
 PARAMETERS_MAX = 64_000_000
 GAIN = 1.2  # of a matrix: what goes through many of them neither dies nor drowns the rest

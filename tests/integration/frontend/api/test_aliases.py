@@ -10,15 +10,15 @@ import pytest
 
 from shared.wire import messages as m
 from tests.conftest import Server
-from tests.integration.frontend.job_house import (
+from tests.integration.frontend.job_deployment import (
     CLS,
     DIMENSIONS,
     LABELS,
     SEP,
     WORD,
-    JobHouse,
+    JobDeployment,
     embedding_of,
-    job_house,
+    job_deployment,
 )
 
 
@@ -26,21 +26,21 @@ def framed(*numbers: int) -> list[int]:
     return [CLS, *(WORD + number for number in numbers), SEP]
 
 
-async def ask(it: JobHouse, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def ask(it: JobDeployment, path: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = await it.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     made: dict[str, Any] = answer.json()
     return made
 
 
-async def refusal(it: JobHouse, path: str, body: dict[str, Any]) -> tuple[str, str]:
+async def refusal(it: JobDeployment, path: str, body: dict[str, Any]) -> tuple[str, str]:
     answer = await it.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     return error["param"], error["code"]
 
 
-async def check_packed(it: JobHouse) -> None:
+async def check_packed(it: JobDeployment) -> None:
     want = embedding_of(framed(1))
     base = {"model": "emb", "input": "w1", "encoding_format": "base64"}
     for endianness, dtype in (("little", "<f2"), ("big", ">f2"), ("native", "=f2")):
@@ -53,7 +53,7 @@ async def check_packed(it: JobHouse) -> None:
     assert np.allclose(unit["data"][0]["embedding"], np.array(want) / np.linalg.norm(want))
 
 
-async def check_pooling(it: JobHouse) -> None:
+async def check_pooling(it: JobDeployment) -> None:
     made = await ask(it, "/pooling", {"model": "emb", "input": ["w1", [7]], "task": "embed"})
     assert made["object"] == "list" and made["id"].startswith("pool-")
     assert made["data"] == [
@@ -70,7 +70,7 @@ async def check_pooling(it: JobHouse) -> None:
     )  # fmt: skip
 
 
-async def check_score(it: JobHouse) -> None:
+async def check_score(it: JobDeployment) -> None:
     for first, second in (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"),
                           ("data_1", "data_2")):  # fmt: skip
         for path in ("/score", "/v1/score"):
@@ -103,7 +103,7 @@ async def check_score(it: JobHouse) -> None:
     )  # fmt: skip
 
 
-async def check_cohere(it: JobHouse) -> None:
+async def check_cohere(it: JobDeployment) -> None:
     base = {"model": "emb", "texts": ["w1", "w2"], "input_type": "search_query"}
     made = await ask(it, "/v2/embed", base)
     assert made["embeddings"] == {"float": [embedding_of(framed(n)) for n in (1, 2)]}
@@ -126,7 +126,7 @@ async def check_cohere(it: JobHouse) -> None:
         assert (await refusal(it, "/v2/embed", body))[0] == param, body
 
 
-async def check_rerank(it: JobHouse) -> None:
+async def check_rerank(it: JobDeployment) -> None:
     body = {"model": "rer", "query": "w1 w2 w3", "documents": ["w4 w5 w6", "w7"]}
     made = await ask(it, "/v2/rerank", body | {"max_tokens_per_doc": 1})
     given = [m.unpack_ints(it.inputs[job.job_id].tokens) for job in it.jobs()[-2:]]
@@ -138,7 +138,7 @@ async def check_rerank(it: JobHouse) -> None:
 
 def test_other_servers_endpoints(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path, scheduler_shards=2) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path, scheduler_shards=2) as it:
             await check_packed(it)
             await check_pooling(it)
             await check_score(it)

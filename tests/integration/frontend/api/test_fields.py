@@ -10,7 +10,14 @@ from typing import Any
 from shared.blocks import BLOCK_TOKENS
 from shared.wire import messages as m
 from tests.conftest import Server
-from tests.integration.frontend.house import EOS, MODEL, MODEL_LEN, House, Reply, house
+from tests.integration.frontend.deployment import (
+    EOS,
+    MODEL,
+    MODEL_LEN,
+    Deployment,
+    Reply,
+    deployment,
+)
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": HI}
@@ -20,14 +27,14 @@ TOKENS = [*SAID.encode(), EOS]
 PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
 
-async def whole(it: House, path: str, **fields: Any) -> dict[str, Any]:
+async def whole(it: Deployment, path: str, **fields: Any) -> dict[str, Any]:
     answer = await it.http.post(path, json=PATHS[path] | fields)
     assert answer.status_code == 200, answer.text
     made: dict[str, Any] = answer.json()
     return made
 
 
-async def chunks(it: House, path: str, **fields: Any) -> list[dict[str, Any]]:
+async def chunks(it: Deployment, path: str, **fields: Any) -> list[dict[str, Any]]:
     answer = await it.http.post(path, json=PATHS[path] | {"stream": True} | fields)
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]", answer.text
@@ -38,11 +45,11 @@ def joined(parts: Iterable[list[int]]) -> list[int]:
     return list(chain.from_iterable(parts))
 
 
-def prompt_of(it: House, at: int = -1) -> list[int]:
+def prompt_of(it: Deployment, at: int = -1) -> list[int]:
     return m.unpack_ints(it.fake.prompts[at].tokens)
 
 
-async def check_token_ids(it: House) -> None:
+async def check_token_ids(it: Deployment) -> None:
     made = await whole(it, "/v1/chat/completions", return_token_ids=True)
     assert made["choices"][0]["token_ids"] == TOKENS
     assert made["prompt_token_ids"] == prompt_of(it)
@@ -60,7 +67,7 @@ async def check_token_ids(it: House) -> None:
         assert "token_ids" not in json.dumps(await whole(it, path))
 
 
-async def check_names_of_tokens(it: House) -> None:
+async def check_names_of_tokens(it: Deployment) -> None:
     fields = {"logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
     made = await whole(it, "/v1/chat/completions", **fields)
     entries = made["choices"][0]["logprobs"]["content"]
@@ -77,7 +84,7 @@ async def check_names_of_tokens(it: House) -> None:
     assert block["text_offset"][:4] == [0, 1, 2, 3]
 
 
-async def check_usage_in_every_chunk(it: House) -> None:
+async def check_usage_in_every_chunk(it: Deployment) -> None:
     for path in PATHS:
         options = {"include_usage": True, "continuous_usage_stats": True}
         many = await chunks(it, path, stream_options=options)
@@ -94,7 +101,7 @@ async def check_usage_in_every_chunk(it: House) -> None:
         assert all(chunk["usage"] is None for chunk in many[:-1])
 
 
-async def check_logprobs_of_prompts(it: House) -> None:
+async def check_logprobs_of_prompts(it: Deployment) -> None:
     made = await whole(it, "/v1/completions", prompt=["abc", "de"], prompt_logprobs=2)
     first, second = (choice["prompt_logprobs"] for choice in made["choices"])
     assert first[0] is None and len(first) == 3 and len(second) == 2
@@ -116,7 +123,7 @@ async def check_logprobs_of_prompts(it: House) -> None:
             assert answer.json()["error"]["param"] == "prompt_logprobs"
 
 
-async def check_allowed_tokens(it: House) -> None:
+async def check_allowed_tokens(it: Deployment) -> None:
     for path in PATHS:
         await whole(it, path, allowed_token_ids=[104, EOS])
         assert it.fake.prompts[-1].sampling.allowed_token_ids == [104, EOS]
@@ -124,7 +131,7 @@ async def check_allowed_tokens(it: House) -> None:
     assert answer.json()["error"]["param"] == "allowed_token_ids"
 
 
-async def check_cut_prompts(it: House) -> None:
+async def check_cut_prompts(it: Deployment) -> None:
     await whole(it, "/v1/completions", prompt=["abcdef", "gh"], truncate_prompt_tokens=3)
     assert sorted([prompt_of(it, -1), prompt_of(it, -2)]) == [[*b"def"], [*b"gh"]]
     long = "x" * MODEL_LEN + "y"
@@ -138,7 +145,7 @@ async def check_cut_prompts(it: House) -> None:
     assert len(prompt_of(it)) == 20
 
 
-async def check_cut_sessions(it: House) -> None:
+async def check_cut_sessions(it: Deployment) -> None:
     text = "".join(chr(97 + at % 26) for at in range(200))
     fields = {"session_id": "cut", "prompt": text, "truncate_prompt_tokens": 130}
     await whole(it, "/v1/completions", **fields)
@@ -152,7 +159,7 @@ async def check_cut_sessions(it: House) -> None:
     assert (await it.http.get("/v1/sessions/cut")).json()["num_turns"] == 2
 
 
-async def check_continued_messages(it: House) -> None:
+async def check_continued_messages(it: Deployment) -> None:
     messages = [*HI, {"role": "assistant", "content": "well, "}]
     fields = {"messages": messages, "continue_final_message": True}
     await whole(it, "/v1/chat/completions", **fields)
@@ -170,7 +177,7 @@ async def check_continued_messages(it: House) -> None:
 
 def test_fields_of_generation(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, lambda _: Reply(SAID)) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: Reply(SAID)) as it:
             await check_token_ids(it)
             await check_names_of_tokens(it)
             await check_usage_in_every_chunk(it)

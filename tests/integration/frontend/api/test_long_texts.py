@@ -18,7 +18,7 @@ from services.frontend.rendering.pool import Pool
 from services.worker.models.demo_model import make_demo_model
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEMPLATE = """
@@ -61,21 +61,21 @@ def children(parent: int | None = None) -> list[int]:
     return found
 
 
-async def ask(it: House, **fields: Any) -> tuple[int, str, str]:
+async def ask(it: Deployment, **fields: Any) -> tuple[int, str, str]:
     """Status, code and message of a chat's answer."""
     answer = await it.http.post("/v1/chat/completions", json=CHAT | fields)
     error = answer.json().get("error", {"code": "", "message": ""})
     return answer.status_code, error["code"], error["message"]
 
 
-async def ask_nats(it: House, **fields: Any) -> tuple[str, str]:
+async def ask_nats(it: Deployment, **fields: Any) -> tuple[str, str]:
     payload = orjson.dumps(CHAT | fields)
     reply = await it.bus._client.request(INFERENCE_SUBMIT, payload, timeout=20)
     error = orjson.loads(reply.data).get("error", {"code": "", "message": ""})
     return error["code"], error["message"]
 
 
-def has_more(it: House, num_submits: int) -> bool:
+def has_more(it: Deployment, num_submits: int) -> bool:
     return len(it.fake.submits) > num_submits
 
 
@@ -88,7 +88,7 @@ def test_a_template_that_counts_for_ever_holds_up_nobody(
 ) -> None:
     async def scenario() -> None:
         make_model(tmp_path)
-        async with house(nats_server, redis_server, tmp_path, text_limit_s=2) as it:
+        async with deployment(nats_server, redis_server, tmp_path, text_limit_s=2) as it:
             endless = {"chat_template_kwargs": {"rounds": 99_999}}
             asked = [asyncio.create_task(ask(it, **endless)) for _ in range(2)]
             asked_nats = asyncio.create_task(ask_nats(it, **endless))
@@ -125,7 +125,7 @@ def test_what_templates_raise_is_told_and_ends_nothing(
 
     async def scenario() -> None:
         make_model(tmp_path)
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             for fields, why in cases:
                 status, code, message = await ask(it, **fields)
                 assert status == 400 and why in message, (fields, code, message)
@@ -141,7 +141,7 @@ def test_long_texts_have_the_tokens_that_short_ones_have(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(
+        async with deployment(
             nats_server, redis_server, tmp_path, body_values_max=10**7, **PATIENT
         ) as it:
             body = {"prompt": LONG, "add_special_tokens": False}
@@ -174,7 +174,9 @@ def test_a_child_that_is_killed_costs_nobody_their_answer(
     monkeypatch.setattr(Pool, "_give", tell)
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, text_processes=1, **PATIENT) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, text_processes=1, **PATIENT
+        ) as it:
             body = {"prompt": LONG[:50_000], "add_special_tokens": False}
             assert (await it.http.post("/tokenize", json=body)).status_code == 200
             (child,) = children()
@@ -192,7 +194,7 @@ def test_what_cannot_fit_is_not_tokenized(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             prompt = "a" * 60_000  # more than 100 characters a token of 512
             answer = await it.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
             assert answer.status_code == 400
@@ -224,7 +226,9 @@ def test_large_bodies_take_room_and_give_it_back(
         go_on = asyncio.Event()
         go_on.set()
         reply = Reply(hold=go_on)
-        async with house(nats_server, redis_server, tmp_path, lambda _: reply, **settings) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, lambda _: reply, **settings
+        ) as it:
             large = {"model": MODEL, "prompt": "a" * 70_000, "truncate_prompt_tokens": 400}
             assert (await it.http.post("/v1/completions", json=large)).status_code == 200
             (child,) = children()

@@ -9,7 +9,7 @@ from typing import Any
 from shared.wire import messages as m
 from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, MODEL_LEN, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, MODEL_LEN, Deployment, Reply, deployment
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -25,30 +25,30 @@ WEATHER: dict[str, Any] = {
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
-def with_house(
-    scenario: Callable[[House], Awaitable[None]], reply: Reply, *servers: Any, **settings: Any
+def with_deployment(
+    scenario: Callable[[Deployment], Awaitable[None]], reply: Reply, *servers: Any, **settings: Any
 ) -> None:
     nats_server, redis_server, folder = servers
 
     async def run() -> None:
-        async with house(nats_server, redis_server, folder, lambda _: reply, **settings) as it:
+        async with deployment(nats_server, redis_server, folder, lambda _: reply, **settings) as it:
             await scenario(it)
 
     asyncio.run(run())
 
 
-def prompt(it: House, at: int = -1) -> str:
+def prompt(it: Deployment, at: int = -1) -> str:
     return bytes(t for t in m.unpack_ints(it.fake.prompts[at].tokens) if t < 256).decode()
 
 
-async def ask(it: House, **fields: Any) -> dict[str, Any]:
+async def ask(it: Deployment, **fields: Any) -> dict[str, Any]:
     answer = await it.http.post(PATH, json=ASKED | fields)
     assert answer.status_code == 200, answer.text
     made: dict[str, Any] = answer.json()
     return made
 
 
-async def stream(it: House, **fields: Any) -> list[dict[str, Any]]:
+async def stream(it: Deployment, **fields: Any) -> list[dict[str, Any]]:
     """Events; each is named as its data is, and the name comes first."""
     answer = await it.http.post(PATH, json=ASKED | {"stream": True} | fields)
     assert answer.status_code == 200, answer.text
@@ -107,7 +107,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_message(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         said = await ask(it, system="Be kind.", metadata={"user_id": "u"})
         assert said.pop("id").startswith("msg")
         num = len(m.unpack_ints(it.fake.prompts[-1].tokens))
@@ -144,13 +144,13 @@ def test_a_message(nats_server: Server, redis_server: Server, tmp_path: Path) ->
         sampling = it.fake.prompts[-1].sampling
         assert {name: getattr(sampling, name) for name in sampled} == sampled
 
-    with_house(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
 
 
 def test_events_make_the_same_message(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         cases: list[dict[str, Any]] = [
             {},
             {"max_tokens": 2},
@@ -169,11 +169,11 @@ def test_events_make_the_same_message(
         assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
 
     text = f"Let me see. {CALL} There."
-    with_house(scenario, Reply(text), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(text), nats_server, redis_server, tmp_path)
 
 
 def test_calls_and_their_answers(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         fields = {"tools": [WEATHER], "session_id": "s"}
         first = await ask(it, **fields)
         (call,) = first["content"]
@@ -200,13 +200,13 @@ def test_calls_and_their_answers(nats_server: Server, redis_server: Server, tmp_
             await ask(it, tools=[WEATHER], tool_choice={"type": kind})
             assert not it.fake.prompts[-1].sampling.grammar
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def test_a_second_turn_extends_the_session(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         headers = {"X-Session-Id": "s"}
         first = (await it.http.post(PATH, json=ASKED, headers=headers)).json()
         given = [*HI, {"role": "assistant", "content": first["content"]}, *HI]
@@ -217,22 +217,22 @@ def test_a_second_turn_extends_the_session(
         assert it.fake.prompts[1].num_history >= len(before) + 4
         assert (await it.http.get("/v1/sessions/s")).json()["num_turns"] == 2
 
-    with_house(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
 
 
 def test_one_call_of_several(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 200}
         assert len((await ask(it, **asked))["content"]) == 2
         for kind in ("auto", "any"):
             choice = {"type": kind, "disable_parallel_tool_use": True}
             assert len((await ask(it, tool_choice=choice, **asked))["content"]) == 1
 
-    with_house(scenario, Reply(CALL + CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL + CALL), nats_server, redis_server, tmp_path)
 
 
 def test_a_call_that_is_cut_off(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         cut = await ask(it, tools=[WEATHER], max_tokens=CALL.index("slo"))
         (call,) = cut["content"]
         assert (cut["stop_reason"], call["name"], call["input"]) == ("max_tokens", "weather", {})
@@ -252,13 +252,13 @@ def test_a_call_that_is_cut_off(nats_server: Server, redis_server: Server, tmp_p
         await ask(it, tools=[WEATHER], messages=given)
         assert prompt(it).endswith("\ntool\nError: \nassistant\n")
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def test_a_message_has_the_form_that_is_asked_for(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
         form = {"type": "json_schema", "schema": schema}
         for fields in ({"output_config": {"format": form}}, {"output_format": form}):
@@ -266,13 +266,13 @@ def test_a_message_has_the_form_that_is_asked_for(
             grammar = it.fake.prompts[-1].sampling.grammar
             assert '"x"' in grammar and not flaw_of(grammar, byte_tokenizer())
 
-    with_house(scenario, Reply('{"x": 7}'), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply('{"x": 7}'), nats_server, redis_server, tmp_path)
 
 
 def test_tokens_are_counted_as_they_are_used(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         cases: list[dict[str, Any]] = [
             {},
             {"system": "Be kind."},
@@ -292,7 +292,7 @@ def test_tokens_are_counted_as_they_are_used(
         wrong = await it.http.post(COUNT, json=ASKED | {"tool_choice": {"type": "any"}})
         assert wrong.json()["error"]["param"] == "tool_choice"
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
 
 
 FORM = {"type": "json_schema", "schema": {"not": {}}}
@@ -337,7 +337,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_is_wrong_is_named(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         for fields, param in BAD:
             answer = await it.http.post(PATH, json=ASKED | fields)
             assert answer.status_code == 400, (fields, answer.text)
@@ -349,11 +349,11 @@ def test_what_is_wrong_is_named(nats_server: Server, redis_server: Server, tmp_p
         for fields in ({"thinking": {"type": "disabled"}}, {"output_config": {"effort": "high"}}):
             await ask(it, **fields)
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
 
 
 async def check_shape(
-    it: House, method: str, path: str, status: int, kind: str, **how: Any
+    it: Deployment, method: str, path: str, status: int, kind: str, **how: Any
 ) -> None:
     answer = await it.http.request(method, path, **how)
     assert answer.status_code == status, (path, answer.text)
@@ -374,7 +374,7 @@ def test_errors_have_anthropic_s_shape_whoever_raised_them(
     ]
     keys.write_text(json.dumps(entries))
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         wrong = "invalid_request_error"
         for path in (PATH, COUNT):
             await check_shape(it, "POST", path, 401, "authentication_error", json=ASKED)
@@ -399,7 +399,7 @@ def test_errors_have_anthropic_s_shape_whoever_raised_them(
         unknown = await it.http.get("/v1/nothing")
         assert unknown.json().keys() == {"error"} and "request-id" not in unknown.headers
 
-    with_house(
+    with_deployment(
         scenario, Reply(), nats_server, redis_server, tmp_path,
         api_keys_file=keys, body_bytes_max=200_000,
     )  # fmt: skip
@@ -411,7 +411,7 @@ def test_a_key_in_anthropic_s_header_is_a_key(
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps([{"key": "a", "tenant": "a"}, {"key": "b", "tenant": "b"}]))
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         cases = [
             ({"X-Api-Key": "a"}, 200, "a"),
             ({"X-Api-Key": "x"}, 401, ""),
@@ -429,31 +429,31 @@ def test_a_key_in_anthropic_s_header_is_a_key(
             listed = await it.http.get("/v1/models", headers=headers)
             assert listed.status_code == status, "on every path"
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path, api_keys_file=keys)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path, api_keys_file=keys)
 
 
 def test_a_failure_on_the_way_is_an_event(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         first, *_, last = await stream(it)
         assert first["type"] == "message_start"
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")
         assert last["error"]["code"] == "worker_broke" and last["request_id"]
         await check_shape(it, "POST", PATH, 500, "api_error", json=ASKED)
 
-    with_house(scenario, Reply("hello", error_at=2), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply("hello", error_at=2), nats_server, redis_server, tmp_path)
 
 
-def test_an_overloaded_house_says_so(
+def test_an_overloaded_deployment_says_so(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     def busy(prompt: m.Prompt) -> Reply:
         failed = m.TurnFailed(turn_id=prompt.turn_id, code="overloaded", message="busy")
         return Reply(failure=failed)
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         it.fake.reply = busy
         await check_shape(it, "POST", PATH, 503, "overloaded_error", json=ASKED)
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)

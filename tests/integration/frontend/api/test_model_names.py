@@ -7,7 +7,7 @@ from typing import Any
 from shared.wire import messages as m
 from shared.wire.subjects import ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 
@@ -19,7 +19,7 @@ def test_another_name_is_as_good(nats_server: Server, redis_server: Server, tmp_
         announced.append(advisory)
         return m.AdvisoryState(session_id=advisory.session_id, state="placed")
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         await it.bus.serve(ADVISORY_SUBMIT, on_advisory)
         await it.bus.flush()
         for name in ("gpt-4o", "mine", MODEL):
@@ -41,7 +41,7 @@ def test_another_name_is_as_good(nats_server: Server, redis_server: Server, tmp_
 
     async def run() -> None:
         names = ["gpt-4o", f"mine={MODEL}", "other=nobody"]
-        async with house(nats_server, redis_server, tmp_path, served_model_names=names) as it:
+        async with deployment(nats_server, redis_server, tmp_path, served_model_names=names) as it:
             await scenario(it)
 
     asyncio.run(run())
@@ -57,7 +57,7 @@ def test_the_only_model_need_not_be_named(
     }
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, lambda _: Reply("hello")) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: Reply("hello")) as it:
             for path, body in asked.items():
                 answer = await it.http.post(path, json=body)
                 assert answer.status_code == 200, answer.text

@@ -21,17 +21,17 @@ from shared.bus import Bus
 from shared.wire import messages as m
 from shared.wire.subjects import INFERENCE_SUBMIT, INPUT_PULL
 from tests.conftest import Server
-from tests.integration.frontend.house import eventually
-from tests.integration.frontend.job_house import (
+from tests.integration.frontend.deployment import eventually
+from tests.integration.frontend.job_deployment import (
     CLS,
     DIMENSIONS,
     EDGE,
     LABELS,
     SEP,
     WORD,
-    JobHouse,
+    JobDeployment,
     embedding_of,
-    job_house,
+    job_deployment,
 )
 from tests.integration.harness import eventually_answers
 
@@ -52,7 +52,7 @@ def image_part(color: tuple[int, int, int]) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(color)}}
 
 
-async def check_embeddings(it: JobHouse) -> None:
+async def check_embeddings(it: JobDeployment) -> None:
     one = await it.openai.embeddings.create(model="emb", input="w1 w2")
     assert one.data[0].embedding == embedding_of(framed(1, 2))
     assert one.model == "emb" and one.usage.prompt_tokens == one.usage.total_tokens == 4
@@ -71,7 +71,7 @@ async def check_embeddings(it: JobHouse) -> None:
     assert np.allclose(short.data[0].embedding, np.array([2, 11]) / np.hypot(2, 11))
 
 
-async def check_variants(it: JobHouse) -> None:
+async def check_variants(it: JobDeployment) -> None:
     texts = [" ".join(["w1"] * num) for num in (1, 6, 7, 30)]
     it.submits.clear()
     assert (await it.http.post("/v1/embeddings", json=EMBED | {"input": texts})).status_code == 200
@@ -89,7 +89,7 @@ async def check_variants(it: JobHouse) -> None:
     assert bare.json()["usage"]["prompt_tokens"] == 2
 
 
-async def check_classify(it: JobHouse) -> None:
+async def check_classify(it: JobDeployment) -> None:
     body = {"model": "cls", "input": ["w1", "w2"]}
     answer = (await it.http.post("/v1/classify", json=body)).json()
     assert answer["object"] == "list" and answer["usage"]["prompt_tokens"] == 6
@@ -105,7 +105,7 @@ async def check_classify(it: JobHouse) -> None:
     assert (given.height, given.width) == (EDGE, EDGE) and it.jobs()[-1].variant == 0
 
 
-async def check_rerank(it: JobHouse) -> None:
+async def check_rerank(it: JobDeployment) -> None:
     body = {"model": "rer", "query": "w1 w2", "documents": ["w5", {"text": "w1 w2"}, "w2 w9"]}
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
         answer = (await it.http.post(path, json=body)).json()
@@ -123,7 +123,7 @@ async def check_rerank(it: JobHouse) -> None:
     assert "document" not in answer["results"][0]
 
 
-async def check_models(it: JobHouse) -> None:
+async def check_models(it: JobDeployment) -> None:
     models = {model.id: model.model_dump() async for model in it.openai.models.list()}
     assert {name: model["task"] for name, model in models.items()} == {
         "emb": "embed", "cls": "classify", "img": "classify", "rer": "rerank",
@@ -132,7 +132,7 @@ async def check_models(it: JobHouse) -> None:
     assert (await it.openai.models.retrieve("rer")).model_dump()["slo_ms"] == 5000
 
 
-async def check_errors(it: JobHouse) -> None:
+async def check_errors(it: JobDeployment) -> None:
     image = image_part((0, 0, 0))
     cases: list[tuple[str, dict[str, Any], int, str | None]] = [
         ("/v1/embeddings", EMBED | {"model": "none"}, 404, "model_not_found"),
@@ -170,7 +170,7 @@ async def check_errors(it: JobHouse) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[1]"
 
 
-async def check_targets(it: JobHouse) -> None:
+async def check_targets(it: JobDeployment) -> None:
     wrong: list[tuple[dict[str, str], dict[str, Any], str]] = [
         ({"X-SLO-Ms": "1.5"}, EMBED, "X-SLO-Ms"),
         ({"X-SLO-Ms": "soon"}, EMBED, "X-SLO-Ms"),
@@ -189,7 +189,7 @@ async def check_targets(it: JobHouse) -> None:
         assert 2_000_000_000 < it.jobs()[-1].slo_ns < 3_000_000_000
 
 
-async def check_nats(it: JobHouse) -> None:
+async def check_nats(it: JobDeployment) -> None:
     async def ask(body: dict[str, Any]) -> dict[str, Any]:
         reply = await it.bus._client.request(INFERENCE_SUBMIT, orjson.dumps(body), timeout=10)
         answer: dict[str, Any] = orjson.loads(reply.data)
@@ -206,7 +206,7 @@ async def check_nats(it: JobHouse) -> None:
 
 def test_every_endpoint(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with job_house(
+        async with job_deployment(
             nats_server, redis_server, tmp_path, inputs_max=40, image_pixels_max=10_000,
             scheduler_shards=2,
         ) as it:  # fmt: skip
@@ -229,7 +229,7 @@ def test_an_answer_that_nats_does_not_take(
     nats_server: Server, redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path) as it:
             monkeypatch.setattr(Bus, "payload_bytes_max", 2000)
             body = orjson.dumps({"model": "rer", "query": "w1", "documents": ["w" * 3000]})
             reply = await it.bus._client.request(INFERENCE_SUBMIT, body, timeout=20)
@@ -244,7 +244,7 @@ def test_large_bodies_have_room_together(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path, job_bytes_max=250_000) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path, job_bytes_max=250_000) as it:
             large = EMBED | {"user": "u" * 150_000}
             for _ in range(3):
                 answer = await it.http.post("/v1/embeddings", json=large)
@@ -264,7 +264,7 @@ def test_large_bodies_have_room_together(
 
 def test_jobs_that_cannot_be_had(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path) as it:
             it.drop = lambda job: (
                 m.JobDropped(job_id=job.job_id, code="no_time", message="full", retry_after_s=4)
                 if job.job_id.endswith("-1")
@@ -301,7 +301,7 @@ def test_nothing_is_lost_with_a_leader_or_a_client(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path, jobs_max=3) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path, jobs_max=3) as it:
             it.is_deaf = True
             body = EMBED | {"input": ["w1", "w2"]}
             asking = asyncio.create_task(it.http.post("/v1/embeddings", json=body))
@@ -335,7 +335,7 @@ def test_many_images_are_pulled_in_parts(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path) as it:
             (tmp_path / "big").mkdir()
             config = {"size": {"height": 300, "width": 300}}
             (tmp_path / "big" / "preprocessor_config.json").write_text(json.dumps(config))
@@ -361,7 +361,7 @@ def test_a_stop_answers_what_is_open(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path, drain_s=0) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path, drain_s=0) as it:
             it.is_deaf = True
             asking = asyncio.create_task(it.http.post("/v1/embeddings", json=EMBED))
             await eventually(lambda: bool(it.jobs()))
@@ -396,7 +396,7 @@ def test_no_body_is_a_server_error(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with job_house(nats_server, redis_server, tmp_path) as it:
+        async with job_deployment(nats_server, redis_server, tmp_path) as it:
             await asyncio.to_thread(fuzz, it.url)
 
     def fuzz(url: str) -> None:

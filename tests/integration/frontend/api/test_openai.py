@@ -12,7 +12,7 @@ from openai.types.chat import (
 
 from shared.wire import messages as m
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Reply, deployment, eventually
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -20,7 +20,7 @@ HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 def test_chat_whole_and_streamed(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
         said = Reply("h\u00e4llo \U0001f600 there")
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             whole = await it.openai.chat.completions.create(model=MODEL, messages=HI)
             assert whole.choices[0].message.content == said.text
             assert whole.choices[0].finish_reason == "stop"
@@ -54,7 +54,9 @@ def test_models_and_choices_and_logprobs(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, lambda _: Reply("\u00e4b")) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, lambda _: Reply("\u00e4b")
+        ) as it:
             models = [model async for model in it.openai.models.list()]
             assert [model.id for model in models] == [MODEL]
             assert (await it.openai.models.retrieve(MODEL)).id == MODEL
@@ -100,7 +102,7 @@ def test_stop_string_is_held_back_and_cancels(
     async def scenario() -> None:
         never = asyncio.Event()
         said = Reply("one STtwo STOP three", hold=never, hold_at=14)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             stream = await it.openai.chat.completions.create(
                 model=MODEL, messages=HI, stop=["STOP"], stream=True
             )
@@ -119,7 +121,7 @@ def test_what_a_session_goes_on_from_behind_a_stop_string_is_told(
 
     async def scenario() -> None:
         reply = Reply("before STOP after", hold=asyncio.Event(), hold_at=13)
-        async with house(nats_server, redis_server, tmp_path, lambda _: reply) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: reply) as it:
             for _ in range(2):
                 await it.openai.chat.completions.create(
                     model=MODEL, messages=HI, stop="STOP", extra_body={"session_id": "s"}
@@ -147,7 +149,7 @@ def test_disconnect_cancels_streaming_or_not(
 ) -> None:
     async def scenario() -> None:
         said = Reply("abcdef", hold=asyncio.Event(), hold_at=3)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             stream = await it.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
             await anext(aiter(stream))
             await stream.close()
@@ -165,7 +167,7 @@ def test_a_worker_that_dies_is_continued_by_the_next(
 ) -> None:
     async def scenario() -> None:
         said = Reply("a long enough reply", die_at=6)
-        async with house(
+        async with deployment(
             nats_server, redis_server, tmp_path, lambda _: said, resubmit_silent_s=0.3
         ) as it:
             stream = await it.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
@@ -192,7 +194,7 @@ def test_failures_before_and_after_the_first_byte(
                 )
             return Reply("abcdef", error_at=3)
 
-        async with house(nats_server, redis_server, tmp_path, reply) as it:
+        async with deployment(nats_server, redis_server, tmp_path, reply) as it:
             body = {"model": MODEL, "messages": [{"role": "user", "content": "none"}]}
             for stream in (False, True):
                 answer = await it.http.post("/v1/chat/completions", json=body | {"stream": stream})
@@ -217,7 +219,7 @@ def test_usage_tells_where_history_was_if_asked(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}
             usage = (await it.http.post("/v1/completions", json=body)).json()["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 6}

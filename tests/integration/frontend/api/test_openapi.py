@@ -8,7 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.frontend.api.schemas import any_of, array, constant, record
+from services.frontend.api.bodies.schemas import any_of, array, constant, record
 from shared.adapters.record import adapters_redis_key
 from shared.ids import HostId, ModelId, TenantId
 from shared.wire import messages as m
@@ -21,8 +21,8 @@ from shared.wire.subjects import (
 )
 from tests.adapters import CARD
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
-from tests.integration.frontend.job_house import JobHouse, job_house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment
+from tests.integration.frontend.job_deployment import JobDeployment, job_deployment
 from tests.integration.harness import eventually_answers
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -119,7 +119,7 @@ async def described(http: httpx.AsyncClient) -> Described:
     return Described(http, paths)
 
 
-async def serve_advisories(it: House) -> None:
+async def serve_advisories(it: Deployment) -> None:
     async def answer(key: m.Advisory | m.AdvisoryKey) -> m.AdvisoryState:
         return m.AdvisoryState(session_id=key.session_id, state="placed")
 
@@ -129,7 +129,7 @@ async def serve_advisories(it: House) -> None:
     await it.bus.flush()
 
 
-async def check_adapters(it: House, api: "Described", redis_url: str) -> None:
+async def check_adapters(it: Deployment, api: "Described", redis_url: str) -> None:
     """A kvstore that has one adapter, whatever it is asked."""
     redis: Any = Redis.from_url(redis_url)
     record = m.AdapterRecord(
@@ -158,7 +158,7 @@ async def check_adapters(it: House, api: "Described", redis_url: str) -> None:
     await redis.aclose()
 
 
-async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
+async def check_generation(it: Deployment, redis_url: str) -> set[tuple[str, str]]:
     await serve_advisories(it)
     api = await described(it.http)
     ask = api.ask
@@ -208,7 +208,7 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     return api.asked
 
 
-async def check_jobs(it: JobHouse) -> set[tuple[str, str]]:
+async def check_jobs(it: JobDeployment) -> set[tuple[str, str]]:
     api = await described(it.http)
     ask = api.ask
     await ask("GET", "/v1/models")
@@ -230,12 +230,12 @@ def test_every_answer_is_as_described(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(
+        async with deployment(
             nats_server, redis_server, tmp_path / "a", lora=CARD, data_dir=tmp_path / "data"
         ) as it:
             asked = await check_generation(it, redis_server.url)
             paths = (await it.http.get("/openapi.json")).json()["paths"]
-        async with job_house(nats_server, redis_server, tmp_path / "b") as jobs:
+        async with job_deployment(nats_server, redis_server, tmp_path / "b") as jobs:
             asked |= await check_jobs(jobs)
         asked.add(("get", "/v1/house/events"))  # which has no end: `test_dashboard`
         described = {(method, path) for path, item in paths.items() for method in item}
@@ -252,11 +252,11 @@ async def errors_counted(http: httpx.AsyncClient) -> float:
     return sum(float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix))
 
 
-def test_polls_of_a_house_that_is_not_ready_are_no_errors(
+def test_polls_of_a_deployment_that_is_not_ready_are_no_errors(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             it.fake.is_reporting = False
             await eventually_answers(
                 lambda: it.http.get("/health"), lambda answer: answer.status_code == 503

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from shared.wire import messages as m
 from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, MODEL_LEN, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, MODEL_LEN, Deployment, Reply, deployment
 
 WEATHER: Any = {
     "type": "function",
@@ -24,22 +24,24 @@ WEATHER: Any = {
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
-def with_house(scenario: Callable[[House], Awaitable[None]], reply: Reply, *servers: Any) -> None:
+def with_deployment(
+    scenario: Callable[[Deployment], Awaitable[None]], reply: Reply, *servers: Any
+) -> None:
     nats_server, redis_server, folder = servers
 
     async def run() -> None:
-        async with house(nats_server, redis_server, folder, lambda _: reply) as it:
+        async with deployment(nats_server, redis_server, folder, lambda _: reply) as it:
             await scenario(it)
 
     asyncio.run(run())
 
 
-def asked(it: House, at: int = -1) -> str:
+def asked(it: Deployment, at: int = -1) -> str:
     return bytes(t for t in m.unpack_ints(it.fake.prompts[at].tokens) if t < 256).decode()
 
 
 def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         whole: Any = await it.openai.responses.create(
             model=MODEL, input="Hi", instructions="Be kind.", metadata={"a": "b"}
         )
@@ -79,7 +81,7 @@ def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_
         numbers = [event.sequence_number for event in seen]
         assert numbers == list(range(len(seen)))
 
-    with_house(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
 
 
 def test_log_probabilities_of_what_is_said(
@@ -91,7 +93,7 @@ def test_log_probabilities_of_what_is_said(
     def text_of(entries: list[Any]) -> str:
         return "".join(entry.token for entry in entries)
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.responses
         whole: Any = await ask.create(model=MODEL, input="Hi", tools=[WEATHER], **asked_for)
         assert whole.top_logprobs == 2
@@ -122,11 +124,11 @@ def test_log_probabilities_of_what_is_said(
         with pytest.raises(openai.BadRequestError, match="include"):
             await ask.create(model=MODEL, input="Hi", include=["file_search_call.results"])
 
-    with_house(scenario, Reply(said + CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(said + CALL), nats_server, redis_server, tmp_path)
 
 
 def test_calls_and_their_answers(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.responses
         extra = {"session_id": "s"}
         first: Any = await ask.create(model=MODEL, input="Hi", tools=[WEATHER], extra_body=extra)
@@ -147,11 +149,11 @@ def test_calls_and_their_answers(nats_server: Server, redis_server: Server, tmp_
         grammar = it.fake.prompts[-1].sampling.grammar
         assert grammar and not flaw_of(grammar, byte_tokenizer())
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def test_a_call_behind_a_message(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.responses
         async with ask.stream(model=MODEL, input="Hi", tools=[WEATHER]) as events:
             seen = [event.type async for event in events]
@@ -164,7 +166,7 @@ def test_a_call_behind_a_message(nats_server: Server, redis_server: Server, tmp_
         )
 
     text = f"Let me see. {CALL}"
-    with_house(scenario, Reply(text), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(text), nats_server, redis_server, tmp_path)
 
 
 class Point(BaseModel):
@@ -174,13 +176,13 @@ class Point(BaseModel):
 def test_a_response_has_the_form_that_is_asked_for(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         parsed: Any = await it.openai.responses.parse(model=MODEL, input="Hi", text_format=Point)
         assert parsed.output_parsed == Point(x=7)
         grammar = it.fake.prompts[-1].sampling.grammar
         assert '"x"' in grammar and not flaw_of(grammar, byte_tokenizer())
 
-    with_house(scenario, Reply('{"x": 7}'), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply('{"x": 7}'), nats_server, redis_server, tmp_path)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -213,20 +215,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_is_wrong_is_named(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         for fields, param in BAD:
             body = {"model": MODEL, "input": "Hi", **fields}
             answer = await it.http.post("/v1/responses", json=body)
             assert answer.status_code == 400, (fields, answer.text)
             assert answer.json()["error"]["param"] == param, (fields, answer.text)
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
 
 
 def test_a_failure_on_the_way_is_an_event(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         async with it.openai.responses.stream(model=MODEL, input="Hi") as events:
             seen = [event async for event in events]
         last: Any = seen[-1]
@@ -242,4 +244,4 @@ def test_a_failure_on_the_way_is_an_event(
             assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
         assert parts[-1].startswith("event: error\ndata: {")
 
-    with_house(scenario, Reply(error_at=2), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(error_at=2), nats_server, redis_server, tmp_path)

@@ -7,18 +7,18 @@ from typing import Any
 
 from shared.wire.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
 
 ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"type": "function", "function": {"name": "now"}}
 FORCED: Any = {"type": "function", "function": {"name": "now"}}
 
 
-def with_house(scenario: Callable[[House], Awaitable[None]], *servers: Any) -> None:
+def with_deployment(scenario: Callable[[Deployment], Awaitable[None]], *servers: Any) -> None:
     nats_server, redis_server, folder = servers
 
     async def run() -> None:
-        async with house(nats_server, redis_server, folder, lambda _: Reply("{}")) as it:
+        async with deployment(nats_server, redis_server, folder, lambda _: Reply("{}")) as it:
             await scenario(it)
 
     asyncio.run(run())
@@ -27,7 +27,7 @@ def with_house(scenario: Callable[[House], Awaitable[None]], *servers: Any) -> N
 def test_workers_are_told_a_grammar_that_can_be_used(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.chat.completions
         await ask.create(model=MODEL, messages=ASKED)
         await ask.create(model=MODEL, messages=ASKED, response_format={"type": "json_object"})
@@ -51,7 +51,7 @@ def test_workers_are_told_a_grammar_that_can_be_used(
         assert told[5] == told[2], "what is said has a form, and nothing is said"
         assert not any(flaw_of(grammar, byte_tokenizer()) for grammar in told if grammar)
 
-    with_house(scenario, nats_server, redis_server, tmp_path)
+    with_deployment(scenario, nats_server, redis_server, tmp_path)
 
 
 def test_a_strict_tool_holds_who_may_call_it(
@@ -61,7 +61,7 @@ def test_a_strict_tool_holds_who_may_call_it(
     strict: Any = {"type": "function", "function": {**TOOL["function"], "strict": True}}
     told: dict[str, list[bool]] = {}
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         for tool in (TOOL, strict):
             for choice in ("auto", "none"):
                 await it.openai.chat.completions.create(
@@ -74,7 +74,7 @@ def test_a_strict_tool_holds_who_may_call_it(
     async def run(parser: str) -> None:
         folder = tmp_path / parser
         folder.mkdir()
-        async with house(
+        async with deployment(
             nats_server, redis_server, folder, lambda _: Reply("{}"), tool_parser=parser
         ) as it:
             await scenario(it)
@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_held_to_is_refused_and_says_why(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         for fields, says in REFUSED:
             body = {"model": MODEL, "messages": ASKED, **fields}
             reply = await it.http.post("/v1/chat/completions", json=body)
@@ -112,4 +112,4 @@ def test_what_cannot_be_held_to_is_refused_and_says_why(
             assert says in message and len(message) < 600
         assert not it.fake.submits
 
-    with_house(scenario, nats_server, redis_server, tmp_path)
+    with_deployment(scenario, nats_server, redis_server, tmp_path)

@@ -21,7 +21,7 @@ from shared.errors import InvalidRequest
 from shared.wire.grammar import byte_tokenizer, compiled
 from tests.conftest import Server
 from tests.integration.frontend.api.test_responses import CALL, WEATHER
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
 
 Servers = tuple[Server, Server, Path]
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -29,15 +29,15 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {
 THINKS = "<think>\nhm, so\n</think>\n\nYes."
 
 
-def with_house(
-    scenario: Callable[[House], Awaitable[None]],
+def with_deployment(
+    scenario: Callable[[Deployment], Awaitable[None]],
     servers: Servers,
     text: str = THINKS,
     parser: str = "qwen3",
 ) -> None:
     async def run() -> None:
         reply = Reply(text)
-        async with house(*servers, lambda _: reply, reasoning_parser=parser) as it:
+        async with deployment(*servers, lambda _: reply, reasoning_parser=parser) as it:
             await scenario(it)
 
     asyncio.run(run())
@@ -48,7 +48,7 @@ def servers(nats_server: Server, redis_server: Server, tmp_path: Path) -> Server
     return nats_server, redis_server, tmp_path
 
 
-async def ask(it: House, **fields: Any) -> Any:
+async def ask(it: Deployment, **fields: Any) -> Any:
     extra = {
         name: fields.pop(name)
         for name in ("include_reasoning", "separate_reasoning")
@@ -60,7 +60,7 @@ async def ask(it: House, **fields: Any) -> Any:
 
 
 def test_they_come_apart(servers: Servers) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         whole = await ask(it, n=2)
         for choice in whole.choices:
             message = choice.message
@@ -80,37 +80,37 @@ def test_they_come_apart(servers: Servers) -> None:
         assert together.choices[0].message.content == THINKS
         assert together.usage.completion_tokens_details is None
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_who_does_not_think_says_all(servers: Servers) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         message = (await ask(it)).choices[0].message
         assert (message.content, message.reasoning_content) == ("Yes <think>", None)
 
-    with_house(scenario, servers, "Yes <think>")
+    with_deployment(scenario, servers, "Yes <think>")
 
 
 @pytest.mark.parametrize("parser", ["auto", "none"])
 def test_nobody_tells_them_apart_in_a_model_without(servers: Servers, parser: str) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         message = (await ask(it)).choices[0].message
         assert message.content == THINKS and not hasattr(message, "reasoning_content")
 
-    with_house(scenario, servers, parser=parser)
+    with_deployment(scenario, servers, parser=parser)
 
 
 def test_thoughts_that_were_cut_off_are_thoughts(servers: Servers) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         (choice,) = (await ask(it, max_tokens=3)).choices
         assert choice.finish_reason == "length"
         assert (choice.message.content, choice.message.reasoning_content) == ("", "hm,")
 
-    with_house(scenario, servers, "hm, so</think>Yes", "deepseek_r1")
+    with_deployment(scenario, servers, "hm, so</think>Yes", "deepseek_r1")
 
 
 def test_a_call_behind_thoughts(servers: Servers) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         (choice,) = (await ask(it, tools=[TOOL])).choices
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         assert choice.message.reasoning_content == 'a <tool_call>{"name": "weather"}'
@@ -118,11 +118,11 @@ def test_a_call_behind_thoughts(servers: Servers) -> None:
         assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Oslo"}')
 
     reply = f'<think>a <tool_call>{{"name": "weather"}}</think>{CALL}'
-    with_house(scenario, servers, reply)
+    with_deployment(scenario, servers, reply)
 
 
 def test_a_response_has_them_as_an_item(servers: Servers) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         async with it.openai.responses.stream(model=MODEL, input="Hi", tools=[WEATHER]) as events:
             seen: list[Any] = [event async for event in events]
             final: Any = await events.get_final_response()
@@ -145,7 +145,7 @@ def test_a_response_has_them_as_an_item(servers: Servers) -> None:
         )
         assert more.reasoning is not None and more.reasoning.effort == "none"
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
@@ -158,7 +158,7 @@ def test_forms_hold_what_is_said(servers: Servers, parser: str) -> None:
         taken = all(matcher.consume_token(byte) for byte in text.encode())
         return taken and matcher.is_accepting()
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         city = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"enum": ["Oslo"]}}}
         thoughts = "hm { } <b>\n</think>\n\n"
         for fields, said in (
@@ -175,7 +175,7 @@ def test_forms_hold_what_is_said(servers: Servers, parser: str) -> None:
             assert not takes(grammar, f" {said}"), "space is a form's only behind thoughts"
             assert not takes(grammar, f"{said}{said}x")
 
-    with_house(scenario, servers, parser=parser)
+    with_deployment(scenario, servers, parser=parser)
 
 
 def options(effort: str, *names: str) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def test_history_keeps_them_for_templates() -> None:
 def test_a_message_has_them_as_a_block_where_asked(servers: Servers) -> None:
     asked: Any = {"model": MODEL, "max_tokens": 99, "messages": HI}
 
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         async def blocks(**fields: Any) -> list[Any]:
             answer = await it.http.post("/v1/messages", json={**asked, **fields})
             assert answer.status_code == 200, answer.text
@@ -254,7 +254,7 @@ def test_a_message_has_them_as_a_block_where_asked(servers: Servers) -> None:
         starts = [event for event in events if event["type"] == "content_block_start"]
         assert [start["content_block"]["type"] for start in starts] == ["thinking", "text"]
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_message_has_them_as_a_block_where_asked(servers: Servers) -> None:
 def test_a_reply_that_goes_on_is_within_if_its_message_is(
     servers: Servers, prefill: str, told: tuple[str, str | None]
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         body = {
             "model": MODEL, "messages": [*HI, {"role": "assistant", "content": prefill}],
             "continue_final_message": True, "add_generation_prompt": False,
@@ -277,7 +277,7 @@ def test_a_reply_that_goes_on_is_within_if_its_message_is(
         message = answer["choices"][0]["message"]
         assert (message["content"], message["reasoning_content"]) == told
 
-    with_house(scenario, servers, "so</think>Yes", "deepseek_r1")
+    with_deployment(scenario, servers, "so</think>Yes", "deepseek_r1")
 
 
 def test_tokens_of_thoughts_that_come_in_one_piece_count() -> None:

@@ -15,7 +15,7 @@ from shared.wire import messages as m
 from shared.wire.subjects import INFERENCE_SUBMIT
 from shared.wire.tracker_shards import left_wire
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
 from tests.integration.harness import eventually
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -26,20 +26,20 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call
 OTHER = '<tool_call>{"name": "time"}</tool_call>'
 
 
-def with_house(
-    scenario: Callable[[House], Awaitable[None]], reply: Reply, *servers: Any, **settings: Any
+def with_deployment(
+    scenario: Callable[[Deployment], Awaitable[None]], reply: Reply, *servers: Any, **settings: Any
 ) -> None:
     nats_server, redis_server, folder = servers
 
     async def run() -> None:
-        async with house(nats_server, redis_server, folder, lambda _: reply, **settings) as it:
+        async with deployment(nats_server, redis_server, folder, lambda _: reply, **settings) as it:
             await scenario(it)
 
     asyncio.run(run())
 
 
 def test_calls_come_as_calls(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.chat.completions
         whole = await ask.create(model=MODEL, messages=ASKED, tools=[WEATHER, TIME], n=2)
         for choice in whole.choices:
@@ -74,13 +74,13 @@ def test_calls_come_as_calls(nats_server: Server, redis_server: Server, tmp_path
         assert "".join(e.token for e in choice.logprobs.content) == text, "a token is told once"
 
     text = f"Let me see. {CALL}\n{OTHER}"
-    with_house(scenario, Reply(text), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(text), nats_server, redis_server, tmp_path)
 
 
 def test_what_tools_answer_goes_on_in_the_session(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         left: list[m.AgentTurnLeft] = []
         whose = m.AgentRef(agent="a", workflow_id="w")
         wire, ids = left_wire(m.AgentTurnLeft(agent=whose, session_id=SessionId("s")), 1)
@@ -104,7 +104,7 @@ def test_what_tools_answer_goes_on_in_the_session(
         rest = bytes(token for token in after[len(before) + len(said) :] if token < 256)
         assert rest == b"\ntool\nrain\nassistant\n"
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_calls_nothing_is_text(
     fields: dict[str, Any],
     finish: str,
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         answer = await it.openai.chat.completions.create(
             model=MODEL, messages=ASKED, tools=[WEATHER], **fields
         )
@@ -135,13 +135,13 @@ def test_what_calls_nothing_is_text(
         assert bool(choice.message.content) is not is_cut_call, "no marks of a call that began"
         assert (choice.message.content or "") in reply.text
 
-    with_house(scenario, reply, nats_server, redis_server, tmp_path)
+    with_deployment(scenario, reply, nats_server, redis_server, tmp_path)
 
 
 def test_a_call_that_is_cut_off_is_no_whole_one(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         answer = await it.openai.chat.completions.create(
             model=MODEL, messages=ASKED, tools=[WEATHER], max_tokens=len(CALL) - 20
         )
@@ -156,7 +156,7 @@ def test_a_call_that_is_cut_off_is_no_whole_one(
         )
         assert again.choices[0].message.tool_calls, "and may stand in a history"
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -188,7 +188,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 def test_wrong_tools_are_named(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         for fields, param in BAD:
             body = {"model": MODEL, "messages": ASKED, **fields}
             answer = await it.http.post("/v1/chat/completions", json=body)
@@ -215,13 +215,13 @@ def test_wrong_tools_are_named(nats_server: Server, redis_server: Server, tmp_pa
             code = answer.json().get("error", {}).get("code")
             assert code in {None, "context_length_exceeded"}, answer.text
 
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
 
 
 def test_tools_count_in_tokens_and_come_by_nats(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         body = {"model": MODEL, "messages": ASKED, "tools": [WEATHER]}
         told = (await it.http.post("/tokenize", json=body)).json()
         payload = orjson.dumps(body)
@@ -230,13 +230,13 @@ def test_tools_count_in_tokens_and_come_by_nats(
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
         assert answer["usage"]["prompt_tokens"] == told["count"]
 
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def test_a_template_without_tools_is_told_in_words(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         ask = it.openai.chat.completions
         first = await ask.create(model=MODEL, messages=ASKED, tools=[WEATHER])
         message = first.choices[0].message
@@ -256,7 +256,7 @@ def test_a_template_without_tools_is_told_in_words(
         assert bytes(m.unpack_ints(it.fake.prompts[2].tokens)) == b"user:Hi|"
 
     without_tools(tmp_path / "demo")
-    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
+    with_deployment(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def without_tools(folder: Path) -> None:
@@ -271,7 +271,7 @@ def without_tools(folder: Path) -> None:
 
 
 def test_the_parser_can_be_named(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def scenario(it: House) -> None:
+    async def scenario(it: Deployment) -> None:
         answer = await it.openai.chat.completions.create(
             model=MODEL, messages=ASKED, tools=[WEATHER]
         )
@@ -279,4 +279,4 @@ def test_the_parser_can_be_named(nats_server: Server, redis_server: Server, tmp_
         assert call.type == "function" and call.function.arguments == '{"city": "Bergen"}'
 
     reply = Reply('{"name": "weather", "parameters": {"city": "Bergen"}}')
-    with_house(scenario, reply, nats_server, redis_server, tmp_path, tool_parser="llama3")
+    with_deployment(scenario, reply, nats_server, redis_server, tmp_path, tool_parser="llama3")

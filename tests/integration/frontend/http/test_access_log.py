@@ -14,7 +14,7 @@ from services.frontend.observability import access_log as access
 from shared.runtime.logs import JsonFormatter
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -49,7 +49,7 @@ def lines() -> Iterator[Lines]:
         access.log.setLevel(logging.NOTSET)
 
 
-async def check_text(it: House, said: Lines) -> None:
+async def check_text(it: Deployment, said: Lines) -> None:
     path = "/v1/chat/completions"
     headers = {"X-Request-Id": "mine", "traceparent": "00-trace"}
     await it.http.post(path, json=CHAT | {"session_id": "s"}, headers=headers)
@@ -72,7 +72,7 @@ async def check_text(it: House, said: Lines) -> None:
     assert "first_token_ms" not in line
 
 
-async def check_others(it: House, said: Lines) -> None:
+async def check_others(it: Deployment, said: Lines) -> None:
     for path in ("/health", "/ping", "/metrics"):
         await it.http.get(path)
     await it.http.get("/v1/models")
@@ -89,7 +89,7 @@ async def check_others(it: House, said: Lines) -> None:
     await replies.unsubscribe()
 
 
-async def check_hang_up(it: House, said: Lines, hold: asyncio.Event) -> None:
+async def check_hang_up(it: Deployment, said: Lines, hold: asyncio.Event) -> None:
     path = "/v1/completions"
     body = {"model": MODEL, "prompt": "wait", "stream": True}
     async with it.http.stream("POST", path, json=body) as answer:
@@ -109,7 +109,7 @@ def test_a_request_leaves_one_line(
         def reply(prompt: Any) -> Reply:
             return Reply(hold=hold, hold_at=3) if len(it.fake.submits) > 3 else Reply()
 
-        async with house(nats_server, redis_server, tmp_path, reply) as it:
+        async with deployment(nats_server, redis_server, tmp_path, reply) as it:
             with lines() as said:
                 await check_text(it, said)
                 await check_others(it, said)

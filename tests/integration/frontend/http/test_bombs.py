@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Server
-from tests.integration.frontend.house import house
+from tests.integration.frontend.deployment import deployment
 from tests.integration.frontend.http.test_slow_clients import peer
 
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -34,7 +34,7 @@ def test_what_has_no_end_is_taken_no_further(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             for kind, (start, more, status) in KINDS.items():
                 async with peer(it) as stranger, asyncio.timeout(20):
                     await stranger.send(start)
@@ -64,7 +64,7 @@ def test_no_byte_of_a_stranger_s_body_is_waited_for(
 
     async def scenario() -> None:
         async with (
-            house(nats_server, redis_server, tmp_path, api_keys_file=keys) as it,
+            deployment(nats_server, redis_server, tmp_path, api_keys_file=keys) as it,
             peer(it) as stranger,
             asyncio.timeout(20),
         ):

@@ -36,7 +36,15 @@ from shared.wire.subjects import (
     TENANT_INFERENCE_SUBMIT,
 )
 from tests.conftest import Server
-from tests.integration.frontend.house import EOS, MODEL, MODEL_LEN, House, Reply, eventually, house
+from tests.integration.frontend.deployment import (
+    EOS,
+    MODEL,
+    MODEL_LEN,
+    Deployment,
+    Reply,
+    deployment,
+    eventually,
+)
 from tests.integration.harness import running
 
 JSON = {"Content-Type": "application/json"}
@@ -53,7 +61,7 @@ async def locate(server: Server, *names: str) -> None:
         await redis.hset(KV_HOSTS_KEY, "h1", encode_claim(HostClaim("a", 0, len(names))))
 
 
-async def check_errors(it: House) -> None:
+async def check_errors(it: Deployment) -> None:
     long = {"model": MODEL, "messages": [{"role": "user", "content": "x" * MODEL_LEN}]}
     cases: list[tuple[str, str, Any, int, str | None]] = [
         ("POST", "/v1/chat/completions", b"{", 400, None),
@@ -91,7 +99,7 @@ async def check_errors(it: House) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name
 
 
-async def check_slo_travels(it: House) -> None:
+async def check_slo_travels(it: Deployment) -> None:
     for header, seen in ((None, None), ("250", 250.0), ("0.5", 0.5)):
         headers = {"X-SLO-TTFT-Ms": header, "X-SLO-TPOT-Ms": f"{header}1"} if header else {}
         answer = await it.http.post("/v1/chat/completions", json=CHAT, headers=headers)
@@ -101,7 +109,7 @@ async def check_slo_travels(it: House) -> None:
         assert submit.slo_tpot_ms == (float(f"{header}1") if header else None)
 
 
-async def check_small_endpoints(it: House) -> None:
+async def check_small_endpoints(it: Deployment) -> None:
     assert (await it.http.get("/health")).content == b""
     assert (await it.http.get("/ping")).status_code == 200
     assert "version" in (await it.http.get("/version")).json()
@@ -128,7 +136,7 @@ def test_errors_and_small_endpoints(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, body_bytes_max=200_000) as it:
+        async with deployment(nats_server, redis_server, tmp_path, body_bytes_max=200_000) as it:
             await check_errors(it)
             await check_small_endpoints(it)
             await check_slo_travels(it)
@@ -149,7 +157,7 @@ def test_sessions_are_extended_token_for_token(
 ) -> None:
     async def scenario() -> None:
         said = Reply(" hello STOP")
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             messages = [*HI, {"role": "user", "content": "and " * (BLOCK_TOKENS // 2)}]
 
             async def turn(**extra: Any) -> list[int]:
@@ -203,7 +211,7 @@ def test_sessions_are_extended_token_for_token(
 
 def test_advisories(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             heard: list[m.Advisory] = []
 
             async def submit(advisory: m.Advisory) -> m.AdvisoryState:
@@ -241,7 +249,7 @@ def test_keys_are_asked_for(nats_server: Server, redis_server: Server, tmp_path:
     async def scenario() -> None:
         keys = tmp_path / "keys.json"
         keys.write_text(json.dumps([{"key": "k1", "tenant": "acme", "scopes": ["inference"]}]))
-        async with house(nats_server, redis_server, tmp_path, api_keys_file=keys) as it:
+        async with deployment(nats_server, redis_server, tmp_path, api_keys_file=keys) as it:
             for path in (
                 "/v1/models",
                 "/openapi.json",
@@ -264,7 +272,7 @@ def test_keys_are_asked_for(nats_server: Server, redis_server: Server, tmp_path:
 
 
 def test_inference_over_nats(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    async def ask(it: House, body: Any, subject: str = INFERENCE_SUBMIT) -> list[bytes]:
+    async def ask(it: Deployment, body: Any, subject: str = INFERENCE_SUBMIT) -> list[bytes]:
         client = it.bus._client
         inbox = client.new_inbox()
         got: list[bytes] = []
@@ -284,7 +292,7 @@ def test_inference_over_nats(nats_server: Server, redis_server: Server, tmp_path
         return got
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             (whole,) = await ask(it, CHAT | {"tenant": "acme"})
             assert orjson.loads(whole)["choices"][0]["message"]["content"] == "hello"
             assert it.fake.submits[-1].tenant == "acme"
@@ -373,7 +381,7 @@ def test_no_body_is_a_server_error(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             await it.bus.serve(ADVISORY_SUBMIT, placed)
             await it.bus.flush()
             await asyncio.to_thread(fuzz, it.url)

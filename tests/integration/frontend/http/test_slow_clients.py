@@ -14,7 +14,7 @@ import pytest
 
 from services.frontend.turns import hub
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.harness import eventually_answers
 
 HI = [{"role": "user", "content": "hi"}]
@@ -28,7 +28,7 @@ LITTLE_BYTES = 4096
 class Peer:
     """A client that reads only when told to."""
 
-    def __init__(self, it: House, raw: socket.socket) -> None:
+    def __init__(self, it: Deployment, raw: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._host = urlsplit(it.url).netloc
         self._raw = raw
@@ -70,7 +70,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(it: House, address: str = "127.0.0.1") -> AsyncIterator[Peer]:
+async def peer(it: Deployment, address: str = "127.0.0.1") -> AsyncIterator[Peer]:
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_BYTES)
         raw.bind((address, 0))
@@ -80,19 +80,19 @@ async def peer(it: House, address: str = "127.0.0.1") -> AsyncIterator[Peer]:
         yield Peer(it, raw)
 
 
-async def num_hung_up(it: House, reason: str) -> int:
+async def num_hung_up(it: Deployment, reason: str) -> int:
     metrics = (await it.http.get("/metrics")).text
     found = re.search(rf'connections_hung_up_total{{reason="{reason}"}} ([\d.]+)', metrics)
     return int(float(found[1])) if found else 0
 
 
-async def num_errors(it: House, status: int) -> int:
+async def num_errors(it: Deployment, status: int) -> int:
     metrics = (await it.http.get("/metrics")).text
     found = re.search(rf'http_errors_total{{code="{status}"}} ([\d.]+)', metrics)
     return int(float(found[1])) if found else 0
 
 
-async def is_served(it: House) -> bool:
+async def is_served(it: Deployment) -> bool:
     return (await it.http.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
@@ -109,7 +109,7 @@ def test_requests_that_do_not_come(
 ) -> None:
     async def scenario() -> None:
         async with (
-            house(nats_server, redis_server, tmp_path, slow_request_s=0.4) as it,
+            deployment(nats_server, redis_server, tmp_path, slow_request_s=0.4) as it,
             peer(it) as silent,
             peer(it) as heading,
             peer(it) as sending,
@@ -164,7 +164,7 @@ def test_what_is_no_http_is_an_error_as_any_other(
         go_on = asyncio.Event()
         reply = holding(go_on, at=2)
         async with (
-            house(nats_server, redis_server, tmp_path, reply) as it,
+            deployment(nats_server, redis_server, tmp_path, reply) as it,
             peer(it) as babbling,
             peer(it) as streaming,
         ):
@@ -193,7 +193,7 @@ def test_readers_that_never_read_leave_their_slots(
 
     async def scenario() -> None:
         async with (
-            house(
+            deployment(
                 nats_server, redis_server, tmp_path, reply, requests_max=2, stalled_reader_s=1.0
             ) as it,
             peer(it) as first,
@@ -220,7 +220,7 @@ def test_a_whole_answer_that_is_never_read(
 ) -> None:
     async def scenario() -> None:
         async with (
-            house(
+            deployment(
                 nats_server, redis_server, tmp_path, lambda _: Reply(TEXT), stalled_reader_s=0.4
             ) as it,
             peer(it) as deaf,
@@ -239,7 +239,7 @@ def test_a_slow_reader_gets_everything(
 ) -> None:
     async def scenario() -> None:
         async with (
-            house(
+            deployment(
                 nats_server, redis_server, tmp_path, lambda _: Reply(TEXT), stalled_reader_s=0.4
             ) as it,
             peer(it) as slow,
@@ -265,7 +265,10 @@ def test_what_is_unread_has_a_limit(
 
     async def scenario() -> None:
         said = Reply(TEXT, hold=never, hold_at=len(TEXT) - 1)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it, peer(it) as p:
+        async with (
+            deployment(nats_server, redis_server, tmp_path, lambda _: said) as it,
+            peer(it) as p,
+        ):
             before = await num_hung_up(it, "unread")
             await p.post(LONG)
             await eventually(lambda: len(it.fake.cancels) == 1)
@@ -280,7 +283,7 @@ def test_a_crowd_from_one_address(
     async def scenario() -> None:
         crowd = "127.0.0.2"
         async with (
-            house(nats_server, redis_server, tmp_path, connections_per_address=8) as it,
+            deployment(nats_server, redis_server, tmp_path, connections_per_address=8) as it,
             peer(it, crowd) as first,
         ):
             before = await num_hung_up(it, "crowd")
@@ -311,7 +314,9 @@ def test_choices_take_slots(nats_server: Server, redis_server: Server, tmp_path:
     async def scenario() -> None:
         go_on = asyncio.Event()
         said = Reply(hold=go_on)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said, requests_max=4) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, lambda _: said, requests_max=4
+        ) as it:
 
             async def status(n: int, **more: Any) -> int:
                 body = CHAT | {"n": n} | more

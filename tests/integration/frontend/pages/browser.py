@@ -1,4 +1,4 @@
-"""The chat page in a real browser, on a house that says what a test scripts."""
+"""The chat page in a real browser, on a deployment that says what a test scripts."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ import pytest
 from shared.wire import messages as m
 from shared.wire.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import House, Reply, house
+from tests.integration.frontend.deployment import Deployment, Reply, deployment
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
@@ -47,7 +47,7 @@ class Visit:
         requests: what the pages sent.
     """
 
-    it: House
+    it: Deployment
     browser: Any
     replies: list[Reply]
     advisories: list[m.Advisory] = field(default_factory=list)
@@ -106,7 +106,7 @@ def visiting(
     async def run() -> None:
         said = list(replies) or [Reply()]
         async with (
-            house(*servers, lambda _: visit.next_reply(), **settings) as it,
+            deployment(*servers, lambda _: visit.next_reply(), **settings) as it,
             playwright.async_playwright() as driver,
         ):
             browser = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
@@ -136,7 +136,7 @@ async def serve_advisories(visit: Visit) -> None:
 
 
 class Cable:
-    """The network between a browser and the house, which can be pulled out."""
+    """The network between a browser and the deployment, which can be pulled out."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -161,8 +161,8 @@ class Cable:
 
 
 @asynccontextmanager
-async def cable(it: House) -> AsyncIterator[Cable]:
-    """One to the house, at an address of its own."""
+async def cable(it: Deployment) -> AsyncIterator[Cable]:
+    """One to the deployment, at an address of its own."""
     made = Cable(int(it.url.rpartition(":")[2]))
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -11,7 +11,7 @@ from shared.ids import HostId, WorkerId
 from shared.wire import messages as m
 from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment
 from tests.integration.harness import eventually_answers
 
 Servers = tuple[Server, Server, Path]
@@ -26,7 +26,7 @@ def servers(nats_server: Server, redis_server: Server, tmp_path: Path) -> Server
     return nats_server, redis_server, tmp_path
 
 
-async def staff(it: House) -> None:
+async def staff(it: Deployment) -> None:
     """A scheduler and a kvstore that answer."""
 
     async def status(_: m.Empty) -> m.SchedulerStatus:
@@ -42,7 +42,7 @@ async def staff(it: House) -> None:
 
 def test_it_is_told_once_and_again_and_again(servers: Servers) -> None:
     async def run() -> None:
-        async with house(*servers) as it:
+        async with deployment(*servers) as it:
             await staff(it)
             view = (await it.http.get("/v1/house")).json()
             assert view["sessions"] == 5 and view["models"] == [MODEL]
@@ -76,7 +76,7 @@ def test_viewers_have_a_limit_and_leave(servers: Servers, monkeypatch: pytest.Mo
     monkeypatch.setattr(watching, "VIEWERS_OF_TENANT", 1)
 
     async def run() -> None:
-        async with house(*servers) as it:
+        async with deployment(*servers) as it:
             async with it.http.stream("GET", "/v1/house/events") as events:
                 await anext(events.aiter_lines())
                 refused = await it.http.get("/v1/house/events")
@@ -104,7 +104,7 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
     )
 
     async def run() -> None:
-        async with house(*servers, api_keys_file=keys) as it:
+        async with deployment(*servers, api_keys_file=keys) as it:
             hints = m.HintStatus(rates=[m.HintRate(tenant="b", hits=1.0, num_hints=3)])  # type: ignore[arg-type]
             it.runtime.hints = lambda: hints
             for path in ("/dashboard", "/v1/house", "/v1/house/events"):
@@ -125,7 +125,7 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
 def test_a_viewer_does_not_keep_the_service_from_stopping(servers: Servers) -> None:
     async def run() -> None:
         async with (
-            house(*servers, drain_s=30.0) as it,
+            deployment(*servers, drain_s=30.0) as it,
             it.http.stream("GET", "/v1/house/events") as events,
         ):
             lines = events.aiter_lines()

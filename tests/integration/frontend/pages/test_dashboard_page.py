@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment
 from tests.integration.frontend.pages.browser import ARGS, AXE, CHROMIUM, needs_chromium, playwright
 from tests.integration.frontend.pages.test_dashboard import staff
 
@@ -29,7 +29,7 @@ def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path:
         if line.type == "error":
             failures.append(line.text)
 
-    async def look(it: House, page: Any) -> None:
+    async def look(it: Deployment, page: Any) -> None:
         expect = playwright.expect
         page.on("pageerror", lambda error: failures.append(str(error)))
         page.on("console", on_line)
@@ -50,7 +50,7 @@ def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path:
 
     async def run() -> None:
         async with (
-            house(nats_server, redis_server, tmp_path) as it,
+            deployment(nats_server, redis_server, tmp_path) as it,
             playwright.async_playwright() as driver,
         ):
             await staff(it)

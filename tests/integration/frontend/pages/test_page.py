@@ -9,7 +9,7 @@ import pytest
 
 from shared.wire import messages as m
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, Reply, eventually
+from tests.integration.frontend.deployment import MODEL, Reply, eventually
 from tests.integration.frontend.pages.browser import (
     AXE,
     Servers,

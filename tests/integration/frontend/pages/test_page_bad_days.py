@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, Reply, eventually
+from tests.integration.frontend.deployment import MODEL, Reply, eventually
 from tests.integration.frontend.pages.browser import (
     Servers,
     Visit,
@@ -211,7 +211,7 @@ def test_an_adapter_is_removed_while_it_is_chosen(servers: Servers) -> None:
         await context.route("**/v1/models", models)
         page = await visit.page(context)
         await page.locator("#model").select_option("fox")
-        served.pop()  # and the house never knew it
+        served.pop()  # and the deployment never knew it
         await say(page, "hello")
         await expect(page.locator(".notice")).to_contain_text("fox")
         await expect(page.locator("#model option:checked")).to_have_text("fox (not served now)")

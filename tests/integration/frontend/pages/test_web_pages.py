@@ -5,18 +5,18 @@ import json
 from pathlib import Path
 
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.deployment import MODEL, Deployment, deployment
 
 JSON = {"Content-Type": "application/json"}
 CHAT = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
 
 
-async def status(it: House, headers: dict[str, str]) -> int:
+async def status(it: Deployment, headers: dict[str, str]) -> int:
     answer = await it.http.post("/v1/chat/completions", content=CHAT, headers=headers)
     return answer.status_code
 
 
-async def raw(it: House, request: str) -> bytes:
+async def raw(it: Deployment, request: str) -> bytes:
     """The first line of the answer to a request that no library would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(it.url.rpartition(":")[2]))
     writer.write(request.encode())
@@ -30,7 +30,7 @@ def test_pages_from_elsewhere_reach_nothing(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, allow_hosts=["chat.box"]) as it:
+        async with deployment(nats_server, redis_server, tmp_path, allow_hosts=["chat.box"]) as it:
             assert await status(it, JSON) == 200
             assert await status(it, JSON | {"Origin": it.url}) == 200
             assert await status(it, JSON | {"Host": "chat.box"}) == 200
@@ -58,7 +58,7 @@ def test_with_keys_any_name_will_do(
     keys.write_text(json.dumps([{"key": "k"}]))
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, api_keys_file=keys) as it:
+        async with deployment(nats_server, redis_server, tmp_path, api_keys_file=keys) as it:
             with_key = JSON | {"Authorization": "Bearer k"}
             assert await status(it, with_key | {"Host": "chat.example.org"}) == 200
             assert await status(it, JSON | {"Host": "chat.example.org"}) == 401

@@ -10,8 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.frontend.api.responses import background as making
-from services.frontend.core.sessions.background import CANCELLED, as_shown
-from services.frontend.core.sessions.stored_responses import decode_stored
+from services.frontend.core.sessions.stored_responses import CANCELLED, as_shown, decode_stored
 from services.frontend.sessions import background
 from services.frontend.sessions.response_store import ResponseStore
 from shared.ids import SessionId, TenantId
@@ -23,8 +22,12 @@ from shared.wire.sessions import (
 )
 from tests.conftest import Server
 from tests.integration.frontend.api.test_responses import asked
-from tests.integration.frontend.house import House, Reply, eventually, house
-from tests.integration.frontend.sessions.test_stored_responses import create, missing, with_house
+from tests.integration.frontend.deployment import Deployment, Reply, deployment, eventually
+from tests.integration.frontend.sessions.test_stored_responses import (
+    create,
+    missing,
+    with_deployment,
+)
 
 Servers = tuple[Server, Server, Path]
 DEFAULT = TenantId("default")
@@ -46,13 +49,13 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return asyncio.Event()
 
 
-async def begin(it: House, **fields: Any) -> Any:
+async def begin(it: Deployment, **fields: Any) -> Any:
     begun = await create(it, background=True, session_id="fox", **fields)
     assert (begun.status, begun.background, begun.output) == ("queued", True, [])
     return begun
 
 
-async def until(it: House, response_id: str, *statuses: str) -> Any:
+async def until(it: Deployment, response_id: str, *statuses: str) -> Any:
     async with asyncio.timeout(20):
         while True:
             with suppress(openai.InternalServerError):
@@ -71,7 +74,7 @@ async def assert_counted(redis: Any) -> None:
 
 
 def test_it_is_asked_for_by_its_id(servers: Servers, hold: asyncio.Event) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         ask = it.openai.responses
         begun = await begin(it)
         now: Any = await ask.retrieve(begun.id)
@@ -90,11 +93,11 @@ def test_it_is_asked_for_by_its_id(servers: Servers, hold: asyncio.Event) -> Non
         assert asked(it) == "user\nHi\nassistant\nhello\nuser\nAnd?\nassistant\n"
         assert (await ask.cancel(begun.id)).status == "completed", "it was over"
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
 
 
 def test_it_is_ended(servers: Servers, hold: asyncio.Event) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         ask = it.openai.responses
         begun = await begin(it)
         for _ in range(2):
@@ -118,11 +121,11 @@ def test_it_is_ended(servers: Servers, hold: asyncio.Event) -> None:
         with pytest.raises(openai.BadRequestError, match="synchronous"):
             await ask.cancel(whole.id)
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
 
 
 def test_it_fails(servers: Servers, hold: asyncio.Event) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         begun = await begin(it)
         failed = await until(it, begun.id, "failed")
         assert (failed.error.code, failed.error.message) == ("worker_broke", "it broke")
@@ -135,7 +138,7 @@ def test_it_fails(servers: Servers, hold: asyncio.Event) -> None:
                 await create(it, background=True, **refused)
             assert caught.value.param == "background"
 
-    with_house(scenario, servers, lambda _: Reply(error_at=1))
+    with_deployment(scenario, servers, lambda _: Reply(error_at=1))
 
 
 def test_its_frontend_is_gone(
@@ -143,19 +146,21 @@ def test_its_frontend_is_gone(
 ) -> None:
     monkeypatch.setattr(background, "BEAT_S", 3600)
 
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         begun = await begin(it)
         await redis.hset(KEY, f"{begun.id}:run", "1700000000")
         lost = await until(it, begun.id, "failed")
         assert lost.error.code == "frontend_lost"
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
 
 
 def test_its_frontend_stops(servers: Servers, hold: asyncio.Event) -> None:
     async def run() -> None:
         async with Redis.from_url(servers[1].url) as redis:
-            async with house(*servers, lambda _: Reply(hold=hold, hold_at=2), drain_s=0.2) as it:
+            async with deployment(
+                *servers, lambda _: Reply(hold=hold, hold_at=2), drain_s=0.2
+            ) as it:
                 begun = await begin(it)
             name = begun.id.encode()
             fields = (name, name + b":items", name + b":run")
@@ -177,7 +182,7 @@ def test_redis_is_away_when_it_is_there(
 
     monkeypatch.setattr(ResponseStore, "put", noted)
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         begun = await begin(it)
         servers[1].kill()
         hold.set()
@@ -185,4 +190,4 @@ def test_redis_is_away_when_it_is_there(
         await asyncio.to_thread(servers[1].start)
         assert (await until(it, begun.id, "completed")).output_text == "hello"
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))

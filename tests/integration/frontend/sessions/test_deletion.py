@@ -20,7 +20,7 @@ from shared.wire.subjects import (
     SESSION_DELETE,
 )
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 
 WORDS = "a fox, a crow and a piece of cheese " * 4
 
@@ -35,19 +35,19 @@ def body(**more: Any) -> dict[str, Any]:
     }
 
 
-async def turn(it: House, **more: Any) -> m.Prompt:
+async def turn(it: Deployment, **more: Any) -> m.Prompt:
     """One turn of the session, to its end; what the worker pulled."""
     answer = await it.http.post("/v1/chat/completions", json=body(**more))
     assert answer.status_code == 200, answer.text
     return it.fake.prompts[-1]
 
 
-async def session(it: House) -> int:
+async def session(it: Deployment) -> int:
     """The status of what is remembered."""
     return (await it.http.get("/v1/sessions/fox")).status_code
 
 
-async def delete(it: House) -> httpx.Response:
+async def delete(it: Deployment) -> httpx.Response:
     return await it.http.delete("/v1/sessions/fox")
 
 
@@ -64,7 +64,7 @@ def test_who_asks_to_be_forgotten_while_their_turn_runs(
     hold = asyncio.Event()
 
     async def scenario() -> None:
-        async with house(
+        async with deployment(
             nats_server, redis_server, tmp_path, lambda _: Reply("hello", hold=hold, hold_at=2)
         ) as it:
             hold.set()
@@ -100,7 +100,7 @@ def test_it_is_done_when_everybody_says_so(
     monkeypatch.setattr(deletion, "ROUND_S", 0.2)
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             prompt = await turn(it)
             num_blocks = len(m.unpack_ints(prompt.tokens)) // 64 + 1  # and a partial one
             invalidated: list[m.AdvisoryKey] = []
@@ -138,7 +138,7 @@ def test_kvstores_come_last_and_only_those_that_live_are_waited_for(
     monkeypatch.setattr(deletion, "ROUND_S", 0.2)
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             await turn(it)
             it.fake.has_kvstore = True
             await eventually(lambda: it.fake.num_reports_with_kvstore > 2)
@@ -171,7 +171,7 @@ def test_a_live_session_says_nothing_in_redis(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             await turn(it)
             redis: Any = Redis.from_url(redis_server.url)
             await redis.config_set("rdbcompression", "no")

@@ -37,7 +37,7 @@ async def used_by_data(redis: Any) -> int:
 
 async def save(store: SessionStore, tenant: TenantId, name: str, num_chars: int) -> None:
     kept = replace(record(name), tenant=tenant, tokens="t" * num_chars)
-    await store.put(kept, (await store.get(tenant, SessionId(name))).generation, NO_LIMITS)
+    await store.put(kept, (await store.get(tenant, SessionId(name))).epoch, NO_LIMITS)
 
 
 async def say(store: SessionStore, tenant: TenantId, name: str, num_chars: int) -> None:
@@ -96,7 +96,7 @@ def test_deleting_what_is_not_there_leaves_nothing(
         assert await redis.strlen("symphony:deletions:1:b") <= 4 * DELETION_SLOTS
         for at, known in turns.items():  # that ran meanwhile
             kept = replace(record(f"{FOXES}{at}"), tenant=B)
-            await store.put(kept, known.generation, NO_LIMITS)
+            await store.put(kept, known.epoch, NO_LIMITS)
             assert await store.read(B, kept.session_id) is None
         await save(store, B, f"{FOXES}1", 0)
         assert await store.read(B, SessionId(f"{FOXES}1")) is not None, "it began afterwards"
@@ -119,7 +119,7 @@ def test_tenants_of_any_number_share_one_table_of_deletions(
         tables = [key async for key in redis.scan_iter("symphony:deletions:*")]
         assert len(tables) < 20 and b"symphony:deletions:0:" in tables
         late = replace(record("fox"), tenant=TenantId("t99"))
-        await store.put(late, running.generation, NO_LIMITS)
+        await store.put(late, running.epoch, NO_LIMITS)
         assert await store.read(late.tenant, SessionId("fox")) is None
         await redis.aclose()
         await store.close()

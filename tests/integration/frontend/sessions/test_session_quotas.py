@@ -22,8 +22,8 @@ from services.frontend.sessions.store import SessionStore, Tombstone
 from shared.ids import SessionId, TenantId
 from shared.runtime.clock import SystemClock
 from shared.wire.sessions import (
-    generation_redis_key,
     responses_redis_key,
+    session_epoch_redis_key,
     session_index_redis_key,
     session_mark,
     session_redis_key,
@@ -64,7 +64,7 @@ class Store(SessionStore):
 
     async def word(self, name: str, tenant: TenantId = A) -> str:
         """What a turn that begins now hands to `put`."""
-        return (await self.get(tenant, SessionId(name))).generation
+        return (await self.get(tenant, SessionId(name))).epoch
 
     async def say(
         self, name: str, limits: TenantLimits, tenant: TenantId, num_chars: int, word: str = ""
@@ -118,7 +118,7 @@ class Store(SessionStore):
         session_id = SessionId(name)
         keys = (
             session_redis_key(tenant, session_id),
-            generation_redis_key(tenant, session_id),
+            session_epoch_redis_key(tenant, session_id),
             tombstone_redis_key(tenant, session_id),
             responses_redis_key(tenant, session_mark(session_id)),
         )

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from cli.supervisor.children import free_port, start_redis, stop_child, wait_for_port
+from cli.base.children import free_port, start_redis, stop_child, wait_for_port
+from services.frontend.config import TURN_S_MAX, FrontendConfig
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.sessions import aof
 from services.frontend.sessions.redis import redis_at
@@ -21,6 +23,7 @@ from services.frontend.sessions.store import (
     SessionStore,
     StoreAway,
 )
+from shared.expiry import EXPIRY_S_MAX
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId
 from shared.locations import (
     ANYWHERE,
@@ -32,7 +35,13 @@ from shared.locations import (
 )
 from shared.owners import owner_key
 from shared.runtime.clock import ManualClock, SystemClock
-from shared.wire.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
+from shared.wire.sessions import (
+    SessionRecord,
+    TextMark,
+    session_epoch_redis_key,
+    session_redis_key,
+    tombstone_redis_key,
+)
 from tests.conftest import Server
 from tests.integration.harness import eventually
 
@@ -103,18 +112,40 @@ def test_of_two_turns_that_began_with_one_record_the_first_one_stores_its_own(
     asyncio.run(scenario())
 
 
+def test_notes_of_a_deletion_outlive_turns_and_blocks(redis_server: Server) -> None:
+    """Else a long turn restored its session, and a repeated deletion missed blocks."""
+
+    async def scenario() -> None:
+        store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
+        fox = SessionId("fox")
+        await store.put(record("fox"), "", NO_LIMITS)
+        await store.forget(DEFAULT_TENANT, fox)
+        assert await store.do("ttl", session_epoch_redis_key(DEFAULT_TENANT, fox)) > TURN_S_MAX
+        kept_s = await store.do("ttl", tombstone_redis_key(DEFAULT_TENANT, fox))
+        assert kept_s > EXPIRY_S_MAX - 60
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turn_s_max", [0.0, TURN_S_MAX + 1.0])
+def test_turns_are_bounded(turn_s_max: float) -> None:
+    with pytest.raises(ValidationError, match="turn_s_max"):
+        FrontendConfig(turn_s_max=turn_s_max)
+
+
 def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Server) -> None:
     fox = SessionId("fox")
 
     async def scenario() -> None:
         store = SessionStore(redis_at(redis_server.url), SystemClock(), 60)
-        before = (await store.get(DEFAULT_TENANT, fox)).generation
+        before = (await store.get(DEFAULT_TENANT, fox)).epoch
         await store.put(replace(record("fox"), block_keys="aa"), before, NO_LIMITS)
         tombstone = await store.forget(DEFAULT_TENANT, fox)
         assert tombstone.found and tombstone.block_keys == "aa"
         await store.put(record("fox"), before, NO_LIMITS)
         known = await store.get(DEFAULT_TENANT, fox)
-        after = known.generation
+        after = known.epoch
         assert known.record is None and after not in ("", before)
 
         await store.put(replace(record("fox"), block_keys="bb"), after, NO_LIMITS)
@@ -129,10 +160,10 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
         await store.settle(forgotten)
 
         redis: Any = Redis.from_url(redis_server.url)
-        await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
+        await redis.delete(session_epoch_redis_key(DEFAULT_TENANT, fox))  # as after two hours
         await store.put(record("fox"), after, NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, fox) is not None
-        assert (await store.get(DEFAULT_TENANT, fox)).generation == " 0 0"
+        assert (await store.get(DEFAULT_TENANT, fox)).epoch == " 0 0"
         await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
         assert (await store.forget(DEFAULT_TENANT, fox)).found
         assert await store.read(DEFAULT_TENANT, fox) is None

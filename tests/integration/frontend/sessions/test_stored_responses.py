@@ -23,13 +23,20 @@ from shared.wire.sessions import (
 from shared.wire.subjects import SESSION_DELETE
 from tests.conftest import Server
 from tests.integration.frontend.api.test_responses import CALL, WEATHER, asked
-from tests.integration.frontend.house import EOS, MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import (
+    EOS,
+    MODEL,
+    Deployment,
+    Reply,
+    deployment,
+    eventually,
+)
 
 DEFAULT = TenantId("default")
 
 
-def with_house(
-    scenario: Callable[[House, Any], Awaitable[None]],
+def with_deployment(
+    scenario: Callable[[Deployment, Any], Awaitable[None]],
     servers: tuple[Server, Server, Path],
     reply: Callable[[m.Prompt], Reply] = lambda _: Reply(),
     **settings: Any,
@@ -37,7 +44,7 @@ def with_house(
     async def run() -> None:
         async with Redis.from_url(servers[1].url) as redis:
             await redis.flushall()
-            async with house(*servers, reply, **settings) as it:
+            async with deployment(*servers, reply, **settings) as it:
                 await scenario(it, redis)
 
     asyncio.run(run())
@@ -50,7 +57,7 @@ def servers(
     return nats_server, redis_server, tmp_path
 
 
-async def create(it: House, **fields: Any) -> Any:
+async def create(it: Deployment, **fields: Any) -> Any:
     extra = {name: fields.pop(name) for name in ("session_id",) if name in fields}
     return await it.openai.responses.create(
         **{"model": MODEL, "input": "Hi", **fields}, extra_body=extra
@@ -63,7 +70,7 @@ def missing(error: openai.BadRequestError) -> str:
 
 
 def test_one_is_gone_on_from(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         first = await create(it, instructions="Be kind.")
         assert first.store and first.previous_response_id is None
         second = await create(it, input="And?", previous_response_id=first.id)
@@ -87,11 +94,11 @@ def test_one_is_gone_on_from(servers: tuple[Server, Server, Path]) -> None:
             assert (await it.openai.responses.retrieve(one.id)).to_dict() == one.to_dict()
         assert (await it.openai.responses.retrieve(third.id)).output_text == "hello"
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_calls_are_answered_by_their_ids_alone(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         first = await create(it, tools=[WEATHER], session_id="fox")
         assert first.session_id == "fox"
         (call,) = first.output
@@ -107,11 +114,11 @@ def test_calls_are_answered_by_their_ids_alone(servers: tuple[Server, Server, Pa
             }
         ]  # fmt: skip
 
-    with_house(scenario, servers, lambda _: Reply(CALL))
+    with_deployment(scenario, servers, lambda _: Reply(CALL))
 
 
 def test_what_was_asked_comes_in_pages(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         items = [{"role": "user", "content": text} for text in "abcde"]
         one = await create(it, input=items)
         pages = it.openai.responses.input_items
@@ -126,11 +133,11 @@ def test_what_was_asked_comes_in_pages(servers: tuple[Server, Server, Path]) -> 
             assert wrong.status_code == 400, query
             assert wrong.json()["error"]["param"] == query.partition("=")[0]
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_what_is_not_stored_is_not_there(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         one = await create(it, store=False)
         assert (one.store, one.session_id) == (False, None)
         assert it.fake.submits[-1].session_id is None
@@ -155,22 +162,22 @@ def test_what_is_not_stored_is_not_there(servers: tuple[Server, Server, Path]) -
         with pytest.raises(openai.NotFoundError):
             await it.openai.responses.delete(f"{kept.id}:after")
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_a_session_is_one_and_is_named_as_it_is(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         fox = await create(it, session_id="fox")
         await create(it, previous_response_id=fox.id, session_id="fox")
         with pytest.raises(openai.BadRequestError) as caught:
             await create(it, previous_response_id=fox.id, session_id="crow")
         assert caught.value.param == "session_id" and "'fox'" in caught.value.message
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_deleting(servers: tuple[Server, Server, Path]) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         deleted: list[m.KvDelete] = []
 
         async def on_delete(delete: m.KvDelete) -> m.KvDeleted:
@@ -203,7 +210,7 @@ def test_deleting(servers: tuple[Server, Server, Path]) -> None:
         with pytest.raises(openai.NotFoundError):
             await it.openai.responses.retrieve(named.id)
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_a_deleted_session_keeps_no_response_of_a_turn_that_ran(
@@ -211,7 +218,7 @@ def test_a_deleted_session_keeps_no_response_of_a_turn_that_ran(
 ) -> None:
     hold = asyncio.Event()
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         asking = asyncio.create_task(create(it, session_id="fox"))
         await eventually(lambda: bool(it.fake.prompts))
         await it.http.delete("/v1/sessions/fox")
@@ -221,13 +228,13 @@ def test_a_deleted_session_keeps_no_response_of_a_turn_that_ran(
         with pytest.raises(openai.NotFoundError):
             await it.openai.responses.retrieve(told.id)
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
 
 
 def test_what_does_not_fit_is_not_stored_and_says_so(
     servers: tuple[Server, Server, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         small = await create(it, session_id="fox")
         session = session_redis_key(DEFAULT, SessionId("fox"))
         sizes, index = session_sizes_redis_key(DEFAULT), session_index_redis_key(DEFAULT)
@@ -244,13 +251,13 @@ def test_what_does_not_fit_is_not_stored_and_says_so(
             b"crow"
         ]
 
-    with_house(scenario, servers, tenant_session_bytes_max=12_000)
+    with_deployment(scenario, servers, tenant_session_bytes_max=12_000)
     monkeypatch.setattr(responses, "RESPONSE_BYTES_MAX", 600)
 
-    async def too_large(it: House, _: Any) -> None:
+    async def too_large(it: Deployment, _: Any) -> None:
         assert not (await create(it, input="x" * 400)).store
 
-    with_house(too_large, servers)
+    with_deployment(too_large, servers)
 
 
 def test_a_chain_has_an_end(
@@ -258,7 +265,7 @@ def test_a_chain_has_an_end(
 ) -> None:
     monkeypatch.setattr(responses, "CHAIN_MAX", 2)
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         told = await create(it)
         for _step in range(2):
             told = await create(it, previous_response_id=told.id)
@@ -266,27 +273,27 @@ def test_a_chain_has_an_end(
             await create(it, previous_response_id=told.id)
         assert "2 responses" in caught.value.message
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
     monkeypatch.undo()
     monkeypatch.setattr(responses, "CHAIN_BYTES_MAX", 700)
 
-    async def large(it: House, _: Any) -> None:
+    async def large(it: Deployment, _: Any) -> None:
         told = await create(it, input="x" * 300)
         told = await create(it, previous_response_id=told.id)
         with pytest.raises(openai.BadRequestError, match="700 bytes"):
             await create(it, previous_response_id=told.id)
 
-    with_house(large, servers)
+    with_deployment(large, servers)
     monkeypatch.undo()
     monkeypatch.setattr(responses, "ITEMS_MAX", 3)
 
-    async def many(it: House, _: Any) -> None:
+    async def many(it: Deployment, _: Any) -> None:
         told = await create(it)
         told = await create(it, previous_response_id=told.id)
         with pytest.raises(openai.BadRequestError, match="3 items"):
             await create(it, previous_response_id=told.id)
 
-    with_house(many, servers)
+    with_deployment(many, servers)
 
 
 def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> None:
@@ -294,7 +301,7 @@ def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> 
     keys = servers[2] / "keys.json"
     keys.write_text('[{"key": "a", "tenant": "a"}, {"key": "b", "tenant": "b"}]')
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
         body = {"model": MODEL, "input": "Hi"}
         told = (await it.http.post("/v1/responses", json=body, headers=a)).json()
@@ -308,7 +315,7 @@ def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> 
         assert (await it.http.post("/v1/responses", json=more, headers=b)).status_code == 400
         assert (await it.http.post("/v1/responses", json=more, headers=a)).status_code == 200
 
-    with_house(scenario, servers, api_keys_file=keys)
+    with_deployment(scenario, servers, api_keys_file=keys)
 
 
 def test_what_cannot_be_written_is_refused_before_anything_runs(
@@ -317,7 +324,7 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(
     huge = 10**30
     tool = {**WEATHER, "parameters": {"maximum": huge}}
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         for fields, param in (
             ({"metadata": {"a": huge}}, "metadata"),
             ({"tools": [tool]}, "tools"),
@@ -330,7 +337,7 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(
                 assert answer.json()["error"]["param"] == param
         assert not it.fake.prompts
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_of_items_only_what_is_read_is_kept(servers: tuple[Server, Server, Path]) -> None:
@@ -344,7 +351,7 @@ def test_of_items_only_what_is_read_is_kept(servers: tuple[Server, Server, Path]
     part = {"type": "input_text", "text": "Hi", **odd}
     items = [{"role": "user", "content": [part, part], **odd}, call | odd, answer | odd]
 
-    async def scenario(it: House, redis: Any) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
         first = (await it.http.post("/v1/responses", json={"model": MODEL, "input": items})).json()
         assert first["store"] is True
         listed = await it.openai.responses.input_items.list(first["id"], order="asc")
@@ -361,7 +368,7 @@ def test_of_items_only_what_is_read_is_kept(servers: tuple[Server, Server, Path]
         await create(it, input="And?", previous_response_id=first["id"])
         assert asked(it).startswith("user\nHiHi\nassistant\n")
 
-    with_house(scenario, servers)
+    with_deployment(scenario, servers)
 
 
 def test_what_a_response_follows_may_go_while_it_is_made(
@@ -369,7 +376,7 @@ def test_what_a_response_follows_may_go_while_it_is_made(
 ) -> None:
     hold = asyncio.Event()
 
-    async def scenario(it: House, _: Any) -> None:
+    async def scenario(it: Deployment, _: Any) -> None:
         hold.set()
         first = await create(it, session_id="fox")
         hold.clear()
@@ -379,4 +386,4 @@ def test_what_a_response_follows_may_go_while_it_is_made(
         hold.set()
         assert (await asking).store is False
 
-    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))

@@ -10,7 +10,7 @@ from shared.ids import DEFAULT_TENANT, SessionId
 from shared.wire import messages as m
 from shared.wire.tracker_shards import left_wire
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, house
+from tests.integration.frontend.deployment import MODEL, deployment
 from tests.integration.harness import eventually
 
 WRITER = m.AgentRef(agent="writer", workflow_id="w")
@@ -23,7 +23,7 @@ def test_an_agent_s_turn_is_told_from_its_beginning_to_its_end(
     wire, ids = left_wire(m.AgentTurnLeft(agent=WRITER, session_id=SessionId("s")), num_shards)
 
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path, tracker_shards=num_shards) as h:
+        async with deployment(nats_server, redis_server, tmp_path, tracker_shards=num_shards) as h:
             left: list[m.AgentTurnLeft] = []
             await h.bus.subscribe(wire, left.append, *ids)
             await h.bus.flush()

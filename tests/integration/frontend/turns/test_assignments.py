@@ -9,7 +9,7 @@ from shared.ids import ModelId, SessionId, WorkerId
 from shared.wire import messages as m
 from shared.wire.subjects import SESSION_PLACED, WORKER_START
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, house
+from tests.integration.frontend.deployment import MODEL, deployment
 from tests.integration.harness import eventually
 
 
@@ -17,7 +17,7 @@ def test_an_expected_turn_goes_to_its_worker_at_once(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as h:
+        async with deployment(nats_server, redis_server, tmp_path) as h:
             starts: list[m.TurnStart] = []
             await h.bus.subscribe(WORKER_START, lambda message: starts.extend(message.turns), "w7")
             for worker_id in ("not a subject", "w7"):

@@ -12,7 +12,7 @@ import orjson
 from shared.wire.messages import Empty
 from shared.wire.subjects import SERVICE_STATUS
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.harness import eventually_answers
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -53,7 +53,7 @@ class Events:
 
 
 @asynccontextmanager
-async def streaming(it: House) -> AsyncIterator[Events]:
+async def streaming(it: Deployment) -> AsyncIterator[Events]:
     """A reply of which some has been read."""
     async with it.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
         assert response.status_code == 200
@@ -67,7 +67,7 @@ def test_a_stream_goes_on_after_nats_was_restarted(
 ) -> None:
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             async with streaming(it) as events:
                 nats_server.kill()
                 await eventually(lambda: not it.bus.connected and not it.runtime.bus.connected)
@@ -94,7 +94,7 @@ def test_a_stream_that_nobody_feeds_ends_with_an_error(
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
         limits: dict[str, Any] = {"resubmit_silent_s": 0.2, "give_up_s": 0.5}
-        async with house(nats_server, redis_server, tmp_path, lambda _: said, **limits) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said, **limits) as it:
             async with streaming(it) as events:
                 nats_server.kill()
                 await events.read()
@@ -111,7 +111,9 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_and_its_worker_stops(
 ) -> None:
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said, turn_s_max=1) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, lambda _: said, turn_s_max=1
+        ) as it:
             async with streaming(it) as events:
                 await events.read()
             assert TEXT.startswith(events.text())
@@ -125,7 +127,7 @@ def test_a_model_without_workers_is_not_listed_and_its_turns_go_to_the_scheduler
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as it:
+        async with deployment(nats_server, redis_server, tmp_path) as it:
             it.fake.is_reporting = False
 
             async def health() -> int:
@@ -145,7 +147,7 @@ def test_stopping_lets_open_streams_finish(
 ) -> None:
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
+        async with deployment(nats_server, redis_server, tmp_path, lambda _: said) as it:
             async with streaming(it) as events:
                 it.runtime.stopping.set()
                 await eventually_answers(lambda: is_refused(it.url), bool)
@@ -163,7 +165,9 @@ def test_a_stop_does_not_wait_for_ever(
 ) -> None:
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
-        async with house(nats_server, redis_server, tmp_path, lambda _: said, drain_s=0.1) as it:
+        async with deployment(
+            nats_server, redis_server, tmp_path, lambda _: said, drain_s=0.1
+        ) as it:
             async with streaming(it) as events:
                 it.runtime.stopping.set()
                 await events.read()

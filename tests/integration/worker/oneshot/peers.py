@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.bus import Bus
-from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.ids import BatchId, FrontendId, JobId, ModelId
 from shared.wire.messages import (
-    BatchCancel,
     BatchDone,
     BatchStart,
     InputPull,
@@ -24,7 +23,6 @@ from shared.wire.messages import (
     WorkerReport,
 )
 from shared.wire.subjects import (
-    BATCH_CANCEL,
     BATCH_DONE,
     BATCH_START,
     INPUT_PULL,
@@ -104,10 +102,6 @@ class FakeScheduler:
         )
         await self.bus.publish(BATCH_START, start, worker.worker_id)
         return start
-
-    async def cancel(self, worker_id: WorkerId, name: str) -> None:
-        cancel = BatchCancel(batch_id=BatchId(name), fence=self.fence)
-        await self.bus.publish(BATCH_CANCEL, cancel, worker_id)
 
     async def lead(self, fence: int) -> None:
         self.fence = fence

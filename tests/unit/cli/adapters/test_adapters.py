@@ -19,8 +19,8 @@ from cli.start.options import DeploymentOptions
 from cli.start.plan import plan_deployment
 from loadtest.adapters import Recipe, modules_of
 from loadtest.adapters import write_adapter as write_any
-from services.worker.demo_adapters import KNOWN as MADE
 from services.worker.device.model import load_model
+from services.worker.models.demo_adapters import KNOWN as MADE
 from services.worker.models.demo_model import make_demo_model
 from shared.adapters.config import AdapterInvalid
 from shared.errors import ConfigError, InvalidRequest, NotFound, PeerUnavailable, SymphonyError

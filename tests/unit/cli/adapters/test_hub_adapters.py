@@ -11,13 +11,13 @@ import huggingface_hub
 import pytest
 from typer.testing import CliRunner
 
+from cli import up
 from cli.adapters import client, hub
 from cli.adapters.hub import fetch_adapter, parse_hub
 from cli.adapters.offered import fetch_offers, parse_offer
+from cli.base.children import free_port
 from cli.main import app
-from cli.start import up
 from cli.start.options import DeploymentOptions
-from cli.supervisor.children import free_port
 from shared.adapters.config import AdapterInvalid, AdapterTooLarge
 from shared.errors import ConfigError, NotFound, PeerUnavailable, SymphonyError
 from tests.adapters import write_adapter

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli.adapters.catalog import KNOWN, TRAINED
+from cli.base.runfile import DEFAULT_DATA_DIR
 from cli.models.catalog import DEFAULT, PACKAGED
 from cli.models.prepare import packaged_folder
-from cli.runfile import DEFAULT_DATA_DIR
 from loadtest.train_adapters.served import replies
 from loadtest.train_adapters.talks import held_out
 from loadtest.train_adapters.training import Trainer

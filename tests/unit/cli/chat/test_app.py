@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli.base.children import ROOT
 from cli.chat.transcript import Transcripts
 from cli.main import app
-from cli.start.plan import ROOT
 from tests.unit.cli.chat.fake_server import DONE, Answer, FakeServer, error, event, fake_server
 
 

@@ -15,9 +15,9 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from cli.base.children import ROOT
 from cli.chat.history import open_history
 from cli.chat.reading import TerminalReader
-from cli.start.plan import ROOT
 from tests.unit.cli.chat.fake_server import fake_server
 
 ALT_ENTER = "\x1b\r"

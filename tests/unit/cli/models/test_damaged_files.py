@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.runfile import RunState, is_locked, read_run_state, take_lock, write_run_state
+from cli.base.runfile import RunState, is_locked, read_run_state, take_lock, write_run_state
 from cli.start.options import DeploymentOptions
 from cli.start.servers import prepare_servers
 from shared.errors import ConfigError

@@ -12,17 +12,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.adapters.offered import Offer
+from cli.base.runfile import RunningService, RunState
 from cli.inspection.description import describe
 from cli.inspection.snapshot import HOSTS_MAX, Snapshot, take_snapshot
 from cli.inspection.status import render
 from cli.main import app
-from cli.runfile import RunningService, RunState
 from cli.start.hosts import arena_share
 from cli.start.options import DeploymentOptions
 from cli.start.plan import DeploymentPlan, check_size, plan_deployment
-from cli.start.preflight import check_settings
 from cli.start.servers import prepare_servers
 from cli.supervisor.deployment import check_start
+from cli.supervisor.preflight import check_settings
 from cli.supervisor.signals import StopSignals
 from services.kvstore.config import KvstoreConfig
 from services.worker.config import WorkerConfig
@@ -208,7 +208,7 @@ def test_the_command_line_s_words_reach_the_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[DeploymentOptions] = []
-    monkeypatch.setattr("cli.start.up.up", asked.append)
+    monkeypatch.setattr("cli.up.up", asked.append)
     words = ["up", "--port", "1", "--data-dir", str(tmp_path), "--emulate", "zero"]
     for more in ([], ["--hosts", "3", "--workers", "2", "--true-pages"]):
         assert CliRunner().invoke(app, [*words, *more]).exit_code == 0

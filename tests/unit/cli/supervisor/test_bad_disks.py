@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
-from cli.reporting import complain
-from cli.runfile import write_run_state
+from cli.base.children import start_child
+from cli.base.config import LauncherConfig
+from cli.base.reporting import complain
+from cli.base.runfile import write_run_state
 from cli.start.options import DeploymentOptions
 from cli.start.plan import ChildPlan, DeploymentPlan
+from cli.start.server_data import ServerData
 from cli.supervisor import deployment
-from cli.supervisor.children import start_child
 from cli.supervisor.deployment import Supervisor
 from cli.supervisor.rotation import LogKeeper
-from cli.supervisor.server_data import ServerData
 from cli.supervisor.signals import StopSignals
 from tests.unit.cli.supervisor.test_supervisor import (
     SLEEP,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.supervisor import children
+from cli.base import children
 
 
 class Sockets:

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from cli.base.children import free_port
+from cli.base.runfile import RunState
+from cli.inspection.condition import assess
 from cli.inspection.snapshot import Snapshot, redis_trouble
-from cli.runfile import RunState
-from cli.supervisor.children import free_port
-from cli.supervisor.condition import assess
 from shared.runtime.access import RedisAccess
 
 NAMES = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
+from cli.base.children import start_child
+from cli.base.config import LauncherConfig
+from cli.base.runfile import read_run_state
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import is_alive
-from cli.runfile import read_run_state
 from cli.start.options import DeploymentOptions
 from cli.start.plan import ChildPlan, DeploymentPlan
-from cli.supervisor.children import start_child
 from cli.supervisor.deployment import DeploymentFailed, Supervisor, check_start, last_line
 from cli.supervisor.rotation import LogKeeper, put_aside
 from cli.supervisor.signals import StopRequested, StopSignals

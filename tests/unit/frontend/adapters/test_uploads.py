@@ -11,7 +11,8 @@ import pytest
 from services.frontend.adapters import uploads
 from services.frontend.adapters.upload_files import UnnamedFiles
 from services.frontend.adapters.uploads import FORM_BYTES_MAX, UPLOADS_MAX, Uploads
-from services.frontend.http.errors import RequestTooSlow, TooManyRequests
+from services.frontend.core.http.client_timeouts import RequestTooSlow
+from services.frontend.core.limits.capacity import TooManyRequests
 from shared.adapters.config import AdapterTooLarge
 from shared.errors import TenantQuota
 from shared.ids import FrontendId, TenantId

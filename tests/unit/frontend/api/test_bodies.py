@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from services.frontend.api.base import token_list
-from services.frontend.api.bodies import ChatBody, CompletionBody, stop_strings
-from services.frontend.api.fields import parse
+from services.frontend.api.bodies.base import token_list
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.text import ChatBody, CompletionBody, stop_strings
 from services.frontend.api.text.requests import chat_request
 from services.frontend.http.request import Origin
 from services.frontend.prepare.fit import max_new_tokens

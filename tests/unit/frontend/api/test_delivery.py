@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from services.frontend.api.answers import EventStream
 from services.frontend.api.text.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
 from services.frontend.api.text.items import named_event
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.replies.choice import Piece
+from services.frontend.http.answers import EventStream
 from services.frontend.tenants.gates import Gates
 
 

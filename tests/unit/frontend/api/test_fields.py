@@ -6,11 +6,20 @@ from typing import Any, get_args
 import orjson
 import pytest
 
+from cli.base.children import ROOT
 from cli.docs.fields import PAGE, table
-from cli.start.plan import ROOT
-from services.frontend.api.anthropic.bodies import CountTokensBody, MessagesBody
-from services.frontend.api.base import Body, Endpoint
-from services.frontend.api.bodies import (
+from services.frontend.api.bodies.anthropic import CountTokensBody, MessagesBody
+from services.frontend.api.bodies.base import Body, Endpoint
+from services.frontend.api.bodies.fields import FIELDS, TABLE, parse
+from services.frontend.api.bodies.oneshot import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.api.bodies.text import (
     AdvisoryBody,
     ChatBody,
     CompletionBody,
@@ -20,15 +29,6 @@ from services.frontend.api.bodies import (
     StreamOptions,
     TokenizeBody,
     UnloadAdapterBody,
-)
-from services.frontend.api.fields import FIELDS, TABLE, parse
-from services.frontend.api.oneshot.bodies import (
-    ClassifyBody,
-    CohereEmbedBody,
-    EmbeddingBody,
-    PoolingBody,
-    RerankBody,
-    ScoreBody,
 )
 from shared.errors import InvalidRequest
 

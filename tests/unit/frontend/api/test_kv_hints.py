@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from services.frontend.api import kv_hints
-from services.frontend.api.bodies import ChatBody
-from services.frontend.api.fields import parse
-from services.frontend.api.kv_hints import DIRECTIVES_MAX, RETAIN_MS, KvHints, wishes_of
+from services.frontend.api.bodies import kv_hints
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.kv_hints import DIRECTIVES_MAX, RETAIN_MS, KvHints, wishes_of
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.text.requests import chat_request
 from services.frontend.http.request import Origin
 from services.frontend.prepare.requests import Wish

@@ -24,7 +24,7 @@ ROOT = root_key("f", DEFAULT_TENANT)
 class Sessions:
     """Keeps the record that is put."""
 
-    expiry_s = 60
+    record_expiry_s = 60
 
     def __init__(self) -> None:
         self.record: Any = None
@@ -34,11 +34,11 @@ class Sessions:
 
     async def get(self, *_: Any) -> Any:
         kv_at = {HostId("h"): 5}
-        return SimpleNamespace(record=self.record, generation=1, kv_at=kv_at)
+        return SimpleNamespace(record=self.record, epoch=1, kv_at=kv_at)
 
 
 def make_app() -> Any:
-    claim = SimpleNamespace(is_forgotten=False, generation=0)
+    claim = SimpleNamespace(is_forgotten=False, epoch=0)
     return SimpleNamespace(
         sessions=Sessions(),
         clock=SimpleNamespace(wall_ns=lambda: 0),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.frontend.api.fields import parse
-from services.frontend.api.oneshot.bodies import (
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.oneshot import (
     ClassifyBody,
     EmbeddingBody,
     RerankBody,

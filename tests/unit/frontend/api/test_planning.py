@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from services.frontend.api.bodies import CompletionBody
-from services.frontend.api.fields import parse
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.text import CompletionBody
 from services.frontend.api.text.requests import completion_request
 from services.frontend.http.request import Origin
 from services.frontend.prepare.requests import Owner

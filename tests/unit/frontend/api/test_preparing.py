@@ -10,19 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, inputs_of
+from services.frontend.api.bodies.oneshot import EncodedBody, OneshotBody, inputs_of
 from services.frontend.api.oneshot.inputs import LARGE_PIXELS, Context
 from services.frontend.api.oneshot.requests import run_images, run_texts
 from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.limits.capacity import Capacity
-from services.frontend.http.errors import JobError
 from services.frontend.models.images import ImageProcessor, Pixels, TooManyPixels
 from services.frontend.models.registry import OneshotModel
 from services.frontend.observability.access_log import serving
 from services.frontend.rendering.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from services.frontend.tenants.gates import THREADS, Gates
 from services.frontend.turns.hub import ClientGone
-from services.frontend.turns.job_hub import PendingJobs
+from services.frontend.turns.job_hub import JobError, PendingJobs
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TenantId
 from shared.runtime.clock import ManualClock

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.api.oneshot.bodies import EmbeddingBody
-from services.frontend.api.oneshot.score import cosine
+from services.frontend.api.bodies.oneshot import EmbeddingBody
+from services.frontend.api.oneshot.endpoints import cosine
 from services.frontend.api.oneshot.vectors import packed, scaled, written
 from shared.errors import InvalidRequest
 

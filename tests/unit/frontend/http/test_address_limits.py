@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.core.http.address_limits import AddressLimits, network_of
-from services.frontend.core.limits.slots import Slots
+from services.frontend.core.limits.capacity import Slots
 
 HOSTS = ["10.0.0.1", "10.0.0.2", "::1", "2001:db8::1", "2001:db8::2", "fe80::1%eth0", None]
 

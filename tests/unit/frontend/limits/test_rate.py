@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.core.limits.rate import FULL_ONES_MAX, MINUTE_NS, TenantRate
+from services.frontend.core.limits.capacity import FULL_ONES_MAX, MINUTE_NS, TenantRate
 from shared.errors import TenantQuota
 from shared.ids import TenantId
 

@@ -8,7 +8,7 @@ from services.worker.models.demo_model import make_demo_model
 
 CODE = """
 import sys
-from services.frontend.models.without_torch import without_torch
+from services.frontend.rendering.without_torch import without_torch
 without_torch()
 from services.frontend.rendering.tokenizer import import_library, load_tokenizer
 import_library()

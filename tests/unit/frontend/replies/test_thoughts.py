@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.core.replies.thoughts import FAMILIES, Thought, ThoughtReader, thinking_of
-from services.frontend.core.tools.calls import Said
+from services.frontend.core.tools.families import Said
 
 QWEN, ALWAYS = FAMILIES["qwen3"], FAMILIES["deepseek_r1"]
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.frontend.core.limits.quotas import TenantLimits
-from services.frontend.core.sessions.kv_expiry import RELEASED_S, kv_expiry_s
+from services.frontend.core.limits.quotas import RELEASED_S, TenantLimits, kv_expiry_s
 from shared.errors import InvalidRequest
 
 DAY = 86_400

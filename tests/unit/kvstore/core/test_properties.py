@@ -193,7 +193,7 @@ class KvMachine(RuleBasedStateMachine):
         self.host.delete([], owner)
         self.deleted.add(owner)
         assert not [b for b in self.host.arena.blocks.values() if b.owner == owner]
-        assert not self.host.core.disk.owned(owner) and not self.host.core.memory.owned(owner)
+        assert not self.host.core.disk.owned(owner) and not self.host.core.arena_only.owned(owner)
         assert self.host.delete([], owner) == 0
 
     @rule()

@@ -57,10 +57,10 @@ def test_the_shorter_one_goes_wherever_it_is(host: Host, where: str) -> None:
         assert key_of([1]) not in host.arena.blocks
     if where == "memory":
         host.perform(host.core.on_disk_damaged(1, host.now_ns))
-        assert key_of([1]) in host.core.memory
+        assert key_of([1]) in host.core.arena_only
     put(host, [1, 2], [1])
     assert here(host, [1], [1, 2]) == [False, True]
-    assert key_of([1]) not in host.core.memory
+    assert key_of([1]) not in host.core.arena_only
     assert where == "memory" or DeleteBlocks([(key_of([1]), LAYERS)]) in host.effects
     host.check_pages_conserved()
 

@@ -185,13 +185,13 @@ def test_what_a_full_file_system_refused_is_written_when_it_is_used_and_there_is
     tiers, sessions = Tiers(4 * ROOM, disk), range(3)
     tiers.is_full = True
     assert [tiers.turn(session) for session in [*sessions, *sessions]] == [0] * 3 + [NUM_BLOCKS] * 3
-    assert not len(tiers.core.disk) and len(tiers.core.memory) == 3 * NUM_BLOCKS
+    assert not len(tiers.core.disk) and len(tiers.core.arena_only) == 3 * NUM_BLOCKS
     tiers.is_full = False
     tiers.turn(3)  # the first that finds room
     assert [tiers.turn(session) for session in sessions] == [NUM_BLOCKS] * 3
     tiers.check_pages_conserved()
     assert len(tiers.core.disk) == min(disk, 4 * NUM_BLOCKS)
-    assert len(tiers.core.memory) == 4 * NUM_BLOCKS - len(tiers.core.disk)
+    assert len(tiers.core.arena_only) == 4 * NUM_BLOCKS - len(tiers.core.disk)
 
 
 @pytest.mark.parametrize("name", ["random", "zipf"])
@@ -233,7 +233,7 @@ def test_a_block_that_was_to_be_saved_and_is_not_on_disk_stays_in_memory() -> No
     tiers.turn(0)
     run = next(iter(tiers.saved))
     tiers.turn(1)
-    assert key_of(0, 0) in tiers.core.memory
+    assert key_of(0, 0) in tiers.core.arena_only
     tiers.saved.clear()
     tiers.perform(tiers.core.on_saved(run, SaveOutcome.MISSING, key_of(0, 0), tiers.now_ns))
     assert tiers.turn(0) == NUM_BLOCKS

@@ -25,7 +25,7 @@ ASKED = KvStage(
 
 
 @dataclass
-class FakeHouse:
+class FakeServices:
     """Whose turns have so many tokens cached, after so many stages."""
 
     cached_tokens: int = 128
@@ -35,7 +35,7 @@ class FakeHouse:
     far = None
 
     @property
-    def near(self) -> "FakeHouse":
+    def near(self) -> "FakeServices":
         return self
 
     async def kv_stats(self) -> KvStats:
@@ -72,40 +72,40 @@ class FakeHouse:
             raise NotAsked
 
 
-def trials(house: FakeHouse, *, can_be_computed: bool = False) -> Trials:
+def trials(house: FakeServices, *, can_be_computed: bool = False) -> Trials:
     return Trials(cast(TwoHosts, house), 130, 20, can_be_computed=can_be_computed)
 
 
 def test_a_hinted_turn_comes_when_everything_is_there() -> None:
-    house = FakeHouse()
+    house = FakeServices()
     seen = asyncio.run(trials(house).hinted())
     assert (seen.ttft_ms, seen.cached_tokens) == (500.0, 128)
     assert house.said == ["stored", "hint", "arrived", 3 + 2, "settled", {FAR: 2}, "settled"]
 
 
-@pytest.mark.parametrize("house", [FakeHouse(cached_tokens=127), FakeHouse(asked=[ASKED])])
+@pytest.mark.parametrize("house", [FakeServices(cached_tokens=127), FakeServices(asked=[ASKED])])
 @pytest.mark.parametrize("case", ["hinted", "resident"])
-def test_a_history_that_was_not_in_the_pool_is_told(case: str, house: FakeHouse) -> None:
+def test_a_history_that_was_not_in_the_pool_is_told(case: str, house: FakeServices) -> None:
     with pytest.raises(PeerUnavailable, match="a history was not in the pool"):
         asyncio.run(getattr(trials(house), case)())
 
 
 def test_a_turn_that_does_not_fetch_is_told() -> None:
     with pytest.raises(PeerUnavailable, match="did not ask for its history"):
-        asyncio.run(trials(FakeHouse()).unhinted())
-    computed = FakeHouse(cached_tokens=0, asked=[ASKED])
+        asyncio.run(trials(FakeServices()).unhinted())
+    computed = FakeServices(cached_tokens=0, asked=[ASKED])
     with pytest.raises(PeerUnavailable, match="computed all of its history"):
         asyncio.run(trials(computed).unhinted())
     assert asyncio.run(trials(computed, can_be_computed=True).unhinted()).cached_tokens == 0
     with pytest.raises(PeerUnavailable, match="of a new history were cached"):
-        asyncio.run(trials(FakeHouse()).recompute())
+        asyncio.run(trials(FakeServices()).recompute())
 
 
 def test_turns_that_the_far_host_did_not_hear_of_are_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cases, "AVOIDED_S", 0.0)
-    house = FakeHouse(asked=[ASKED], num_unanswered=cases.TRIES_MAX - 1)
+    house = FakeServices(asked=[ASKED], num_unanswered=cases.TRIES_MAX - 1)
     again = trials(house)
     assert asyncio.run(again.unhinted()).cached_tokens == 128
     assert again.num_void == house.said.count("stored") - 1 == cases.TRIES_MAX - 1

@@ -1,6 +1,6 @@
 """Batches that were sent: lost, overdue, over."""
 
-from services.scheduler.core.effects import ProbeWorker
+from services.scheduler.core.base.effects import ProbeWorker
 from shared.ids import WorkerId
 from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ready, with_limits
 

@@ -1,6 +1,6 @@
 """The rank process, event by event."""
 
-from services.scheduler.core.effects import ProbeWorker
+from services.scheduler.core.base.effects import ProbeWorker
 from services.scheduler.core.jobs import PublishAdvice, SendGrant
 from shared.wire.messages import RankGrant
 from tests.unit.scheduler.jobs.driver import LIMITS, MS, SECOND, held

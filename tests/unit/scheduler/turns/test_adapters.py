@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from services.scheduler.core import Limits, PlacementReason, SchedulerCore, SendPrefetch, StartTurn
-from services.scheduler.core.turns.placement import Balance, Demand
-from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement import Balance, Demand
 from tests.unit.scheduler.turns.driver import Driver, adapter_of, only, starts
 
 A, B = adapter_of("a"), adapter_of("b", lora_rank=64)

@@ -3,12 +3,12 @@
 import pytest
 
 from services.scheduler.core import Limits, StartTurn
-from services.scheduler.core.turns.kinds import GUESSED
-from services.scheduler.core.turns.placement import Demand
-from services.scheduler.core.turns.placement.history import History
-from services.scheduler.core.turns.placement.symphony import Symphony
-from services.scheduler.core.turns.records import Worker
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.fleet.kinds import GUESSED
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
+from services.scheduler.core.placement import Demand
+from services.scheduler.core.placement.history import History
+from services.scheduler.core.placement.symphony import Symphony
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
 from shared.wire.messages import ModelSpeeds

@@ -1,6 +1,6 @@
 """What is reckoned with for the steps of workers that measure a little differently."""
 
-from services.scheduler.core.turns.kinds import GUESSED, KINDS_MAX, Kinds, Steps
+from services.scheduler.core.fleet.kinds import GUESSED, KINDS_MAX, Kinds, Steps
 from shared.ids import WorkerId
 
 

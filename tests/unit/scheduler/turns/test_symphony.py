@@ -1,9 +1,9 @@
 """Where turns go by their cost."""
 
 from services.scheduler.core import CancelTurn, DropPrefetch, Limits, NotifyArrival, StartTurn
-from services.scheduler.core.turns.placement import Demand
-from services.scheduler.core.turns.placement.history import History
-from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.placement import Demand
+from services.scheduler.core.placement.history import History
+from services.scheduler.core.placement.symphony import Symphony
 from shared.ids import HostId, ModelId, WorkerId
 from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only

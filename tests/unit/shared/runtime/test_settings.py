@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.config import LauncherConfig
-from cli.start.plan import ROOT
+from cli.base.children import ROOT
+from cli.base.config import LauncherConfig
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig

@@ -26,8 +26,8 @@ from shared.wire.messages import (
 
 TYPES = [
     kind
-    for name in messages.__all__
-    if inspect.isclass(kind := getattr(messages, name)) and dataclasses.is_dataclass(kind)
+    for kind in vars(messages).values()
+    if inspect.isclass(kind) and dataclasses.is_dataclass(kind)
 ]
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     NoneType: st.none(),

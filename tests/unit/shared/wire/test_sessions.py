@@ -15,7 +15,7 @@ from shared.wire.sessions import (
     TextMark,
     decode_record,
     encode_record,
-    generation_redis_key,
+    session_epoch_redis_key,
     session_redis_key,
     tombstone_redis_key,
 )
@@ -53,7 +53,7 @@ def test_kinds_of_keys_do_not_meet() -> None:
         KV_HOSTS_KEY,
         location_redis_key(owner_key(TenantId("h"), SessionId("blocks"))),
         session_redis_key(TenantId("h"), SessionId("blocks")),
-        generation_redis_key(TenantId("h"), SessionId("blocks")),
+        session_epoch_redis_key(TenantId("h"), SessionId("blocks")),
         tombstone_redis_key(TenantId("h"), SessionId("blocks")),
     }
     assert keys == {

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.worker.core.recording import read_steps, write_step
+from loadtest.bench.recording import read_steps, write_step
 from services.worker.core.step import Sampled, StepPlan, StepResult
-from services.worker.device.executor import Finished
-from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.base.executor import Finished
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 from shared.errors import InvalidRequest
 from tests.unit.worker.device.driver import Driver, make_core

@@ -16,8 +16,8 @@ from services.worker.core.step import StepPlan
 from services.worker.core.turns.request import TurnRequest
 from services.worker.core.turns.turn import Turn
 from services.worker.core.turns.turn_cache import TurnCache
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Loaded, Moved
-from services.worker.device.executor import Executor
 from services.worker.device.isolate import launch_isolated
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key

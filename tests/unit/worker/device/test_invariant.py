@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from services.worker.config import WorkerConfig
-from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.attention import UnsupportedModelError
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.load import make_real
 from shared.errors import ConfigError
 from tests.unit.worker.device.driver import Driver, make_core

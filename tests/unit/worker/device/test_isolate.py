@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from services.worker.core.step import StepPlan, StepResult, TableEntries
-from services.worker.device.executor import Finished
+from services.worker.device.base.executor import Finished
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.isolate import launch_isolated
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import TurnId
 from tests.unit.worker.device.driver import Driver, make_core

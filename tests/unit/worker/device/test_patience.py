@@ -10,8 +10,8 @@ import torch
 
 from kernels.paged_attention import RaggedBatch
 from services.worker.core.step import StepPlan, TableEntries
-from services.worker.device import step as of_step
-from services.worker.device.step import StepContext
+from services.worker.device.base import step as of_step
+from services.worker.device.base.step import StepContext
 
 MS = 1_000_000
 NONE = np.zeros(0, np.int32)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.core.step import TableEntries
-from services.worker.device.tables import BlockTables
+from services.worker.device.base.tables import BlockTables
 
 LAYERS = 2
 PLACES = st.tuples(st.integers(0, 70), st.integers(0, 500))

@@ -10,7 +10,7 @@ import torch
 from services.worker.core.effects import BlockWrite
 from services.worker.core.kv.staged import Staged
 from services.worker.device.copying.mover import Loaded, Stored
-from services.worker.device.torch_executor import TorchExecutor
+from services.worker.device.cpu.torch_executor import TorchExecutor
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, child_key
 from shared.ids import TurnId
@@ -71,7 +71,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
         driver = Driver(make_core(executor), executor)
         core, num_layers = driver.core, executor.info.num_layers
         executor._pool.fill_(torch.nan)
-        core.writeback.is_connected = True
+        core.write_behind.is_connected = True
         second = [*first, *before.tokens("one"), *prompt(2, 20)]
         turn = driver.submit("three", second, num_history=150, max_tokens=6, logprobs=0)
         arena_pages = [list(range(3 * n, 3 * n + 3)) for n in range(num_layers)]
@@ -95,7 +95,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
         driver.moved.put(Loaded(landed, []))
         driver.hear(waits=False)
         driver.perform(core.on_step(result, driver.now_ns()))
-        core.writeback.disconnect()
+        core.write_behind.disconnect()
         driver.run()
         check_said(driver, "three", second, reference)
 
@@ -110,7 +110,9 @@ def test_a_copy_of_a_tail_has_nothing_else_that_stood_in_its_pages(tmp_path: Pat
         driver.submit("one", prompt(1, 70), session="s", max_tokens=1)
         driver.run()
         (tail,) = [
-            late for late in driver.core.writeback._late.values() if len(late.tokens) < BLOCK_TOKENS
+            late
+            for late in driver.core.write_behind._late.values()
+            if len(late.tokens) < BLOCK_TOKENS
         ]
         info = executor.info
         arena = Arena.create(tmp_path / "arena", info.num_layers, info.page_bytes)

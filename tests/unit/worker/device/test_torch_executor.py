@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.base.step import StepContext, running_step
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.attention import UnsupportedModelError
 from services.worker.device.model import load_model
-from services.worker.device.step import StepContext, running_step
-from services.worker.device.torch_executor import TorchExecutor
 from tests.unit.worker.device.driver import Driver, make_core
 
 SMALL = {

@@ -18,13 +18,11 @@ from services.worker.oneshot.effects import (
     RunBatch,
     SendDone,
     SendResults,
-    StopRun,
 )
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.wire.messages import (
     SOLE_LEADERSHIP,
-    BatchCancel,
     BatchDone,
     BatchStart,
     JobRef,
@@ -218,7 +216,8 @@ def test_too_many_batches_are_refused_for_good() -> None:
         assert of(PullInputs, core.on_batch_start(batch(str(n), f"f/{n}"), 0))
     late = batch("late", "f/9")
     assert done_of(core.on_batch_start(late, 0)).is_refused
-    core.on_batch_cancel(BatchCancel(batch_id=BatchId("0"), fence=1), 0)
+    core.on_inputs(BatchId("0"), FrontendId("f"), inputs("f/0"), 0)
+    core.on_ran(BatchId("0"), ran(["x"]), 0)
     assert done_of(core.on_batch_start(late, 0)).is_refused  # its jobs are placed elsewhere now
 
 
@@ -254,12 +253,6 @@ class TestFence:
         assert (ref.batch_id, ref.fence) == ("a", 1)
         assert of(RunBatch, core.on_inputs(BatchId("a"), FrontendId("f"), inputs("f/1"), 0))
 
-    def test_an_older_leader_cannot_cancel(self) -> None:
-        core = make_core()
-        core.on_batch_start(batch("a", "f/1", fence=3), 0)
-        assert core.on_batch_cancel(BatchCancel(batch_id=BatchId("a"), fence=2), 0) == []
-        assert core.num_held == 1
-
 
 class TestTwins:
     def test_of_a_held_batch_change_nothing(self) -> None:
@@ -285,41 +278,6 @@ class TestTwins:
             done_of(core.on_batch_start(batch("c"), 0))
         )
         assert of(PullInputs, core.on_batch_start(batch("a", "f/1"), 0))
-
-
-class TestCancel:
-    def test_of_a_waiting_batch(self) -> None:
-        core = make_core()
-        core.on_batch_start(batch("a", "f/1"), 0)
-        core.on_batch_start(batch("b", "f/2"), 0)
-        core.on_inputs(BatchId("b"), FrontendId("f"), inputs("f/2"), 0)
-        effects = core.on_batch_cancel(BatchCancel(batch_id=BatchId("a"), fence=1), 0)
-        assert (done_of(effects).batch_id, done_of(effects).is_refused) == ("a", True)
-        assert [e.batch_id for e in effects if isinstance(e, RunBatch)] == ["b"]
-        assert core.on_inputs(BatchId("a"), FrontendId("f"), inputs("f/1"), 0) == []
-
-    def test_of_a_running_batch_gives_no_results(self) -> None:
-        core = make_core()
-        core.on_batch_start(batch("a", "f/1"), 0)
-        core.on_inputs(BatchId("a"), FrontendId("f"), inputs("f/1"), 0)
-        cancel = BatchCancel(batch_id=BatchId("a"), fence=1)
-        assert core.on_batch_cancel(cancel, MS) == [StopRun(BatchId("a"))]
-        effects = core.on_ran(BatchId("a"), ran(["x"], run_ns=2 * MS), 2 * MS)
-        assert results_of(effects) == []
-        assert (done_of(effects).is_refused, done_of(effects).run_ns) == (True, 2 * MS)
-
-    def test_that_overtakes_its_batch(self) -> None:
-        core = make_core()
-        assert core.on_batch_cancel(BatchCancel(batch_id=BatchId("a"), fence=1), 0) == []
-        assert done_of(core.on_batch_start(batch("a", "f/1"), 0)).is_refused
-
-    def test_that_comes_too_late_has_the_end_told_again(self) -> None:
-        core = make_core()
-        core.on_batch_start(batch("a", "f/1"), 0)
-        core.on_inputs(BatchId("a"), FrontendId("f"), inputs("f/1"), 0)
-        done = done_of(core.on_ran(BatchId("a"), ran(["x"]), 0))
-        cancel = BatchCancel(batch_id=BatchId("a"), fence=1)
-        assert core.on_batch_cancel(cancel, 0) == [SendDone(done)]
 
 
 def test_a_report_says_until_when_the_device_is_taken() -> None:
@@ -379,8 +337,6 @@ class World:
                     assert known == effect.done, "two different ends"
                 case WakeAt():
                     self.alarm_ns = effect.at_ns
-                case StopRun():
-                    assert self.running is not None
 
     def start(self, name: str, num_jobs: int, num_frontends: int, fence: int) -> None:
         jobs = [f"{'fgh'[n % num_frontends]}/{name}/{n}" for n in range(num_jobs)]
@@ -409,10 +365,6 @@ class World:
         answer = Ran(started_at_ns=self.now_ns, run_ns=MS, values=values)
         self.perform(self.core.on_ran(run.batch_id, answer, self.now_ns))
 
-    def cancel(self, name: str, fence: int) -> None:
-        cancel = BatchCancel(batch_id=BatchId(name), fence=fence)
-        self.perform(self.core.on_batch_cancel(cancel, self.now_ns))
-
     def pass_time(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
         if self.alarm_ns is not None and self.alarm_ns <= self.now_ns:
@@ -426,7 +378,6 @@ EVENTS = st.lists(
         st.tuples(st.just("start"), NAMES, st.integers(1, 8), st.integers(1, 3), st.integers(1, 3)),
         st.tuples(st.just("answer"), st.integers(0, 9), st.integers(-1, 8), st.integers(0, 2)),
         st.tuples(st.just("finish"), st.booleans()),
-        st.tuples(st.just("cancel"), NAMES, st.integers(1, 3)),
         st.tuples(st.just("pass_time"), st.integers(0, 20 * MS)),
     ),
     max_size=60,

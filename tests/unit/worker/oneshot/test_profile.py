@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.oneshot.load import default_slo_ms, make_oneshot
+from services.worker.load_oneshot import default_slo_ms, make_oneshot
 from services.worker.oneshot.profile import ProfileCache, fill, measure
 from shared.wire.messages import OneshotVariant
 from tests.unit.worker.oneshot.models import make_embedder, make_image_classifier, settings

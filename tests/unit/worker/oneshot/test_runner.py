@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,6 @@ from services.worker.oneshot.runner import OneshotRunner
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.runtime.clock import SystemClock
 from shared.wire.messages import (
-    BatchCancel,
     BatchDone,
     BatchStart,
     InputPull,
@@ -27,7 +26,7 @@ from shared.wire.messages import (
     OneshotCard,
     OneshotVariant,
 )
-from shared.wire.subjects import BATCH_CANCEL, BATCH_START
+from shared.wire.subjects import BATCH_START
 
 JOBS = [JobRef(job_id=JobId(name), frontend_id=FrontendId("f")) for name in ("a", "b", "c")]
 START = BatchStart(
@@ -40,23 +39,20 @@ START = BatchStart(
     start_in_ns=0,
     jobs=JOBS,
 )
-CANCEL = BatchCancel(batch_id=START.batch_id, leadership="o", fence=1)
 
 
 class StubBus:
-    """Answers pulls at once, and then calls `after_pull`."""
+    """Answers pulls at once."""
 
     def __init__(self) -> None:
         self.handlers: dict[Any, Callable[[Any], None]] = {}
         self.results: list[JobResult] = []
         self.done: asyncio.Queue[BatchDone] = asyncio.Queue()
-        self.after_pull: Callable[[], None] = lambda: None
 
     async def subscribe(self, subject: Any, handler: Callable[[Any], None], *_: object) -> None:
         self.handlers[subject] = handler
 
     async def request(self, _: object, pull: InputPull, *__: object, **___: object) -> InputReply:
-        asyncio.get_running_loop().call_soon(self.after_pull)
         return InputReply(inputs=[JobInput(job_id=job_id) for job_id in pull.job_ids])
 
     async def publish(self, _: object, message: object, *__: object) -> None:
@@ -81,7 +77,7 @@ class StubModel:
             num_values=2,
             created=0,
         )
-        self.was_stopped = False
+        self.started, self.was_stopped = threading.Event(), False
         self._values = values
 
     def decode(self, job: JobInput, variant: int) -> str:
@@ -90,14 +86,15 @@ class StubModel:
     def run(self, inputs: Sequence[Any], variant: int, stop: threading.Event) -> Values:
         if self._values is not None:
             return self._values
+        self.started.set()
         self.was_stopped = stop.wait(2)
         raise BatchStoppedError
 
 
-def drive(bus: StubBus, model: StubModel) -> BatchDone:
-    """Run one batch to its end."""
+def drive(bus: StubBus, model: StubModel, until: Callable[[], Awaitable[Any]]) -> Any:
+    """Start one batch; close the runner when `until` is over, and return what that gave."""
 
-    async def scenario() -> BatchDone:
+    async def scenario() -> Any:
         with ThreadPoolExecutor(1) as thread:
             runner = OneshotRunner(
                 bus,  # type: ignore[arg-type]
@@ -111,10 +108,10 @@ def drive(bus: StubBus, model: StubModel) -> BatchDone:
             await runner.listen()
             running = asyncio.create_task(runner.run())
             bus.handlers[BATCH_START](START)
-            done = await bus.done.get()
+            result = await until()
             running.cancel()
             runner.close()
-            return done
+            return result
 
     return asyncio.run(scenario())
 
@@ -122,7 +119,7 @@ def drive(bus: StubBus, model: StubModel) -> BatchDone:
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     values = np.array([[1, 2], [3, np.nan], [np.inf, 4]], np.float32)
     bus = StubBus()
-    done = drive(bus, StubModel(values))
+    done = drive(bus, StubModel(values), bus.done.get)
     good, *bad = sorted(bus.results, key=lambda result: result.job_id)
     assert (good.values, good.code) == (pack_values(values[:1])[0], "")
     assert [(one.job_id, one.values, one.code) for one in bad] == [
@@ -133,8 +130,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert (done.size, done.is_refused) == (3, False)
 
 
-def test_a_stop_right_behind_the_start_is_seen() -> None:
-    bus, model = StubBus(), StubModel(None)
-    bus.after_pull = lambda: bus.handlers[BATCH_CANCEL](CANCEL)
-    assert drive(bus, model).is_refused
+def test_closing_stops_the_running_batch() -> None:
+    model = StubModel(None)
+    assert drive(StubBus(), model, lambda: asyncio.to_thread(model.started.wait, 2))
     assert model.was_stopped

@@ -90,7 +90,7 @@ def build(engine: Engine, *, is_good: bool = True) -> BuildImage:
 
 def connected(num_blocks: int = 16, turns_running_max: int = 64) -> Engine:
     engine = Engine(new_core(num_blocks, turns_running_max=turns_running_max))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     return engine
 
 
@@ -397,7 +397,7 @@ def test_an_announced_adapter_takes_nothing_from_anybody() -> None:
     engine = Engine(new_core(4))
     engine.submit(turn_on("a", "", list(range(1, 12))))
     engine.step()
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     announce(engine, "x", BLOCKS, 1000 * MS)
     answer(engine, of_kind(engine.effects, StageImage)[0], has_all=False)
     assert not engine.core.adapters.images and not of_kind(engine.effects, BuildImage)
@@ -431,7 +431,7 @@ def streaming(
 ) -> Engine:
     """A turn `a` on the adapter `x`, whose image is staged and on its way."""
     engine = Engine(new_core(lora_start=lora_start))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     teach(engine, step_ns)
     engine.submit(turn_on("a", "x"))
     answer(engine, of_kind(engine.effects, StageImage)[0], num_from_disk=num_from_disk)
@@ -561,7 +561,7 @@ def assisted(
 ) -> Engine:
     """A turn of three tokens on an adapter of which nothing is here but that is in the arena."""
     engine = Engine(new_core(lora_start=lora_start))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     engine.core.adapters.loading.start_modes.assist_tokens = assist_tokens
     engine.submit(turn_on("a", "x"))
     answer(engine, of_kind(engine.effects, StageImage)[0], num_from_disk=num_from_disk)
@@ -593,7 +593,7 @@ def test_with_helpers_a_turn_begins_before_anything_is_here() -> None:
 def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
     if reason in {"head", "together"}:
         engine = Engine(new_core())
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.core.adapters.loading.start_modes.assist_tokens = 5
         turns = [turn_on(name, of) for name, of in (("a", "x"), ("b", "y"))]
         turns[0].adapter.can_be_assisted = reason == "together"
@@ -617,7 +617,7 @@ def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
 @pytest.mark.parametrize("lora_start", ["auto", "assist"])
 def test_helpers_that_take_longer_than_the_load_are_left_alone(lora_start: LoraStart) -> None:
     engine = Engine(new_core(lora_start=lora_start))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     ways = engine.core.adapters.loading.start_modes
     ways.assist_tokens = 8
     engine.core.estimates.load_bytes_per_s = 1e6  # four pages take 4 ms
@@ -681,7 +681,7 @@ def test_a_turn_that_comes_again_while_its_first_copy_leaves_keeps_its_adapter()
 def test_nobody_begins_on_an_image_of_which_part_has_no_pages() -> None:
     """Its first block comes for an announced turn, and there was no room yet for its second."""
     engine = Engine(new_core(3))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     teach(engine, 20 * MS)
     engine.submit(turn_on("b", ""))
     assert names(engine.step()) == ["b"]
@@ -709,7 +709,7 @@ def test_many_begin_while_their_adapters_come() -> None:
     num_streamed = num_late = 0
     for seed in range(20):
         engine = Engine(new_core(7))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         teach(engine, 100 * MS)
         play = Play(engine, random.Random(seed), bad_share=0.1)
         for number in range(20):
@@ -726,7 +726,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
     dice = random.Random(seed)
     engine = Engine(new_core(dice.choice([7, 9, 12]), turns_running_max=dice.choice([1, 2, 5])))
     if dice.random() < 0.8:
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
     if dice.random() < 0.8:
         teach(engine, dice.choice([20, 100]) * MS)
     engine.core.adapters.loading.start_modes.assist_tokens = dice.choice([0, 8, 100])

@@ -41,7 +41,7 @@ def returning(
         engine.submit(new_turn(f"d{number}", [number + 1, 2, 3]))
         engine.step()
     teach(engine)
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     turn = new_turn("t", PROMPT)
     engine.submit(turn)
     made = staged_blocks(7, of_kind(engine.effects, StageTurn)[-1].keys, 8)

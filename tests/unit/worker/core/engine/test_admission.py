@@ -272,7 +272,7 @@ class TestDeferred:
 
     def test_less_after_turns_were_late(self, busy: Bench) -> None:
         for _ in range(5):
-            busy.core.admitting.punctuality.on_first_token(is_late=True)
+            busy.core.admission.punctuality.on_first_token(is_late=True)
         turn = busy.submit("new", 50)
         assert busy.ttft_ns(turn) < 500 * MS
 
@@ -310,11 +310,11 @@ class TestPunctuality:
         arrived_at_ns = turn.request.arrived_at_ns - TARGET_NS
         turn.request = replace(turn.request, arrived_at_ns=arrived_at_ns)
         busy.ttft_ns(turn)
-        assert busy.core.admitting.punctuality.reserve > RESERVE_MIN
+        assert busy.core.admission.punctuality.reserve > RESERVE_MIN
 
     def test_learns_nothing_from_what_was_never_possible(self, busy: Bench) -> None:
         busy.ttft_ns(busy.submit("long", 3000, slo_ns=50 * MS))
-        assert busy.core.admitting.punctuality.reserve == RESERVE_MIN
+        assert busy.core.admission.punctuality.reserve == RESERVE_MIN
 
 
 ARRIVALS = st.lists(

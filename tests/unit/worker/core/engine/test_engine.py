@@ -156,7 +156,7 @@ class TestHistory:
 
     def test_what_turns_ran_on_is_told_by_its_last_block_that_is_below(self) -> None:
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         assert engine.plan() is None  # asks for pages to write into
         engine.core.on_leased(list(range(8)))
 
@@ -171,7 +171,7 @@ class TestHistory:
         engine.write()
         engine.store_all()
         engine.core.on_committed(keys[:1])
-        engine.core.writeback.on_refused(keys[1:])
+        engine.core.write_behind.on_refused(keys[1:])
         run(new_turn("u", [*PROMPT, 1], sampling=limited(1)))
         assert engine.core.history.take_used() == keys[:1]
         assert engine.core.history.take_used() == []
@@ -380,7 +380,7 @@ class TestReports:
 
     def test_those_whose_kv_is_staged_or_asked_for_are_not(self) -> None:
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         turn = new_turn("t", PROMPT, num_history=5)
         engine.submit(turn)
         assert turn.cache.prefix.is_asked and engine.core.num_waiting_tokens == len(PROMPT) - 5
@@ -390,7 +390,7 @@ class TestReports:
 
     def test_loads_are_named_with_their_source(self) -> None:
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.submit(new_turn("t", PROMPT))
         staged = staged_blocks(7, engine.stages()[0].keys)
         engine.core.on_staged(TurnId("t"), 1, staged, engine.now_ns)

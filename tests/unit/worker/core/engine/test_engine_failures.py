@@ -26,7 +26,7 @@ class TestFailedHistory:
     def _loading(self) -> tuple[Engine, Turn]:
         """A turn whose first two blocks are being loaded for its first step."""
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         (stage,) = engine.stages()
@@ -67,7 +67,7 @@ class TestFailedHistory:
 
     def test_a_block_lost_while_its_turn_waits_is_computed_at_once(self) -> None:
         engine = Engine(new_core(turns_running_max=1))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.submit(new_turn("a", PROMPT))
         engine.core.on_staged(
             TurnId("a"), 1, staged_blocks(1, engine.stages()[0].keys), engine.now_ns
@@ -98,7 +98,7 @@ class TestRowsThatCannotBeComputed:
 
     def test_leave_nothing_below(self) -> None:
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         engine.core.on_leased(list(range(100)))
         engine.submit(new_turn("t", PROMPT))
         engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)

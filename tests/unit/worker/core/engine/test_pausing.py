@@ -33,8 +33,8 @@ def connected(num_blocks: int = 16, seats: int = 2) -> Engine:
         turns_running_max=seats,
     )  # fmt: skip
     engine = Engine(core)
-    core.writeback.connect(1)
-    core.writeback.refill(engine.now_ns)
+    core.write_behind.connect(1)
+    core.write_behind.refill(engine.now_ns)
     core.on_leased(list(range(32)))
     return engine
 
@@ -133,7 +133,7 @@ def test_nobody_waits_where_there_is_room() -> None:
 
 def test_nobody_waits_without_a_place_below() -> None:
     engine, _, _ = full()
-    engine.core.writeback.disconnect()
+    engine.core.write_behind.disconnect()
     engine.submit(turn_of("urgent", 300, URGENT))
     assert step(engine) == ["first", "second"]
 

@@ -25,7 +25,7 @@ def crowded(num_tokens: int = 7) -> Engine:
     """Four blocks: a turn has two and is about to need another, bytes for an announced session are
     on their way into the pages of the others."""
     engine = Engine(new_core(4))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     engine.submit(new_turn("t", list(range(1, num_tokens + 1))))
     engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
     engine.step()

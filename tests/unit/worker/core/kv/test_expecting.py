@@ -37,7 +37,7 @@ def engine() -> Engine:
 
 def connected(num_blocks: int, max_model_len: int = 1000) -> Engine:
     engine = Engine(new_core(num_blocks, max_model_len=max_model_len))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     return engine
 
 
@@ -145,7 +145,7 @@ def test_a_prefetch_that_is_called_back_starts_no_more_loads() -> None:
     engine = Engine(new_core(3))
     engine.submit(new_turn("u", list(range(1, 11))))
     engine.step()  # what it runs on leaves no room
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     (ask,) = announce(engine, U)
     assert isinstance(ask, StageSession)
     staged = staged_blocks(1, keys_of(list(range(11, 15))))

@@ -41,7 +41,7 @@ def test_no_other_part_is_done_much_sooner_and_no_longer_one_as_soon(
 def asked(prefill_tokens_per_s: float, source_bytes_per_s: float) -> Engine:
     """A turn asks the kvstore for its ten blocks, of 2 KiB each."""
     engine = Engine()
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     engine.core.estimates.prefill_tokens_per_s = prefill_tokens_per_s
     engine.core.estimates.on_source(source_bytes_per_s)
     engine.submit(new_turn("t", PROMPT))

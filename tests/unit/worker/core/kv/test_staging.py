@@ -40,7 +40,7 @@ LATER_NS = 10**12
 @pytest.fixture
 def engine() -> Engine:
     engine = Engine()
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     return engine
 
 
@@ -125,11 +125,11 @@ class TestLateAnswers:
     def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=6)
         engine.run(new_turn("old", PROMPT[:9]))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         waiting = new_turn("t", PROMPT)
         engine.submit(waiting)
         assert waiting.cache.prefix.staged_from == 2
-        engine.core.writeback.is_connected = False
+        engine.core.write_behind.is_connected = False
         large = new_turn("large", list(range(200, 220)), priority=1)
         engine.submit(large)
         engine.step()
@@ -197,7 +197,7 @@ class TestPrefetch:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         engine.step()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         pages = pages_of(turn, engine.core.pool, 4)
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert not started(engine.effects)
@@ -206,13 +206,13 @@ class TestPrefetch:
     def test_it_takes_clean_pages_that_nobody_expects(self) -> None:
         engine = Engine(new_core(num_blocks=4))
         engine.run(new_turn("t", PROMPT))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert len(started(engine.effects)) == 2 * NUM_LAYERS
 
     def test_expected_sessions_do_not_take_from_one_another(self) -> None:
         engine = Engine(new_core(num_blocks=5, eviction="session"))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         num_started = len(started(engine.effects))
@@ -225,7 +225,7 @@ class TestPrefetch:
         """Two sessions of three blocks, and seven pages."""
         engine = Engine(new_core(num_blocks=8))
         pool = engine.core.pool
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         other = keys_of(list(range(300, 312)))
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
@@ -242,7 +242,7 @@ class TestPrefetch:
 
     def test_what_was_deferred_comes_with_the_turn(self) -> None:
         engine = Engine(new_core(num_blocks=8))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
@@ -261,7 +261,7 @@ class TestPrefetch:
         self, why: str
     ) -> None:
         engine = Engine(new_core(num_blocks=8, is_cooperative=False))
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         (ask,) = announce(engine, SessionId("s"), expires_at_ns=500 * MS)
         assert isinstance(ask, StageSession)
         staged = staged_blocks(1, KEYS)
@@ -282,7 +282,7 @@ class TestPrefetch:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         engine.step()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         for ticket, until_ns in ((1, 500 * MS), (2, 300 * MS)):
             keys = keys_of([ticket, *PROMPT])
             expect(engine, ticket, keys, until_ns, tenant=TenantId(f"t{ticket}"))
@@ -294,7 +294,7 @@ class TestPrefetch:
 
     def test_a_prefetched_session_gives_its_high_layers_first(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=5)
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         pool = engine.core.pool
@@ -330,7 +330,7 @@ class TestPrefetch:
         expect(engine, 1, KEYS, trace="x")
         engine.load_all(engine.effects, is_good=False)
         engine.core = new_core(num_blocks=1)  # of which hints may hold a part
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         expect(engine, 2, KEYS, trace="y")
         assert of_kind(engine.effects, Prefetched) == [
             Prefetched("x", engine.now_ns, 3, 0),

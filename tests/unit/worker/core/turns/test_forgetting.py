@@ -50,12 +50,12 @@ OTHER = SessionId("other")
 def engine() -> Engine:
     """Connected, but every turn computes: stages time out at once."""
     engine = Engine(new_core(lease_target_blocks=4, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-    engine.core.writeback.connect(1)
+    engine.core.write_behind.connect(1)
     return engine
 
 
 def lease(engine: Engine, num_blocks: int) -> None:
-    engine.core.writeback.refill(engine.now_ns)
+    engine.core.write_behind.refill(engine.now_ns)
     engine.core.on_leased(list(range(num_blocks * NUM_LAYERS)))
 
 
@@ -85,7 +85,7 @@ def assert_nothing_left(engine: Engine) -> None:
     pool = engine.core.pool
     assert not pool.blocks and not pool.forgotten
     assert pool.num_free == pool.num_pages
-    assert engine.core.writeback.num_unwritten == 0
+    assert engine.core.write_behind.num_unwritten == 0
 
 
 class TestIdle:
@@ -201,7 +201,7 @@ class TestComing:
     @pytest.fixture
     def engine(self) -> Engine:
         engine = Engine()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         return engine
 
     def expect(self, engine: Engine) -> None:
@@ -273,7 +273,7 @@ class TestComing:
         other = of_other(new_turn("u", PROMPT))
         engine.submit(other)
         engine.step()
-        engine.core.writeback.connect(1)
+        engine.core.write_behind.connect(1)
         self.expect(engine)
         assert not of_kind(engine.effects, LoadPages)
         forget(engine)

@@ -59,8 +59,8 @@ def tail_in(engine: Engine, tokens: list[int] = SAID) -> Block | None:
 def connected() -> Engine:
     """With room to write into."""
     engine = Engine(new_core(lease_target_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-    engine.core.writeback.connect(1)
-    engine.core.writeback.refill(engine.now_ns)
+    engine.core.write_behind.connect(1)
+    engine.core.write_behind.refill(engine.now_ns)
     engine.core.on_leased(list(range(32)))
     return engine
 
@@ -365,7 +365,7 @@ class TestBelow:
         engine = connected()
         engine.run(turn_of("t", SAID))
         if at == "waiting":
-            engine.core.writeback._stock.clear()
+            engine.core.write_behind._stock.clear()
         engine.write()
         if at == "committing":
             engine.store_all()

@@ -16,11 +16,11 @@ def test_each_target_counts_where_it_is_known_and_to_the_nanosecond() -> None:
         turn.targets.slo_ttft_ns, turn.targets.slo_tpot_ns = 2 * MS - late, MS - late
         engine.submit(turn)
         engine.step()
-        assert engine.core.admitting.targets.totals == {("ttft", outcome): 1}
+        assert engine.core.admission.targets.totals == {("ttft", outcome): 1}
         engine.step()
-        assert len(engine.core.admitting.targets.totals) == 1, "it is not known yet"
+        assert len(engine.core.admission.targets.totals) == 1, "it is not known yet"
         engine.step()
-        assert engine.core.admitting.targets.totals == {("ttft", outcome): 1, ("tpot", outcome): 1}
+        assert engine.core.admission.targets.totals == {("ttft", outcome): 1, ("tpot", outcome): 1}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_turn_s_own_first_target_comes_before_the_house_s(
     turn = new_turn("t", [1], sampling=limited(2))
     turn.targets.slo_ttft_ns = own_ns
     engine.run(turn)
-    totals = engine.core.admitting.targets.totals
+    totals = engine.core.admission.targets.totals
     assert totals == {("ttft", outcome): number for outcome, number in counted.items()}
 
 
@@ -45,9 +45,9 @@ def test_what_an_earlier_attempt_said_is_not_counted_and_one_token_has_no_gap() 
     for turn in (moved, alone):
         turn.targets.slo_ttft_ns, turn.targets.slo_tpot_ns = 9 * MS, MS - 1
     engine.run(moved)
-    assert engine.core.admitting.targets.totals == {("tpot", "missed"): 1}
+    assert engine.core.admission.targets.totals == {("tpot", "missed"): 1}
     engine.run(alone)
-    assert engine.core.admitting.targets.totals == {("tpot", "missed"): 1, ("ttft", "met"): 1}
+    assert engine.core.admission.targets.totals == {("tpot", "missed"): 1, ("ttft", "met"): 1}
 
 
 def test_counts_reach_the_metrics_once() -> None:

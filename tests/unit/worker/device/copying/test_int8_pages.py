@@ -20,10 +20,10 @@ from services.worker.device.copying.copies import CopyFailed, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.int8_pages import Int8HostCopier, Int8Pages
 from services.worker.device.copying.mover import KvMover, Moved, Stored
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
-from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from services.worker.models.demo_model import make_demo_model
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey

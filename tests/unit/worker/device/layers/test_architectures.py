@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.worker.device.attention import ATTENTION
+from services.worker.device.base.step import LayerProbe, running_step
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.attention import ATTENTION
 from services.worker.device.layers.fast import FastLayers, make_fast, probe
 from services.worker.device.model import load_model
-from services.worker.device.step import LayerProbe, running_step
-from services.worker.device.torch_executor import TorchExecutor
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.test_torch_executor import ARCHITECTURES, SMALL, prompt
 

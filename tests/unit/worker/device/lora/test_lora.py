@@ -13,12 +13,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from services.worker.core.engine.integrity import check_integrity
+from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
-from services.worker.device.executor import Executor
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
-from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.model import load_model
-from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import check_adapter
 from shared.adapters.source import AdapterLimits
 from shared.adapters.tensors import WEIGHTS_FILE

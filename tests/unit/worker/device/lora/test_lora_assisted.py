@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from services.worker.core.step import ImageSource, StepPlan, StepResult
+from services.worker.device.assist import assistance
 from services.worker.device.assist.crew import AssistCrew
 from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.stream_crew import StreamCrew
+from services.worker.device.base.executor import Finished
 from services.worker.device.copying.copies import Copy
-from services.worker.device.executor import Finished
-from services.worker.device.lora import assistance
 from shared.arena import Arena, PageState
 from tests.unit.worker.device.assist.streams import InstantStream
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder

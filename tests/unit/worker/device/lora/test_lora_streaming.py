@@ -9,8 +9,8 @@ import torch
 from peft import LoraConfig
 
 from services.worker.core.step import Ints, StepPlan, StepResult
+from services.worker.device.base.executor import Finished
 from services.worker.device.copying.gate import ADAPTER_STALL_NS
-from services.worker.device.executor import Finished
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder
 from tests.unit.worker.device.lora import test_lora
 from tests.unit.worker.device.lora.test_lora import BASE, logprobs, serve

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from services.worker.core.turns.turn import Turn
+from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.rotary import RowwiseRotary
 from services.worker.device.model import load_model
-from services.worker.device.positions.rotary import RowwiseRotary
-from services.worker.device.torch_executor import TorchExecutor
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, gpu_executor
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from kernels.paged_attention import AttentionShape, paged_attention
-from services.worker.device import attention
-from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.base.step import LayerProbe, StepContext, running, running_step
+from services.worker.device.decoder import attention
+from services.worker.device.decoder.attention import UnsupportedModelError
 from services.worker.device.model import load_model
-from services.worker.device.step import LayerProbe, StepContext, running, running_step
 from services.worker.device.verify import check as check_module
 from services.worker.device.verify import twins, verify_family
 from services.worker.device.verify.check import check

@@ -1,0 +1,176 @@
+"""`symphony up`: in front of the user, or behind them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
+from cli.base.children import python_path
+from cli.base.reporting import (
+    PipeReporter,
+    Reporter,
+    TerminalReporter,
+    for_data_dir,
+    quiet_libraries,
+)
+from cli.models.names import check_names, served_as
+from cli.models.prepare import check_model, prepare_default, prepare_models
+from cli.models.weights import check_weights
+from cli.start.options import DeploymentOptions
+from cli.supervisor.deployment import check_start, run_deployment
+from cli.supervisor.signals import StopRequested, StopSignals
+from services.worker.config import WorkerConfig
+from shared.errors import ConfigError, SymphonyError
+from shared.private import PRIVATE_UMASK
+from shared.runtime.config import load_config
+from shared.zoo import parse_emulation
+
+_OPTIONS = TypeAdapter(DeploymentOptions)
+
+
+def check_options(options: DeploymentOptions) -> None:
+    """See that models, their names and what is emulated exist.
+
+    Raises:
+        ConfigError: one does not; names its option.
+    """
+    if options.emulate is not None:
+        parse_emulation(options.emulate)
+    elif options.has_true_pages:
+        raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    for source in options.models:
+        check_model(source)
+    check_names(options.served_names, num_models=len(options.models))
+
+
+def up(options: DeploymentOptions) -> None:
+    """Run the deployment here until Ctrl-C.
+
+    Raises:
+        SymphonyError: it did not come up or did not stay up; nothing is left running.
+    """
+    os.umask(PRIVATE_UMASK)
+    reporter = TerminalReporter(options.data_dir, "Ctrl-C")
+    run_deployment(_with_models(options, reporter), reporter)
+
+
+def up_detached(options: DeploymentOptions) -> None:
+    """Start a supervisor of its own session, and return once the deployment is ready.
+
+    Raises:
+        SymphonyError: it did not come up; nothing is left running.
+    """
+    os.umask(PRIVATE_UMASK)
+    terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
+    options = _with_models(options, terminal)
+    reading, writing = os.pipe()
+    supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
+        [sys.executable, "-P", "-m", "cli.up", str(writing)],
+        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
+        stdin=subprocess.PIPE,
+        pass_fds=[writing],
+        start_new_session=True,
+    )
+    os.close(writing)
+    assert supervisor.stdin is not None
+    supervisor.stdin.write(_OPTIONS.dump_json(options))
+    supervisor.stdin.close()
+    with StopSignals() as signals:
+        try:
+            for report in _reports(reading, signals):
+                if _hear(report, terminal):
+                    return
+        except StopRequested:
+            supervisor.terminate()
+            supervisor.wait()
+            raise KeyboardInterrupt from None
+        finally:
+            os.close(reading)
+    supervisor.wait()
+    log_path = _log_path(options.data_dir)
+    raise ConfigError(f"the supervisor ended before the deployment was ready: see {log_path}")
+
+
+def _log_path(data_dir: Path) -> Path:
+    return data_dir / "logs" / "supervisor.log"
+
+
+def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOptions:
+    """`options` with models that workers can load, and adapters that are there. In front of the
+    user, since it may take minutes the first time; after a look at what would keep the deployment
+    from starting anyway. Without a word on models, they are those that adapters are for.
+
+    Raises:
+        SymphonyError: a model cannot be had or lacks weights, an adapter is for another one, or
+            the deployment could not start.
+    """
+    for warning in check_start(options):
+        reporter.event(warning)
+    kept = options.data_dir / "models"
+    if options.emulate is not None or not options.num_workers:
+        check_offers(options.adapters, ())
+        return replace(options, adapters=fetch_offers(options.adapters, kept, reporter.progress))
+    wanted = options.models or tuple(load_config(WorkerConfig).models)
+    wanted = wanted or models_for(options.adapters)
+    check_offers(options.adapters, [served_as(each) for each in wanted])
+    adapters = fetch_offers(options.adapters, kept, reporter.progress)
+    if wanted:
+        models = prepare_models(wanted, kept, reporter.progress)
+        check_weights(models, kept, reporter.progress)
+    else:
+        models = (prepare_default(kept, reporter.progress),)
+    make_offers(adapters, models)
+    return replace(options, models=models, adapters=adapters)
+
+
+def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:
+    """What the supervisor sends, until it closes the pipe."""
+    buffer = b""
+    while True:
+        signals.wait([pipe], None)
+        data = os.read(pipe, 65_536)
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
+    """Pass a report of the supervisor on; True when the deployment is ready."""
+    match report:
+        case {"progress": text}:
+            terminal.progress(text)
+        case {"event": text}:
+            terminal.event(text)
+        case {"failed": message}:
+            raise SymphonyError(message)
+        case {"ready": url, "reasons": reasons}:
+            terminal.ready(url, reasons)
+            return True
+    return False
+
+
+def _main() -> int:
+    """``python -m cli.up FILE_NUMBER``: the detached supervisor; options on stdin."""
+    quiet_libraries()
+    reporter = PipeReporter(int(sys.argv[1]))
+    os.set_inheritable(int(sys.argv[1]), False)
+    try:
+        options = _OPTIONS.validate_json(sys.stdin.buffer.read())
+        log_path = _log_path(options.data_dir)
+        run_deployment(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
+    except SymphonyError as error:
+        reporter.failed(error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,1 @@
+"""Endpoints for LoRA adapters, over HTTP and NATS."""

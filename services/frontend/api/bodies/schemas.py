@@ -1,0 +1,392 @@
+"""What ``/openapi.json`` says of answers, and of request fields that have several types."""
+
+from typing import Any, get_args
+
+from services.frontend.core.replies.choice import PublicFinish
+from shared.wire.messages import Task
+from shared.wire.messages.advisories import AdvisoryLife
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+TEXT: Schema = {"type": "string", "minLength": 1}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+TRUE_OR_FALSE: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+
+
+def constant(value: str) -> Schema:
+    """One text and no other."""
+    return {"type": "string", "const": value}
+
+
+def array(items: Schema, at_least: int = 0) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items, "minItems": at_least}
+
+
+def any_of(*schemas: Schema) -> Schema:
+    """One of several."""
+    return {"anyOf": list(schemas)}
+
+
+def nullable(schema: Schema) -> Schema:
+    """It, or null."""
+    return any_of(schema, {"type": "null"})
+
+
+def record(optional: dict[str, Schema] | None = None, /, **fields: Schema) -> Schema:
+    """An object with these members, and maybe the optional ones."""
+    return {"type": "object", "required": list(fields), "properties": fields | (optional or {})}
+
+
+def answers(schema: Schema, status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """`responses` of an endpoint that answers with JSON."""
+    return {
+        status: {"description": "The answer", "content": {"application/json": {"schema": schema}}}
+    }
+
+
+def only_with(name: str, other: str, value: Schema | None = None) -> Schema:
+    """A rule: a field, or this value of it, has a meaning only if another is true."""
+    value = value or {"not": {"enum": [None, 0]}}
+    return {
+        "if": {"required": [name], "properties": {name: value}},
+        "then": {"required": [other], "properties": {other: {"const": True}}},
+    }
+
+
+def one_group(*groups: tuple[str, ...]) -> Schema:
+    """A rule: the fields of exactly one of these groups are given."""
+    names = {name for group in groups for name in group}
+    return {
+        "oneOf": [
+            {
+                "required": list(group),
+                "properties": {
+                    name: {"not": {"type": "null"}} if name in group else {"type": "null"}
+                    for name in sorted(names)
+                },
+            }
+            for group in groups
+        ]
+    }
+
+
+# What fields of several types may hold.
+STRINGS = any_of(TEXT, array(TEXT, 1))
+TOKENS = array(TOKEN, 1)
+TEXTS_OR_TOKENS = any_of(TEXT, TOKENS, array(any_of(TEXT, TOKENS), 1))
+_TEXT_PART = record(type=constant("text"), text=STRING)
+_CONTENT = any_of(STRING, array(_TEXT_PART))
+_SAID = any_of(STRING, array(any_of(_TEXT_PART, record(type=constant("refusal"), refusal=STRING))))
+_OTHERS: Schema = {"enum": ["system", "developer", "user", "tool"]}
+_CALL = record(
+    {"index": COUNT}, id=STRING, type=constant("function"),
+    function=record(name=STRING, arguments=STRING),
+)  # fmt: skip
+MESSAGE = any_of(
+    record({"tool_call_id": STRING}, role=_OTHERS, content=_CONTENT),
+    record(
+        {
+            "content": nullable(_SAID),
+            "refusal": nullable(STRING),
+            "reasoning_content": nullable(STRING),
+            "tool_calls": nullable(array(_CALL)),
+        },
+        role=constant("assistant"),
+    ),
+)
+STOP: Schema = any_of(
+    {"type": "string", "minLength": 1, "maxLength": 512},
+    {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 512},
+        "maxItems": 16,
+    },
+    {"type": "null"},
+)
+RESPONSE_FORMAT = any_of(
+    record(type={"enum": ["text", "json_object"]}),
+    record(type=constant("json_schema"), json_schema=record(schema={"type": "object"})),
+)
+JSON_SCHEMA = any_of({"type": "object"}, TRUE_OR_FALSE, TEXT, {"type": "null"})
+CHOICES = nullable(array(TEXT, 1))
+TOOL_CHOICE = any_of(
+    {"enum": ["auto", "none", "required", None]},
+    record(type=constant("function"), function=record(name=TEXT)),
+)
+NAMED_TOOL_CHOICE = any_of(
+    {"enum": ["auto", "none", "required", None]}, record(type=constant("function"), name=TEXT)
+)
+TEXT_FORMAT = record(
+    {
+        "format": any_of(
+            record(type={"enum": ["text", "json_object"]}),
+            record(type=constant("json_schema"), name=STRING, schema={"type": "object"}),
+        )
+    }
+)
+_INPUT_TEXT = any_of(
+    STRING, array(record(type={"enum": ["input_text", "output_text"]}, text=STRING))
+)
+RESPONSE_INPUT = any_of(
+    TEXT,
+    array(
+        any_of(
+            record(
+                {"type": constant("message")},
+                role={"enum": ["system", "developer", "user", "assistant"]},
+                content=_INPUT_TEXT,
+            ),
+            record(type=constant("function_call"), call_id=STRING, name=STRING, arguments=STRING),
+            record(type=constant("function_call_output"), call_id=STRING, output=_INPUT_TEXT),
+            record(type=constant("reasoning")),
+        ),
+        1,
+    ),
+)
+_IMAGE_URL = any_of(STRING, record(url=STRING))
+IMAGE = record(type=constant("image_url"), image_url=_IMAGE_URL)
+DOCUMENT = any_of(TEXT, record(text=TEXT))
+
+# Answers.
+_USAGE_FIELDS = {"prompt_tokens": COUNT, "total_tokens": COUNT}
+_USAGE = record(
+    {"completion_tokens_details": record(reasoning_tokens=COUNT)},
+    **_USAGE_FIELDS,
+    completion_tokens=COUNT,
+    prompt_tokens_details=record(
+        {"cached_tokens_details": {"type": "object", "additionalProperties": COUNT}},
+        cached_tokens=COUNT,
+    ),
+)
+_FINISH: Schema = {"enum": list(get_args(PublicFinish))}
+_TOKEN_LOGPROB = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
+_TOKENS_LOGPROBS = array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
+_CHAT_LOGPROBS = record(content=_TOKENS_LOGPROBS)
+_TEXT_LOGPROBS = record(
+    text_offset=array(COUNT),
+    token_logprobs=array(nullable(NUMBER)),
+    tokens=array(STRING),
+    top_logprobs=array(nullable({"type": "object", "additionalProperties": NUMBER})),
+)
+_PROMPT_LOGPROBS = array(
+    nullable(
+        {
+            "type": "object",
+            "additionalProperties": record(
+                logprob=NUMBER, rank=nullable(COUNT), decoded_token=STRING
+            ),
+        }
+    )
+)
+_IDS = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
+_HEAD = {"id": STRING, "created": INTEGER, "model": STRING}
+CHAT = record(
+    {"prompt_token_ids": array(COUNT), "prompt_logprobs": _PROMPT_LOGPROBS},
+    **_HEAD,
+    object=constant("chat.completion"),
+    choices=array(
+        record(
+            {"token_ids": array(COUNT)},
+            index=COUNT,
+            message=record(
+                {"tool_calls": array(_CALL, 1), "reasoning_content": nullable(STRING)},
+                role=constant("assistant"), content=nullable(STRING), refusal={"type": "null"},
+            ),
+            logprobs=nullable(_CHAT_LOGPROBS),
+            finish_reason={"enum": [*get_args(PublicFinish), "tool_calls"]},
+        )
+    ),
+    usage=_USAGE,
+)  # fmt: skip
+_OUTPUT = any_of(
+    record(
+        type=constant("message"),
+        id=STRING,
+        role=constant("assistant"),
+        status=STRING,
+        content=array(
+            record(
+                type=constant("output_text"),
+                text=STRING,
+                annotations=array(STRING),
+                logprobs=_TOKENS_LOGPROBS,
+            )
+        ),
+    ),
+    record(
+        type=constant("reasoning"),
+        id=STRING,
+        status=STRING,
+        summary=array(STRING),
+        content=array(record(type=constant("reasoning_text"), text=STRING)),
+    ),
+    record(
+        type=constant("function_call"),
+        id=STRING,
+        call_id=STRING,
+        name=STRING,
+        arguments=STRING,
+        status=STRING,
+    ),
+)
+_ANY_OBJECT: Schema = {"type": "object"}
+RESPONSE = record(
+    id=STRING, object=constant("response"), created_at=INTEGER, model=STRING,
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=TRUE_OR_FALSE,
+    error=nullable(record(code=STRING, message=STRING)),
+    incomplete_details=nullable(record(reason=STRING)),
+    instructions=nullable(STRING),
+    max_output_tokens=nullable(COUNT),
+    metadata=_ANY_OBJECT,
+    output=array(_OUTPUT),
+    parallel_tool_calls=TRUE_OR_FALSE,
+    previous_response_id=nullable(STRING),
+    reasoning=record(effort=nullable(STRING), summary={"type": "null"}),
+    session_id=nullable(STRING),
+    store=TRUE_OR_FALSE,
+    temperature=NUMBER,
+    text=_ANY_OBJECT,
+    tool_choice=any_of(STRING, _ANY_OBJECT),
+    tools=array(_ANY_OBJECT),
+    top_logprobs=COUNT,
+    top_p=NUMBER,
+    truncation=STRING,
+    usage=nullable(record(
+        input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
+        input_tokens_details=record(cached_tokens=COUNT),
+        output_tokens_details=record(reasoning_tokens=COUNT),
+    )),
+)  # fmt: skip
+DEPLOYMENT = record(
+    at=NUMBER,
+    window_s=NUMBER,
+    services=array(record(service=STRING, name=STRING, pid=INTEGER, state=STRING)),
+    models=array(STRING),
+    hosts=array(_ANY_OBJECT),
+    workers=array(_ANY_OBJECT),
+    turns=record(running=COUNT, waiting=COUNT, placed=COUNT, expected=COUNT),
+    sessions=COUNT,
+    tiers=_ANY_OBJECT,
+    rates={"type": "object", "additionalProperties": NUMBER},
+    cached_share=nullable(NUMBER),
+    latency_ms=_ANY_OBJECT,
+    placements={"type": "object", "additionalProperties": NUMBER},
+    staged_pages={"type": "object", "additionalProperties": NUMBER},
+    peer_bytes={"type": "object", "additionalProperties": NUMBER},
+    advisories=_ANY_OBJECT,
+    batches=array(_ANY_OBJECT),
+    windows=array(_ANY_OBJECT),
+    adapters=record(known=COUNT, running=array(STRING), waiting=array(STRING)),
+    scaling={"type": "object", "additionalProperties": NUMBER},
+)
+INPUT_ITEMS = record(
+    object=constant("list"), data=array(_ANY_OBJECT), first_id=nullable(STRING),
+    last_id=nullable(STRING), has_more=TRUE_OR_FALSE,
+)  # fmt: skip
+RESPONSE_DELETED = record(id=STRING, object=constant("response.deleted"), deleted=TRUE_OR_FALSE)
+COMPLETION = record(
+    **_HEAD,
+    object=constant("text_completion"),
+    choices=array(
+        record(
+            {**_IDS, "prompt_logprobs": _PROMPT_LOGPROBS},
+            index=COUNT, text=STRING, logprobs=nullable(_TEXT_LOGPROBS), finish_reason=_FINISH,
+        )
+    ),
+    usage=_USAGE,
+)  # fmt: skip
+
+
+def _listed(usage: dict[str, Schema], **entry: Schema) -> Schema:
+    data = array(record(index=COUNT, **entry))
+    return record(**_HEAD, object=constant("list"), data=data, usage=record(**usage))
+
+
+_VECTOR = any_of(array(NUMBER), STRING)
+EMBEDDINGS = _listed(_USAGE_FIELDS, object=constant("embedding"), embedding=_VECTOR)
+POOLING = _listed(_USAGE_FIELDS, object=constant("pooling"), data=_VECTOR)
+SCORES = _listed(_USAGE_FIELDS, object=constant("score"), score=NUMBER)
+CLASSES = _listed(
+    {**_USAGE_FIELDS, "completion_tokens": COUNT},
+    label=nullable(STRING), probs=array(NUMBER), num_classes=COUNT,
+)  # fmt: skip
+COHERE_EMBEDDINGS = record(
+    id=STRING,
+    response_type=constant("embeddings_by_type"),
+    embeddings=record({"float": array(array(NUMBER)), "base64": array(STRING)}),
+    texts=array(STRING),
+    meta=record(api_version=record(version=constant("2")), billed_units=record(input_tokens=COUNT)),
+)
+RANKING = record(
+    id=STRING,
+    model=STRING,
+    usage=record(**_USAGE_FIELDS),
+    results=array(record({"document": record(text=STRING)}, index=COUNT, relevance_score=NUMBER)),
+)
+MODEL = record(
+    {"modality": {"enum": ["text", "image"]}, "slo_ms": NUMBER},
+    id=STRING,
+    object=constant("model"),
+    created=INTEGER,
+    owned_by=STRING,
+    root=STRING,
+    parent=nullable(STRING),
+    max_model_len=nullable(COUNT),
+    task={"enum": ["generate", *get_args(Task)]},
+)
+MODELS = record(object=constant("list"), data=array(MODEL))
+ADAPTER = record(
+    id=STRING, object=constant("adapter"), created=INTEGER, tenant=nullable(STRING), parent=STRING,
+    root=STRING, adapter_hash=STRING, lora_rank=COUNT,
+    ranks={"type": "object", "additionalProperties": COUNT},
+    num_bytes=COUNT, image_bytes=COUNT, revision=COUNT, warnings=array(STRING),
+)  # fmt: skip
+ADAPTERS = record(object=constant("list"), data=array(ADAPTER))
+ADAPTER_DELETED = record(id=STRING, object=constant("adapter.deleted"), deleted=TRUE_OR_FALSE)
+_FILE: Schema = {"type": "string", "format": "binary"}
+ADAPTER_FORM: Schema = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": record(
+                    {
+                        "base_model_name": TEXT,
+                        "load_inplace": {"enum": ["true", "false"]},
+                        "shared": {"enum": ["true", "false"]},
+                        "tenant": TEXT,
+                    },
+                    adapter_config=_FILE,
+                    adapter_model=_FILE,
+                )
+            }
+        },
+    }
+}
+PLAIN_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "That it is done", "content": {"text/plain": {"schema": STRING}}}
+}
+SESSION = record(
+    id=STRING, object=constant("session"), model=STRING, num_tokens=COUNT, num_blocks=COUNT,
+    num_turns=COUNT, last_used=NUMBER, expires=NUMBER,
+)  # fmt: skip
+SESSION_DELETED = record(
+    id=STRING, object=constant("session.deleted"), deleted=TRUE_OR_FALSE, num_blocks=COUNT
+)
+ADVISORY = record(
+    session_id=STRING, state={"enum": list(get_args(AdvisoryLife))}, tenant=STRING,
+    model_id=nullable(STRING), worker_id=nullable(STRING), priority=INTEGER, num_merged=COUNT,
+    created=NUMBER, expires=NUMBER, agent=STRING, workflow_id=STRING, chance=NUMBER,
+    acted_on=TRUE_OR_FALSE, why=STRING,
+)  # fmt: skip
+TOKENIZED = record(
+    count=COUNT, max_model_len=COUNT, tokens=array(COUNT), token_strs=nullable(array(STRING))
+)
+DETOKENIZED = record(prompt=STRING)
+VERSION = record(version=STRING)

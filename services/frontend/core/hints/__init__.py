@@ -1,1 +1,0 @@
-"""How senders of useless advisories are slowed down."""

@@ -1,1 +1,0 @@
-"""Advisories: admitted, and passed to the tracker."""

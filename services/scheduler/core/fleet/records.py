@@ -1,0 +1,245 @@
+"""What the scheduler remembers of workers, turns and reservations."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.scheduler.core.batching.job import NEVER_NS
+from services.scheduler.core.fleet.expected_turns import ExpectedTurns
+from services.scheduler.core.fleet.kinds import Steps
+from services.scheduler.core.fleet.speeds import Speeds
+from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.wire.messages import (
+    AdapterRef,
+    AgentPrefix,
+    TurnFailed,
+    TurnRef,
+    TurnSubmit,
+    WorkerReport,
+)
+from shared.wire.urgency import is_urgent
+
+SessionKey = tuple[TenantId, SessionId]
+
+NO_MODELS: frozenset[ModelId] = frozenset()
+NO_ADAPTERS: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Isolation:
+    """Whether a worker is kept for one quarantined turn alone (`quarantine.py`).
+
+    Attributes:
+        turn: the quarantined turn that runs there alone, until it makes a token or ends.
+        was_shared: a peer scheduler's turn was there at some time since that turn started.
+        claimed_by: shard of the scheduler that wants the worker for one turn alone.
+        claimed_until_ns: when the claim ends unless it is repeated.
+        agreed_at_ns: when this scheduler's claim holds, unless a peer objects before.
+    """
+
+    turn: "Turn | None" = None
+    was_shared: bool = False
+    claimed_by: int | None = None
+    claimed_until_ns: int = 0
+    agreed_at_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker as of its last report, and what was dispatched to it since.
+
+    Attributes:
+        models: models that it accepts turns for; empty unless ready and alive.
+        is_probed: a probe was sent since its last report.
+        watch_at_ns: when its silence is next checked.
+        num_tokens_dispatched: prompt tokens sent since the last report.
+        retired: incarnations that ended; their late reports are void.
+        isolation: whether it is kept for one quarantined turn.
+        losses: turns that it had when it fell silent; empty once it reports again.
+        adapters: hashes of the adapters that it has loaded by its last report.
+        num_far: reservations whose turns are not near yet.
+        num_urgent: turns, and near reservations, of more than the usual priority.
+        speeds: by model, as last reported.
+        steps: by model, the step times of its kind of worker.
+        expected: when the turns of its reservations are expected.
+        peer_turns: turns that peer schedulers have there.
+    """
+
+    report: WorkerReport
+    reported_at_ns: int
+    alive: bool = True
+    models: frozenset[ModelId] = NO_MODELS
+    is_probed: bool = False
+    watch_at_ns: int = -1
+    num_tokens_dispatched: int = 0
+    turns: dict[TurnId, "Turn"] = field(default_factory=dict)
+    reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
+    retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    isolation: Isolation = field(default_factory=Isolation)
+    losses: list["Loss"] = field(default_factory=list)
+    adapters: frozenset[str] = NO_ADAPTERS
+    num_far: int = 0
+    num_urgent: int = 0
+    speeds: dict[ModelId, Speeds] = field(default_factory=dict)
+    steps: dict[ModelId, Steps] = field(default_factory=dict)
+    expected: ExpectedTurns = field(default_factory=ExpectedTurns)
+    peer_turns: dict[TurnId, "PeerTurn"] = field(default_factory=dict)
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.report.worker_id
+
+    @property
+    def num_expected(self) -> int:
+        """Turns held and expected soon: what the paper's default policy balances."""
+        return self.num_turns + len(self.reservations) - self.num_far
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all schedulers."""
+        return len(self.turns) + len(self.peer_turns)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any turn may be placed there: no quarantined turn needs it alone."""
+        return self.isolation.turn is None and self.isolation.claimed_by is None
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are computed before those of a new turn."""
+        return self.report.num_waiting_tokens + self.num_tokens_dispatched
+
+    def holds(self, adapter_hash: str) -> bool:
+        """Whether it has an adapter, or will: a turn that uses it is there or expected soon."""
+        return (
+            adapter_hash in self.adapters
+            or any(turn.adapter_hash == adapter_hash for turn in self.turns.values())
+            or any(turn.adapter_hash == adapter_hash for turn in self.peer_turns.values())
+            or any(
+                held.adapter_hash == adapter_hash and not held.is_far
+                for held in self.reservations.values()
+            )
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A turn that is placed on a worker or waits for one.
+
+    Attributes:
+        submit: None for a turn that is known from a worker's report only. Contains the prompt, if
+            it was submitted with it, until the turn is first placed.
+        attempt: highest attempt known to exist; 0 before the first.
+        worker: where that attempt is; None while waiting.
+        seen_seq: the worker's report that last listed it, or the last one before it was sent.
+        is_urgent: it is counted in its worker's `num_urgent`.
+        num_generated: tokens of all attempts, as reported by workers.
+        num_lost: attempts lost since it last made a token.
+        num_proven: those of them that were lost with a worker which surely died.
+        num_unproven: those of them that were lost with a worker which may only be unreachable.
+        missed_by: a worker that reports but lacks the attempt that was sent to it: it may receive
+            nothing.
+        awaited: the silent worker that it was alone on; whether that died decides about the turn.
+        adapter_hash, lora_rank: of its adapter, as far as is known; empty and 0: no adapter.
+    """
+
+    turn_id: TurnId
+    submit: TurnSubmit | None
+    attempt: int = 0
+    worker: Worker | None = None
+    seen_seq: int = 0
+    placed_at_ns: int = 0
+    waits_from_ns: int = 0
+    wait_until_ns: int = 0
+    num_placements: int = 0
+    is_urgent: bool = False
+    num_generated: int = 0
+    num_lost: int = 0
+    num_proven: int = 0
+    num_unproven: int = 0
+    missed_by: Worker | None = None
+    awaited: Worker | None = None
+    adapter_hash: str = ""
+    lora_rank: int = 0
+
+    @property
+    def ref(self) -> TurnRef:
+        """Its attempts up to the highest one known."""
+        return TurnRef(turn_id=self.turn_id, attempt=self.attempt)
+
+
+@dataclass(slots=True)
+class PeerTurn:
+    """A turn that a peer scheduler has placed.
+
+    Attributes:
+        seen_seq: the worker's report that last listed it, or the last one before it was announced.
+    """
+
+    seen_seq: int
+    adapter_hash: str = ""
+    is_urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A turn that was on a worker when that fell silent.
+
+    Attributes:
+        num_generated: its tokens at that moment; once it has more, the loss no longer counts.
+    """
+
+    turn: Turn
+    num_generated: int
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A place on a worker for a session's next turn.
+
+    Attributes:
+        arrives_at_ns: when the turn is expected; 0: at any time.
+        advised_at_ns: when it was last announced.
+        is_far: the turn is expected much later, or is long overdue: it does not count as load.
+        looked_at_ns: when `is_far` is next evaluated.
+        kv_at: leading blocks of the session by host.
+        prefix: of the agent whose turn is expected, where its session is not known yet.
+        trace: of the advisory.
+    """
+
+    key: SessionKey
+    model_id: ModelId
+    worker: Worker
+    priority: int
+    expires_at_ns: int
+    adapter: AdapterRef | None = None
+    arrives_at_ns: int = 0
+    advised_at_ns: int = 0
+    is_far: bool = False
+    looked_at_ns: int = NEVER_NS
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    prefix: AgentPrefix | None = None
+    trace: str = ""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is counted in its worker's `num_urgent`."""
+        return is_urgent(self.priority) and not self.is_far
+
+    @property
+    def adapter_hash(self) -> str:
+        """Hash of the adapter; empty without one."""
+        return "" if self.adapter is None else self.adapter.adapter_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is remembered of a turn that ended: its attempts are void.
+
+    Attributes:
+        failed: the error sent to its frontend, which is sent again on a repeated submit.
+    """
+
+    attempt: int
+    cancelled: bool = False
+    failed: TurnFailed | None = None

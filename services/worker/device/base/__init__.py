@@ -1,0 +1,1 @@
+"""What all executors share: their interface, the running step, block tables."""
