@@ -11,7 +11,7 @@ from typing import cast
 
 import orjson
 
-from loadtest.fuzz.plain_http import request_bytes
+from loadtest.raw_http import request_bytes
 
 END_OF_HEAD = b"\r\n\r\n"
 LENGTH = b"\r\ncontent-length:"

@@ -1,5 +1,5 @@
 """Adapters that `up --adapter` knows by name: for the demo model, which makes them when they are
-asked for, and for SmolLM2, trained by ``python -m loadtest.train_adapters``.
+asked for, and for SmolLM2, three voices that were trained for it (`trained/README.md`).
 """
 
 from dataclasses import dataclass

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, get_args
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from loadtest.bench.model_cache import cache_name
 from loadtest.bench.recording import RecordedStep, read_steps, write_step
 from loadtest.in_process_engine import InProcessEngine, some_prompt
+from loadtest.model_cache import cache_name
 from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.step import StepPlan
 from services.worker.device.base.executor import Executor, Finished

@@ -27,17 +27,17 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from loadtest.figures.base import FULL, QUICK, Alone, Effort, Figure, FigureSet, Shared, Work
-from loadtest.figures.report import Report
+from loadtest.papers.base import FULL, QUICK, Alone, Effort, Figure, FigureSet, Shared, Work
+from loadtest.papers.report import Report
 from shared.errors import InvalidRequest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROCESSES_MAX = 16
 SETS = {
-    "deferred": "loadtest.figures.deferred",
-    "punica": "loadtest.figures.punica",
-    "caraserve": "loadtest.figures.caraserve",
-    "symphony": "loadtest.figures.symphony",
+    "deferred": "loadtest.papers.deferred",
+    "punica": "loadtest.papers.punica",
+    "caraserve": "loadtest.papers.caraserve",
+    "symphony": "loadtest.papers.symphony",
 }
 """Modules, each with its `SET`; only that of the wanted one is imported."""
 

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from cli.base.runfile import running_deployment
-from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import END_OF_CHUNKS
+from loadtest.raw_http import request_bytes
 from shared.errors import PeerUnavailable
 
 NUM_WORKERS = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.fuzz.plain_http import events, read_head, read_pieces, request_bytes, sent
+from loadtest.raw_http import events, read_head, read_pieces, request_bytes, sent
 from shared.errors import reason
 
 PATH = "/v1/chat/completions"

@@ -1,12 +1,19 @@
 """A cluster, put together: the world's processes on a plant that has only costs."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import ClassVar
 
+from loadtest.cluster.by_reference import ReferenceWires
+from loadtest.cluster.control import (
+    ClusterScheduler,
+    ClusterTracker,
+    Migrator,
+    advisory_outcomes,
+)
 from loadtest.cluster.door import SimulatedDoor
+from loadtest.cluster.frontend import Frontend
 from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
@@ -15,30 +22,20 @@ from loadtest.cluster.plant import Plant, build_plant
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.policies.placement import SYSTEMS, Home
+from loadtest.sim.client import Store
+from loadtest.sim.redis import server_on
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
-from loadtest.world.candidate import Election
 from loadtest.world.checks import check_worker
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.frontend import Frontend
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
-from loadtest.world.scheduler import Scheduler
-from loadtest.world.tracker import Tracker
-from loadtest.world.wires import Wires
 from services.kvstore.core.integrity import check_integrity
-from services.scheduler.core import DEFAULT_POLICY, PlacementPolicy, StartTurns
-from services.scheduler.core import Effect as SchedulerEffect
-from services.scheduler.core import Limits as SchedulerLimits
-from services.tracker.core import Count, Effect, Limits
-from services.tracker.core.agents import AgentLimits
+from services.scheduler.core import DEFAULT_POLICY
 from shared.ids import HostId, WorkerId
 from shared.wire.hint_accounts import HintLimits
-from shared.wire.messages import TurnStart, WorkerReport
-from shared.wire.shards import Share
-from shared.wire.subjects import TURN_SUBMIT, TURNS_ENDED, WORKER_REPORT
+from shared.wire.messages import TurnStart
 
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
 SETTLE_NS = 5 * SECOND  # until all are connected, and a scheduler leads
@@ -58,54 +55,6 @@ class _Frontend(Frontend):
     hint_limits: ClassVar = HintLimits()
 
 
-class _Scheduler(Scheduler):
-    limits: ClassVar = SchedulerLimits()
-
-    def __init__(
-        self, deployment: SimDeployment, ledger: Ledger, share: Share, options: ClusterOptions
-    ) -> None:
-        super().__init__(deployment, Election(deployment.timeline), ledger, 0, share)
-        system = SYSTEMS[options.policy]
-        self._make_policy = Home if "balance" in options.without else system.make
-        self._migration = Migration(deployment.model.block_tokens) if system.migrates else None
-
-    def new_policy(self, limits: SchedulerLimits) -> PlacementPolicy:
-        return self._make_policy(limits)
-
-    def _take_lead(self) -> None:
-        super()._take_lead()
-        if (migration := self._migration) is not None:
-            wires, shard = self.deployment.wires, str(self._share.index)
-            wires.listen(self, TURN_SUBMIT, lambda sent, _: migration.on_submit(sent), shard)
-            wires.listen(self, TURNS_ENDED, lambda ended, _: migration.on_ended(ended))
-            wires.listen(self, WORKER_REPORT, lambda report, _: self._migrate(report))
-
-    def _migrate(self, report: WorkerReport) -> None:
-        assert self.core is not None and self._migration is not None
-        if (moved := self._migration.on_report(report)) is not None:
-            self._desk.put(partial(self.core.on_turns_submit, moved))
-
-    def _perform(self, effect: SchedulerEffect) -> None:
-        if self._migration is not None and isinstance(effect, StartTurns):
-            effect = replace(effect, starts=self._migration.located(effect.starts))
-        super()._perform(effect)
-
-
-class _Tracker(Tracker):
-    limits: ClassVar = Limits()
-    agent_limits: ClassVar = AgentLimits()
-
-    def __init__(self, deployment: SimDeployment, stats: Stats) -> None:
-        super().__init__(deployment, Election(deployment.timeline), 0)
-        self._stats = stats
-
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Count):
-                self._stats.outcomes[effect.outcome] += 1
-        super()._perform(effects)
-
-
 class Cluster:
     """All processes, started; no request was made yet.
 
@@ -116,11 +65,13 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
         self.plant = plant = build_plant(options)
-        self.deployment = deployment = _new_house(options, plant)
-        timeline, without = deployment.timeline, options.without
+        self.deployment = deployment = _new_deployment(options, plant)
+        without, system = options.without, SYSTEMS[options.policy]
+        migration = Migration(plant.block_tokens) if system.migrates else None
         self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
         self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
-        redis, ledger = Redis(), _Ledger(timeline)
+        self._outcomes_before = advisory_outcomes()  # the same
+        redis, ledger = server_on(deployment.timeline), _Ledger(deployment.timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
             host: ClusterKvstore(deployment, redis, host, plant)
@@ -137,17 +88,24 @@ class Cluster:
                 plant,
                 stats,
                 layerwise="layerwise" not in without,
-                history_from=SYSTEMS[options.policy].history_from,
+                history_from=system.history_from,
+                migration=migration,
             )
             for number in range(options.gpus)
         ]
         self._frontend = _Frontend(deployment, redis, ledger, 0)
-        shares = [Share(shard, options.schedulers) for shard in range(options.schedulers)]
-        processes: list[Process] = [
-            *hosts, *self.workers,
-            *(_Scheduler(deployment, ledger, share, options) for share in shares),
-            _Tracker(deployment, stats), self._frontend,
-        ]  # fmt: skip
+        store = Store()
+        policy = Home if "balance" in without else system.make
+        self._control = [
+            *(
+                ClusterScheduler(deployment, store, f"{policy.__module__}:{policy.__name__}", shard)
+                for shard in range(options.schedulers)
+            ),
+            ClusterTracker(deployment, store),
+        ]
+        processes: list[Process] = [*hosts, *self.workers, *self._control, self._frontend]
+        if migration is not None:
+            processes.append(Migrator(deployment, migration))
         for process in processes:
             process.start()
 
@@ -175,6 +133,10 @@ class Cluster:
             timeline.run_until(min(timeline.now_ns + SECOND, ends_at_ns), 1 << 62)
         while people.num_open and timeline.now_ns < ends_at_ns + DRAIN_NS:
             timeline.run_until(timeline.now_ns + SECOND, 1 << 62)
+        self.stats.outcomes = advisory_outcomes()
+        self.stats.outcomes.subtract(self._outcomes_before)
+        for service in self._control:
+            service.dispose()
         self.check()
 
     def check(self) -> None:
@@ -199,6 +161,7 @@ class Cluster:
     def _on_warm(self) -> None:
         self.stats.on_warm()
         self._pages_before = self._pages_by_tier()
+        self._outcomes_before = advisory_outcomes()
 
     def _sample(self, until_ns: int) -> None:
         timeline = self.deployment.timeline
@@ -207,10 +170,10 @@ class Cluster:
             timeline.after(SAMPLE_NS, partial(self._sample, until_ns))
 
 
-def _new_house(options: ClusterOptions, plant: Plant) -> SimDeployment:
+def _new_deployment(options: ClusterOptions, plant: Plant) -> SimDeployment:
     """What all processes share: time, network and model, without faults."""
     timeline = Timeline()
-    wires = Wires(timeline, Random(f"network {options.seed}"))
+    wires = ReferenceWires(timeline, Random(f"network {options.seed}"))
     wires.weather.delay_max_ns = WIRE_MAX_NS
     model = Model(
         num_layers=plant.num_layers,

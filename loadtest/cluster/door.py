@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from loadtest.cluster.frontend import Frontend
 from loadtest.sim.timeline import SECOND
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.frontend import Frontend
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.wire.messages import Advisory, AgentRef, SamplingParams
@@ -68,15 +68,15 @@ class SimulatedDoor:
     """A frontend in virtual time."""
 
     def __init__(self, deployment: SimDeployment, frontend: Frontend) -> None:
-        self._house = deployment
+        self._deployment = deployment
         self._frontend = frontend
 
     @property
     def now_ns(self) -> int:
-        return self._house.timeline.now_ns
+        return self._deployment.timeline.now_ns
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        self._house.timeline.after(delay_ns, action)
+        self._deployment.timeline.after(delay_ns, action)
 
     def ask(
         self,
@@ -95,7 +95,7 @@ class SimulatedDoor:
 
         new = NewTurn(
             turn_id=ask.turn_id,
-            model_id=self._house.model.model_id,
+            model_id=self._deployment.model.model_id,
             prompt=ask.prompt,
             sampling=SamplingParams(max_tokens=ask.num_output, ignore_eos=True),
             tenant=ask.tenant,
@@ -111,7 +111,7 @@ class SimulatedDoor:
             Advisory(
                 session_id=announce.session_id,
                 tenant=announce.tenant,
-                model_id=self._house.model.model_id,
+                model_id=self._deployment.model.model_id,
                 expected_arrival=None if expected_ns is None else expected_ns / SECOND,
                 priority=announce.priority,
                 agent=agent.agent if agent is not None else "",

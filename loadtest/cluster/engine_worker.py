@@ -2,11 +2,12 @@
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD
 from loadtest.world.process import Process
 from services.worker.core.costs.costs import StepCosts
@@ -39,10 +40,11 @@ from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.owners import owner_key
 from shared.wire.messages import (
     Empty,
+    KvOpened,
     KvStage,
     ModelCard,
     Prefetch,
@@ -82,6 +84,15 @@ FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 REOPEN_AFTER_NS = 500 * MS
 
 
+class KvHost(Protocol):
+    """A host's kvstore, as its workers need it; see `loadtest.sim.kvstore.Kvstore`."""
+
+    @property
+    def host_id(self) -> HostId: ...
+    def attach(self, path: Path) -> SimArena: ...
+    def lock(self, path: Path, holder: Process) -> None: ...
+
+
 class EngineWorker(Process):
     """Attributes:
     core: the engine, of this life.
@@ -93,7 +104,7 @@ class EngineWorker(Process):
     _num_pages: int
     _shape: ModelShape
 
-    def __init__(self, deployment: SimDeployment, kvstore: Kvstore, number: int) -> None:
+    def __init__(self, deployment: SimDeployment, kvstore: KvHost, number: int) -> None:
         super().__init__(deployment, f"worker-{number}")
         self.host_id = kvstore.host_id
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")
@@ -102,7 +113,7 @@ class EngineWorker(Process):
 
     def on_start(self) -> None:
         model = self._model
-        self._incarnation = f"{self.name}.{self.life}"
+        self._incarnation = f"{self.name}-{self.life}"
         self.is_touched = True
         self._num_reports = 0
         self._telling = SpeedReports()
@@ -345,11 +356,15 @@ class EngineWorker(Process):
     def _open(self) -> None:
         self.device.detach()
         self._num_opens += 1
-        incarnation = f"{self._incarnation}.{self._num_opens}"
+        incarnation = f"{self._incarnation}-{self._num_opens}"
 
-        def on_opened(opened: Any) -> None:
-            arena = self._kvstore.attach(opened.arena_path)
-            self._kvstore.lock(opened.lease_path)
+        def on_opened(opened: KvOpened) -> None:
+            try:
+                arena = self._kvstore.attach(Path(opened.arena_path))
+                self._kvstore.lock(Path(opened.lease_path), self)
+            except FileNotFoundError:
+                on_error(None)
+                return
             self.link.on_opened(incarnation, arena.num_pages)
             self.device.attach(arena, self.link.epoch)
             self.core.write_behind.connect(self.link.epoch)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from loadtest.cluster.arena import ClusterArena
+from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.links import Link
+from loadtest.cluster.peering import Page, PeerHost, Peering
 from loadtest.cluster.plant import Plant
+from loadtest.sim.redis import RedisServer
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.kvstore import Kvstore
 from loadtest.world.memory import GARBAGE
-from loadtest.world.peering import Page, PeerHost, Peering
-from loadtest.world.redis import Redis
 from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,
@@ -70,7 +70,7 @@ class ClusterKvstore(Kvstore):
     """
 
     def __init__(
-        self, deployment: SimDeployment, redis: Redis, host_id: HostId, plant: Plant
+        self, deployment: SimDeployment, redis: RedisServer, host_id: HostId, plant: Plant
     ) -> None:
         super().__init__(deployment, redis, host_id, plant.arena_blocks * plant.num_layers)
         self._plant = plant

@@ -2,15 +2,14 @@
 
 When a worker reports `GAP` turns more than the least loaded one has, its running turn of the lowest
 priority with the fewest tokens moves: the scheduler is asked for a higher attempt, as a frontend
-asks that gets no tokens, and the KV comes from the old worker's host over the measured link. Not
+asks that gets no tokens, and the new worker learns from the old one where the KV is. Not
 modelled: Llumnix copies most of the KV while the request still decodes, so that it stands still for
 less (tens of ms); and it counts pages where this counts turns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 
-from services.scheduler.core import StartTurn
 from shared.ids import HostId, TurnId, WorkerId
 from shared.locations import BLOCKS_MAX
 from shared.wire.messages import TurnRef, TurnsEnded, TurnsSubmit, TurnSubmit, WorkerReport
@@ -30,7 +29,8 @@ class Migration:
         self._block_tokens = block_tokens
         self._submits: dict[TurnId, TurnSubmit] = {}
         self._num_moves: dict[TurnId, int] = {}
-        self._moving: dict[TurnId, dict[HostId, int]] = {}  # where their KV is
+        self._moving: set[TurnId] = set()
+        self._kv_at: dict[TurnId, dict[HostId, int]] = {}  # of those that moved
         self._loads: dict[WorkerId, int] = {}
 
     def on_submit(self, message: TurnsSubmit) -> None:
@@ -43,6 +43,7 @@ class Migration:
             if end.turn_id not in self._moving:
                 self._submits.pop(end.turn_id, None)
                 self._num_moves.pop(end.turn_id, None)
+                self._kv_at.pop(end.turn_id, None)
 
     def on_report(self, report: WorkerReport) -> TurnsSubmit | None:
         """A worker's turns; what to submit so that one of them moves."""
@@ -54,19 +55,16 @@ class Migration:
             return None
         ref = min(movable, key=self._cost)
         num_blocks = min(self._num_tokens(ref) // self._block_tokens + 1, BLOCKS_MAX)
-        self._moving[ref.turn_id] = {report.host_id: num_blocks}
+        self._moving.add(ref.turn_id)
+        self._kv_at[ref.turn_id] = {report.host_id: num_blocks}
         self._num_moves[ref.turn_id] = self._num_moves.get(ref.turn_id, 0) + 1
         submit = self._submits[ref.turn_id]
         return TurnsSubmit(turns=[replace(submit, prompt="", attempt=ref.attempt + 1)])
 
-    def located(self, starts: Iterable[StartTurn]) -> list[StartTurn]:
-        """Starts, those of turns that move with where their KV is."""
-        return [
-            replace(each, start=replace(each.start, kv_at=kv_at))
-            if (kv_at := self._moving.pop(each.start.turn_id, None)) is not None
-            else each
-            for each in starts
-        ]
+    def on_moved(self, turn_id: TurnId) -> Mapping[HostId, int] | None:
+        """Where the KV is of a turn that a worker begins; None: it begins for the first time."""
+        self._moving.discard(turn_id)
+        return self._kv_at.get(turn_id)
 
     def _can_move(self, ref: TurnRef) -> bool:
         return (

@@ -13,7 +13,7 @@ from loadtest.cluster.door import Announce, Ask
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
 from loadtest.cluster.stats import Stats
-from loadtest.fuzz.plain_http import request_bytes
+from loadtest.raw_http import request_bytes
 from loadtest.sim.timeline import SECOND
 from loadtest.workloads.script import Script
 from shared.profiles import load_profile

@@ -5,12 +5,13 @@ from typing import Any
 
 from loadtest.cluster.device import CostDevice
 from loadtest.cluster.engine_worker import EngineWorker
+from loadtest.cluster.kv_process import Kvstore
+from loadtest.cluster.migration import Migration
 from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
 from loadtest.policies.placement import HistoryFrom
 from loadtest.sim.timeline import MS
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.kvstore import Kvstore
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.kv.staged import Staged
@@ -33,13 +34,14 @@ class ClusterWorker(EngineWorker):
 
     def __init__(
         self, deployment: SimDeployment, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
-        *, layerwise: bool, history_from: HistoryFrom,
+        *, layerwise: bool, history_from: HistoryFrom, migration: Migration | None,
     ) -> None:  # fmt: skip
         super().__init__(deployment, kvstore, number)
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
         self._history_from = history_from
+        self._migration = migration
         self._kept: dict[TurnId, list[TurnDelta]] = {}
         self._num_kept = 0  # steps of which that is
         model = deployment.model
@@ -110,8 +112,11 @@ class ClusterWorker(EngineWorker):
 
     def _stage_turn(self, effect: StageTurn) -> None:
         """A turn that was moved while it ran finds its KV wherever that is."""
-        turn = self.core.turns.get(effect.turn_id)
-        if self._history_from == "any" or (turn is not None and turn.request.num_generated_before):
+        kv_at = None if self._migration is None else self._migration.on_moved(effect.turn_id)
+        if kv_at is not None:
+            super()._stage_turn(replace(effect, kv_at=kv_at))
+            return
+        if self._history_from == "any":
             super()._stage_turn(effect)
             return
 

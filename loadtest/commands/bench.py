@@ -30,14 +30,12 @@ GROUPS = {
     "papers": {  # claims of papers, measured again
         "figures": "loadtest.bench.figures",
         "cluster": "loadtest.bench.cluster",
-        "goodput": "loadtest.bench.goodput",
         "sgmv": "loadtest.bench.sgmv",
     },
     "developers": {  # what a change costs, or breaks
         "core": "loadtest.bench.core",
-        "scale": "loadtest.bench.scale",
         "chaos": "loadtest.bench.chaos",
-        "fuzz": "loadtest.fuzz.command",
+        "fuzz": "loadtest.bench.fuzz",
     },
 }
 BENCHES = {name: module for group in GROUPS.values() for name, module in group.items()}

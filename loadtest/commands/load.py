@@ -17,14 +17,14 @@ from cli.base.children import ROOT
 from cli.base.reporting import out
 from cli.base.runfile import running_deployment
 from cli.chat.address import call, http_client
-from loadtest.locust.options import OPEN, Options
-from loadtest.locust.report import JSON, MARKDOWN
-from loadtest.open_loop import Target
 from loadtest.trace_files import FILES, NOT_HERE
+from loadtest.users.open_loop import Target
+from loadtest.users.options import OPEN, Options
+from loadtest.users.report import JSON, MARKDOWN
 from loadtest.workloads.traces import path_of
 from shared.errors import PeerUnavailable, SymphonyError
 
-LOCUSTFILE = ROOT / "loadtest" / "locust" / "locustfile.py"
+LOCUSTFILE = ROOT / "loadtest" / "users" / "locustfile.py"
 LOG = "locust.log"
 CRITICAL = "/CRITICAL/root: "  # what its log marks the reason of its end with
 LOOK_S = 10.0

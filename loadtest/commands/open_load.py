@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 
 from cli.base.reporting import err
-from loadtest.locust.client import ApiError
-from loadtest.locust.life import Said
-from loadtest.locust.measures import Turn
-from loadtest.locust.options import Options
-from loadtest.locust.report import JSON, MARKDOWN, write_report
-from loadtest.locust.stage import Stage
-from loadtest.open_loop import BAD_SHARE_MAX, Offer, OpenLoop, Search, Target, verdict
+from loadtest.users.client import ApiError
+from loadtest.users.life import Said
+from loadtest.users.measures import Turn
+from loadtest.users.open_loop import BAD_SHARE_MAX, Offer, OpenLoop, Search, Target, verdict
+from loadtest.users.options import Options
+from loadtest.users.report import JSON, MARKDOWN, write_report
+from loadtest.users.stage import Stage
 from shared.errors import PeerUnavailable
 
 

@@ -103,7 +103,7 @@ def loadtest(
 ) -> None:
     """Send the load of users and agents, and report latencies and failures."""
     from loadtest.commands.load import Load, check_failures, run_load, show_summary, show_traces
-    from loadtest.open_loop import Target
+    from loadtest.users.open_loop import Target
     from shared.errors import InvalidRequest
 
     with errors_in_a_line():

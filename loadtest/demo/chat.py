@@ -7,8 +7,8 @@ from random import Random
 
 from loadtest.demo.script import PEOPLE, Message, Side, Sizes, questions, sides_in_turns
 from loadtest.demo.seen import Seen, Which, seen_of
-from loadtest.locust.client import ApiError, Client
-from loadtest.locust.texts import Texts
+from loadtest.users.client import ApiError, Client
+from loadtest.users.texts import Texts
 from shared.errors import PeerUnavailable
 
 TEXTS = Texts(1.0)  # an emulated model counts characters

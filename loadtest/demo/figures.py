@@ -6,7 +6,7 @@ from typing import Any
 
 from loadtest.demo.script import SIDES, Part, Side
 from loadtest.demo.seen import Seen, of_side, pairs
-from loadtest.locust.measures import percentile
+from loadtest.users.measures import percentile
 
 Counts = Mapping[tuple[str, str], float]  # by metric and outcome
 ADVISORIES, ANNOUNCED = "advisories_total", "agent_hints_total"

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from loadtest.demo.script import SIDES, Part, Side
 from loadtest.demo.seen import Seen, of_side, pairs
-from loadtest.figures.plots import log_x
-from loadtest.locust.plots import COLOURS, DPI
+from loadtest.plots import log_x
+from loadtest.users.plots import COLOURS, DPI
 
 SIZE_INCHES = (9.6, 4.0)
 OURS: dict[Side, str] = {"without": COLOURS["unhinted"], "with": COLOURS["hinted"]}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from loadtest.locust.life import Habits
+from loadtest.users.life import Habits
 
 Side = Literal["without", "with"]
 Part = Literal["chat", "team"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from loadtest.demo.script import Part, Side
-from loadtest.locust.measures import places_of
+from loadtest.users.measures import places_of
 
 NEAR = "pool"  # next to the GPU
 COMPUTED = "new"

@@ -19,8 +19,8 @@ import orjson
 from cli.inspection.snapshot import look
 from loadtest.deployment import Deployment, deployed, wait_until
 from loadtest.fuzz.damage import damage, damage_slab
-from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
+from loadtest.raw_http import ask, request_bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
 from shared.wire.messages import KvStats

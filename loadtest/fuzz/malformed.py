@@ -24,8 +24,8 @@ from loadtest.fuzz.mutation import (
     tame,
     written,
 )
-from loadtest.fuzz.plain_http import NOTHING, Answer, ask, request_bytes
 from loadtest.fuzz.report import Report, is_error
+from loadtest.raw_http import NOTHING, Answer, ask, request_bytes
 from services.frontend.api.bodies.fields import FIELDS
 from shared.runtime.settings import as_variables
 

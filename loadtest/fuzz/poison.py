@@ -14,10 +14,10 @@ import orjson
 from nats.aio.client import Client
 
 from loadtest.deployment import Deployment, deployed
-from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.poisons import KINDS, Poison, make
 from loadtest.fuzz.report import Report, is_error
 from loadtest.fuzz.streams import Seen, Streams
+from loadtest.raw_http import ask, request_bytes
 from shared.errors import InvalidRequest
 from shared.wire.subjects import INFERENCE_SUBMIT
 

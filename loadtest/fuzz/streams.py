@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from loadtest.fuzz.plain_http import events, read_head, request_bytes, sent
+from loadtest.raw_http import events, read_head, request_bytes, sent
 
 SILENCE_MAX_S = 120.0
 PING_EVERY_S = 0.05

@@ -13,7 +13,6 @@ BASELINES = {
     "shepherd": "loadtest.policies.shepherd:ShepherdBatcher",
 }
 POLICIES = (*RULES, *BASELINES)
-POLICY_HELP = f"one of {', '.join(POLICIES)}, timeout:MS, or package.module:Class"
 
 
 def path_of(policy: str) -> str:

@@ -6,12 +6,12 @@ system keeps only in the GPU KV pool is still written below; the writes run besi
 cost them little.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 from zlib import crc32
 
-from services.scheduler.core import POLICIES, Limits, PlacementPolicy, PlacementReason
+from services.scheduler.core import POLICIES, PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement.policy import Demand, burden
 from services.scheduler.core.placement.symphony import Symphony
@@ -24,12 +24,13 @@ class System:
     """A policy, and what the simulated cluster does differently for it.
 
     Attributes:
+        make: what its schedulers load, by its path.
         history_from: lowest tier that a turn's history comes from; below it, it is recomputed.
         migrates: running turns leave a worker that has far more than another; see
             `loadtest.cluster.migration`.
     """
 
-    make: Callable[[Limits], PlacementPolicy]
+    make: type[PlacementPolicy]
     history_from: HistoryFrom = "any"
     migrates: bool = False
 

@@ -1,6 +1,6 @@
 """A host's shared memory in the simulation: the production arena's words and pages, without a file.
 
-What is in a page is told by what it is the KV of (`memory.Content`). A page's bytes are the number
+A page's content is named by what it is the KV of (`memory.Content`). A page's bytes are the number
 of its content, so that it goes through arenas, disks, peers and object stores as bytes do.
 """
 

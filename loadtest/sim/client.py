@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from types import coroutine
 from typing import Any, TypeVar
 
 from nats import errors
@@ -21,12 +23,15 @@ V = TypeVar("V")
 MAX_PAYLOAD = 1024 * 1024
 FLUSH_TIMEOUT_S = 10.0
 
-OnMessage = Callable[[Any], Awaitable[None]]
+OnMessage = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class SimSubscription:
     """Messages of one subscription, one after the other, as `nats.aio.subscription` hands them on:
     what a callback raises goes to the error callback, and the next message follows.
+
+    A callback runs without a task of its own up to where it waits for the first time. Most never
+    do.
     """
 
     def __init__(
@@ -36,7 +41,7 @@ class SimSubscription:
         self._cb = cb
         self._pending: deque[Message] = deque()
         self._pending_max = pending_max
-        self._task: asyncio.Task[None] | None = None
+        self._is_busy = False
         self._is_closed = False
         network, process = client.network, client.process
         self._registration: Registration = network.subscribe(process, subject, self._put, queue)
@@ -61,17 +66,47 @@ class SimSubscription:
             loop.create_task(self._client.on_error(errors.SlowConsumerError("", "", 0, late)))
             return
         self._pending.append(message)
-        if self._task is None:
-            self._task = loop.create_task(self._work())
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_now(self._work)
 
-    async def _work(self) -> None:
+    def _work(self) -> None:
         while self._pending:
-            message = self._pending.popleft()
+            work = self._cb(self._pending.popleft())
             try:
-                await self._cb(message)
+                awaited = work.send(None)
+            except StopIteration:
+                continue
             except Exception as error:
-                await self._client.on_error(error)
-        self._task = None
+                self._client.loop.create_task(self._go_on(self._client.on_error(error)))
+                return
+            self._client.loop.create_task(self._go_on(_rest_of(work, awaited)))
+            return
+        self._is_busy = False
+
+    async def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self._client.on_error(error)
+        self._work()
+
+
+@coroutine
+def _rest_of(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """What is left of a coroutine that waits for `awaited`."""
+    yield awaited
+    yield from work
+
+
+def _settle(answered: asyncio.Future[V], answer: V) -> None:
+    if not answered.done():
+        answered.set_result(answer)
+
+
+def _fail(answered: asyncio.Future[Any], error: type[Exception]) -> None:
+    if not answered.done():
+        answered.set_exception(error)
 
 
 class SimClient:
@@ -126,19 +161,16 @@ class SimClient:
 
     async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Message:
         answered: asyncio.Future[Message] = self.loop.create_future()
-
-        def deliver(message: Message) -> None:
-            if not answered.done():
-                answered.set_result(message)
-
         inbox = self.new_inbox()
-        registration = self.network.subscribe(self.process, inbox, deliver)
+        registration = self.network.subscribe(
+            self.process, inbox, partial(self.loop.call_now, _settle, answered)
+        )
+        timer = self.loop.call_later(timeout, _fail, answered, errors.TimeoutError)
         try:
             await self.publish(subject, payload, reply=inbox)
-            reply = await asyncio.wait_for(answered, timeout)
-        except TimeoutError:
-            raise errors.TimeoutError from None
+            reply = await answered
         finally:
+            timer.cancel()
             self.network.unsubscribe(registration)
         if reply.headers and reply.headers.get("Status") == "503":
             raise errors.NoRespondersError
@@ -163,15 +195,14 @@ class SimClient:
         def at_server() -> Callable[[], None] | None:
             if not is_asked():
                 return None
-            found = question()
-            return lambda: None if answered.done() else answered.set_result(found)
+            return partial(self.loop.call_now, _settle, answered, question())
 
+        timer = self.loop.call_later(timeout_s, _fail, answered, late)
         self.network.ask_server(self.process, at_server)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answered
-        except TimeoutError:
-            raise late from None
+            return await answered
+        finally:
+            timer.cancel()
 
     async def drain(self) -> None:
         if self.is_closed:

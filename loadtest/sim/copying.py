@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND, US, Action
-from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import GARBAGE, IMAGE, Content, PageLoad, each_page, image_page
 from loadtest.world.model import Model
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.device.copying.mover import CalledBack, Loaded, Stored
 from services.worker.ports import OnMoved
-from shared.arena import PageState
+from shared.arena import PageState, checksum
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a page that is overdue by so much does not come any more
 LOAD_NS = STORE_NS = 500 * US
@@ -221,6 +220,7 @@ class Copies:
         if self._model.is_rounded and origin[:1] == (IMAGE,):
             content = GARBAGE
         arena.put(write.arena_pages[layer], content)
-        later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
+        copied = checksum(arena.pages[write.arena_pages[layer]].data)
+        later = partial(self._store, write, arena, epoch, [*sums, copied])
         is_slow = self._random.random() < SLOW_STORE_SHARE
         self._host.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)

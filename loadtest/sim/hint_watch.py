@@ -24,13 +24,11 @@ class HintWatch:
         self._sessions: set[tuple[TenantId, SessionId]] = set()
         self._keys: set[tuple[TenantId, BlockKey]] = set()  # that agents' prompts began with
         self._submit = ADVISORY_SUBMIT.pattern.removeprefix("symphony")
-        network.taps |= {
-            "submit": self._on_submit,
-            "arrived": self._on_arrived,
-            "left": self._on_left,
-            "foreseen": self._on_foreseen,
-            "expect": self._on_expect,
-        }
+        network.tap("submit", self._on_submit)
+        network.tap("arrived", self._on_arrived)
+        network.tap("left", self._on_left)
+        network.tap("foreseen", self._on_foreseen)
+        network.tap("expect", self._on_expect)
 
     def _on_submit(self, _: Peer, message: Message) -> None:
         if message.subject.endswith(self._submit):

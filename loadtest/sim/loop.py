@@ -10,19 +10,19 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from inspect import CORO_CREATED, getcoroutinestate
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
-from loadtest.sim.timeline import MS, SECOND, Action
+from loadtest.sim.threads import Pool, Threads
+from loadtest.sim.timeline import SECOND, Action
 
 R = TypeVar("R")
 
 CALLBACKS_MAX = 100_000  # in one instant
 TASKS_MIN = 100
 CLOSINGS_MAX = 100  # of one coroutine: each `await` in its ``finally`` blocks takes one
-THREAD_MAX_NS = 2 * MS  # what a thread of the executor takes, at most
 
 
 class LoopHost(Protocol):
@@ -39,23 +39,75 @@ class LoopHost(Protocol):
         """Nothing is ready to run any more at this instant."""
 
 
+class _Handle:
+    """As much of `asyncio.Handle` and `asyncio.TimerHandle` as asyncio itself and shells use, in a
+    third of their time.
+    """
+
+    __slots__ = ("_args", "_callback", "_context", "_loop", "_when")
+
+    def __init__(
+        self,
+        loop: "SimLoop",
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+        when: float = 0.0,
+    ) -> None:
+        self._loop = loop
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = copy_context() if context is None else context  # an empty one is false
+        self._when = when
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self._callback, self._args = None, ()
+
+    def cancelled(self) -> bool:
+        return self._callback is None
+
+    def ring(self) -> None:
+        """The timer is due."""
+        if self._callback is not None:
+            self._loop.enter(self)
+
+    def run(self) -> None:
+        if (callback := self._callback) is None:
+            return
+        try:
+            self._context.run(callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler({"message": repr(callback), "exception": error})
+
+
 class SimLoop:
     """As much of `asyncio.AbstractEventLoop` as shells without sockets need.
 
     Args:
     host: gives time and runs what is due.
     random: decides how long the executor's threads take.
+
+    Attributes:
+        threads: of this process.
+        lag_max_ns: until the process has a CPU, when there is something to do.
     """
 
     def __init__(self, host: LoopHost, random: Random) -> None:
         self._host = host
         self._random = random
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[_Handle] = deque()
         self._is_awake = False
         self._on_exception: Callable[[Any, dict[str, Any]], object] | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._tasks_max = TASKS_MIN
-        self._thread_free_ns: dict[int, int] = {}  # of executors, when their one thread is free
+        self.threads = Threads(host, random)
+        self.lag_max_ns = 0
+        self._pools: dict[Any, Pool] = {}  # by executor
 
     @property
     def as_loop(self) -> asyncio.AbstractEventLoop:
@@ -66,18 +118,29 @@ class SimLoop:
         """Run callbacks until none is ready."""
         ready, num_left = self._ready, CALLBACKS_MAX
         outer = events._get_running_loop()
-        events._set_running_loop(self.as_loop)
+        events._set_running_loop(cast(asyncio.AbstractEventLoop, self))
         try:
             while ready:
-                handle = ready.popleft()
-                if not handle.cancelled():
-                    handle._run()
+                ready.popleft().run()
                 num_left -= 1
                 assert num_left, "no end of callbacks in one instant: a livelock"
         finally:
             self._is_awake = False
             events._set_running_loop(outer)
         self._host.on_idle()
+
+    def enter(self, handle: _Handle) -> None:
+        """Run this now, or, where callbacks wait already, behind them. The host calls it, outside
+        of callbacks.
+        """
+        self._ready.append(handle)
+        if not self._is_awake:
+            self._is_awake = True
+            self.run()
+
+    def call_now(self, callback: Callable[..., object], *args: Any) -> None:
+        """`enter` a callback: something arrived from outside of the process."""
+        self.enter(_Handle(self, callback, args, None))
 
     def dispose(self) -> None:
         """Close what still waits, so that the interpreter does not complain of it later."""
@@ -87,6 +150,7 @@ class SimLoop:
         for task in self._tasks:
             if not task.done():
                 _close(task.get_coro())
+        self.threads.end()
         events._set_running_loop(outer)
         self._ready.clear()
 
@@ -97,12 +161,13 @@ class SimLoop:
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self.as_loop, context)
+    ) -> _Handle:
+        handle = _Handle(self, callback, args, context)
         self._ready.append(handle)
         if not self._is_awake:
             self._is_awake = True
-            self._host.later(0, self.run)
+            lag_ns = self._random.randrange(self.lag_max_ns) if self.lag_max_ns else 0
+            self._host.later(lag_ns, self.run)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -113,8 +178,12 @@ class SimLoop:
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    ) -> _Handle:
+        delay_ns = max(round(delay * SECOND), 0)
+        when = (self._host.now_ns + delay_ns) / SECOND
+        handle = _Handle(self, callback, args, context, when)
+        self._host.later(delay_ns, handle.ring)
+        return handle
 
     def call_at(
         self,
@@ -122,25 +191,13 @@ class SimLoop:
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self.as_loop, context)
-        delay_ns = max(round(when * SECOND) - self._host.now_ns, 0)
-
-        def ring() -> None:
-            if not handle.cancelled():
-                self._ready.append(handle)
-                if not self._is_awake:
-                    self._is_awake = True
-                    self.run()
-
-        self._host.later(delay_ns, ring)
+    ) -> _Handle:
+        handle = _Handle(self, callback, args, context, when)
+        self._host.later(max(round(when * SECOND) - self._host.now_ns, 0), handle.ring)
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the timeline, and does nothing when it is due."""
-
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self.as_loop)
+        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
 
     def create_task(
         self,
@@ -150,7 +207,8 @@ class SimLoop:
         context: Context | None = None,
         **_: Any,
     ) -> asyncio.Task[R]:
-        task = asyncio.Task(coro, loop=self.as_loop, name=name, context=context)
+        loop = cast(asyncio.AbstractEventLoop, self)
+        task = asyncio.Task(coro, loop=loop, name=name, context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.append(task)  # of a process that died nothing else may hold it
         if len(self._tasks) > self._tasks_max:
@@ -161,25 +219,24 @@ class SimLoop:
     def run_in_executor(
         self, executor: Any, func: Callable[..., R], *args: Any
     ) -> asyncio.Future[R]:
-        """`func` runs at an instant in between, and its result arrives later. Calls of one executor
-        other than the default run one after the other.
-        """
+        """`func` runs in a thread, and its result arrives later."""
         future: asyncio.Future[R] = self.create_future()
-        delay_ns = self._random.randrange(THREAD_MAX_NS)
-        if executor is not None:
-            now_ns = self._host.now_ns
-            delay_ns += max(self._thread_free_ns.get(id(executor), 0) - now_ns, 0)
-            self._thread_free_ns[id(executor)] = now_ns + delay_ns
 
         def work() -> None:
             try:
                 result = func(*args)
-            except BaseException as error:
+            except Exception as error:
                 self.call_soon(_fail, future, error)
             else:
                 self.call_soon(_settle, future, result)
 
-        self._host.later(delay_ns, work)
+        if executor is None:
+            self.threads.start(work)
+        else:
+            if executor not in self._pools:
+                num_threads = getattr(executor, "_max_workers", 1)
+                self._pools[executor] = Pool(self.threads, num_threads, _never)
+            self._pools[executor].submit(work)
         return future
 
     def get_debug(self) -> bool:
@@ -211,18 +268,21 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
+def _never(error: BaseException) -> None:
+    raise AssertionError("its work catches what it raises") from error
+
+
+class _Dead(BaseException):
+    """Nothing that handles errors handles this one."""
+
+
 def _close(coro: Any) -> None:
     """Unwind a coroutine. One that never began is begun first: closed before that, what it was
-    given to await would be said to have been forgotten.
+    given to await would be said to have been forgotten. (`close` would leave behind what a
+    ``finally`` awaits, and does not reach into asynchronous generators.)
     """
     with suppress(BaseException):
         if getcoroutinestate(coro) == CORO_CREATED:
             coro.send(None)
-    for _ in range(CLOSINGS_MAX):
-        try:
-            coro.close()
-        except RuntimeError:  # it awaited once more
-            continue
-        except BaseException:
-            pass
-        return
+        for _ in range(CLOSINGS_MAX):
+            coro.throw(_Dead())

@@ -49,9 +49,9 @@ class Peer(Protocol):
         """Its connection is back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
-    """What the server passes on.
+    """What the server passes on; no receiver changes it.
 
     Attributes:
         reply: subject of the answer; empty: none is expected.
@@ -64,6 +64,7 @@ class Message:
 
 
 Deliver = Callable[[Message], None]
+Tap = Callable[[Peer, Message], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +126,6 @@ class Network:
     Attributes:
         is_up: the server runs.
         weather: shared by all connections.
-        taps: called with what is published, by the subject's last word.
     """
 
     def __init__(self, timeline: Timeline, random: Random) -> None:
@@ -134,10 +134,14 @@ class Network:
         self.is_up = True
         self.weather = Weather()
         self.num_lost = 0
-        self.taps: dict[str, Callable[[Peer, Message], None]] = {}
+        self._taps: dict[str, list[Tap]] = {}
         self._connections: dict[Peer, _Connection] = {}
         self._listeners: dict[str, list[Subscription]] = {}
         self._num_inboxes = 0
+
+    def tap(self, word: str, tap: Tap) -> None:
+        """Call `tap` with everything that is published on subjects with this last word."""
+        self._taps.setdefault(word, []).append(tap)
 
     def join(self, process: Peer, on_first: Action) -> None:
         """A process starts; `on_first` is called when it has its first connection."""
@@ -172,13 +176,6 @@ class Network:
         """Whether the process believes that it is connected."""
         return self._connections[process].is_open
 
-    def steady_for_ns(self, process: Peer) -> int:
-        """How long ago its connection came back; 0 if it is away, very long if it never broke."""
-        connection = self._connections[process]
-        if not connection.is_open:
-            return 0
-        return self._timeline.now_ns - connection.opened_at_ns if connection.number else 1 << 62
-
     def has_room(self, process: Peer, num_bytes: int) -> bool:
         """Whether so much more may wait for the server while it is away."""
         connection = self._connections[process]
@@ -210,10 +207,13 @@ class Network:
         """Send to all subscribers at the time when it reaches the server; without any, a sender
         that waits for a reply gets a message that says so.
         """
-        tap = self.taps.get(message.subject.rpartition(".")[2])
-        if tap is not None:
+        for tap in self._taps.get(message.subject.rpartition(".")[2], ()):
             tap(process, message)
-        self._send(process, partial(self._at_server, process, message), num_bytes)
+        connection = self._connections[process]
+        if connection.is_open and connection.mute_until_ns <= self._timeline.now_ns:
+            self._at_server(message)
+        else:
+            self._send_late(process, partial(self._at_server, message), num_bytes)
 
     def ask_server(self, process: Peer, question: Callable[[], Action | None]) -> None:
         """Ask the server itself: `question` runs there, and what it returns runs at the process
@@ -224,7 +224,7 @@ class Network:
         def at_server() -> None:
             answer = question() if self.is_up else None
             if answer is not None:
-                self._deliver(process, partial(process.run, life, answer))
+                self._deliver(process, life, answer)
 
         if self._connections[process].is_open:
             self._send(process, at_server)
@@ -297,12 +297,20 @@ class Network:
     def _send(self, process: Peer, at_server: Action, num_bytes: int = 0) -> None:
         """From a process to the server."""
         connection = self._connections[process]
+        if connection.is_open and connection.mute_until_ns <= self._timeline.now_ns:
+            at_server()
+        else:
+            self._send_late(process, at_server, num_bytes)
+
+    def _send_late(self, process: Peer, at_server: Action, num_bytes: int) -> None:
+        """What is sent without a connection, or over one that is mute."""
+        connection = self._connections[process]
         if not connection.is_open:
             if self.has_room(process, num_bytes):
                 connection.pending_bytes += num_bytes
-                connection.pending.append(lambda: self._send(process, at_server))
+                connection.pending.append(partial(self._send, process, at_server))
             return
-        number, now_ns = connection.number, self._timeline.now_ns
+        number = connection.number
 
         def arrive() -> None:
             if connection.number == number:
@@ -310,33 +318,28 @@ class Network:
             else:
                 self.num_lost += 1
 
-        mute_ns = connection.mute_until_ns - now_ns
-        if mute_ns > 0:
-            self._timeline.after(mute_ns, arrive)
-        else:
-            at_server()
+        self._timeline.after(connection.mute_until_ns - self._timeline.now_ns, arrive)
 
-    def _at_server(self, process: Peer, message: Message) -> None:
+    def _at_server(self, message: Message) -> None:
         if not self.is_up:
             return
+        connections = self._connections
         there = [
             each
             for each in self._listeners.get(message.subject, ())
-            if self._connections[each.process].is_open
+            if connections[each.process].is_open
         ]
-        for each in self._one_of_each_queue(there):
-            weather = self.weather
+        garbled = self.weather.garbled
+        for each in self._one_of_each_queue(there) if len(there) > 1 else there:
             passed = message
-            if weather.garbled and self._random.random() < weather.garbled:
+            if garbled and self._random.random() < garbled:
                 passed = Message(message.subject, b'{"of":"a later release"}', message.reply)
-            self._deliver(
-                each.process, partial(each.process.run, each.life, partial(each.deliver, passed))
-            )
+            self._deliver(each.process, each.life, partial(each.deliver, passed))
         if not there and message.reply:
-            self._at_server(process, Message(message.reply, b"", "", NO_RESPONDERS))
+            self._at_server(Message(message.reply, b"", "", NO_RESPONDERS))
 
     def _one_of_each_queue(self, there: list[Subscription]) -> Sequence[Subscription]:
-        if len(there) <= 1 or not any(each.queue for each in there):
+        if not any(each.queue for each in there):
             return there
         groups: dict[str, list[Subscription]] = {}
         for each in there:
@@ -344,49 +347,34 @@ class Network:
         chosen = groups.pop("", [])
         return [*chosen, *(self._random.choice(members) for members in groups.values())]
 
-    def arrive(self, arrival: "_Arrival") -> None:
+    def _deliver(self, process: Peer, life: int, action: Action) -> None:
+        """From the server to this life of a process, badly."""
+        timeline, weather, random = self._timeline, self.weather, self._random.random
+        connection = self._connections[process]
+        if not connection.is_open or (weather.loss and random() < weather.loss):
+            self.num_lost += 1
+            return
+        arrive = partial(self._arrive, connection, connection.number, process, life, action)
+        now_ns, delay_max_ns = timeline.now_ns, weather.delay_max_ns
+        if weather.slow and random() < weather.slow:  # others overtake it
+            timeline.after(int(random() * 10 * delay_max_ns), arrive)
+        else:
+            at_ns = max(now_ns + int(random() * delay_max_ns), connection.last_at_ns)
+            connection.last_at_ns = at_ns
+            timeline.after(at_ns - now_ns, arrive)
+        if weather.duplication and random() < weather.duplication:
+            timeline.after(int(random() * 10 * delay_max_ns), arrive)
+
+    def _arrive(
+        self, connection: _Connection, number: int, process: Peer, life: int, action: Action
+    ) -> None:
         """Something is at its process, if that has not died and not lost its connection."""
-        connection, process = arrival.connection, arrival.process
-        if connection.number != arrival.number or process.life != arrival.life:
+        if connection.number != number or process.life != life:
             self.num_lost += 1
             return
         deaf_ns = connection.deaf_until_ns - self._timeline.now_ns
         if deaf_ns > 0:
-            self._timeline.after(deaf_ns, arrival)
+            late = partial(self._arrive, connection, number, process, life, action)
+            self._timeline.after(deaf_ns, late)
         else:
-            arrival.action()
-
-    def _deliver(self, process: Peer, action: Action) -> None:
-        """From the server to a process, badly."""
-        timeline, weather, random = self._timeline, self.weather, self._random
-        connection = self._connections[process]
-        if not connection.is_open or (weather.loss and random.random() < weather.loss):
-            self.num_lost += 1
-            return
-        arrive = _Arrival(self, process, connection, connection.number, process.life, action)
-        now_ns = timeline.now_ns
-        if weather.slow and random.random() < weather.slow:  # others overtake it
-            timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
-        else:
-            at_ns = max(now_ns + random.randrange(weather.delay_max_ns), connection.last_at_ns)
-            connection.last_at_ns = at_ns
-            timeline.after(at_ns - now_ns, arrive)
-        if weather.duplication and random.random() < weather.duplication:
-            timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
-
-
-@dataclass(slots=True, eq=False)
-class _Arrival:
-    """What is in flight from the server to a process. (A closure that names itself would be garbage
-    that only the collector finds.)
-    """
-
-    network: Network
-    process: Peer
-    connection: _Connection
-    number: int
-    life: int
-    action: Action
-
-    def __call__(self) -> None:
-        self.network.arrive(self)
+            process.run(life, action)

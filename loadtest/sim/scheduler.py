@@ -21,8 +21,8 @@ from services.tracker.core import TrackerCore
 from services.tracker.core.agents import AgentLimits
 from services.tracker.service import main as tracker_main
 from shared.ids import WorkerId
-from shared.wire.messages import BatchStart, JobsDropped, TurnsStart, decode
-from shared.wire.subjects import BATCH_START, JOBS_DROPPED, WORKER_START
+from shared.wire.messages import BatchStart, JobsDropped, TurnsStart, TurnsSubmit, decode
+from shared.wire.subjects import BATCH_START, JOBS_DROPPED, TURN_SUBMIT, WORKER_START
 
 QUEUE_MAX = 65_536
 Role = Literal["all", "shard", "rank"]
@@ -201,14 +201,18 @@ def events_dropped() -> int:
     return int(sum(each.value for each in samples if each.name.endswith("_total")))
 
 
-def tap_schedulers(network: Network, ledger: Ledger) -> None:
-    """Note what schedulers send to workers and frontends, as it leaves them."""
+def tap_turns(network: Network, ledger: Ledger) -> None:
+    """Note which turns and jobs are submitted, started and dropped, as that leaves a process."""
 
-    def on_starts(process: Peer, message: Message) -> None:
-        if isinstance(process, Scheduler):
-            worker_id = WorkerId(message.subject.split(".")[2])
-            for start in decode(TurnsStart, message.data).turns:
-                ledger.on_start_turn(start, worker_id)
+    def on_starts(_: Peer, message: Message) -> None:
+        worker_id = WorkerId(message.subject.split(".")[2])
+        for start in decode(TurnsStart, message.data).turns:
+            ledger.on_start_turn(start, worker_id)
+
+    def on_submits(_: Peer, message: Message) -> None:
+        if message.subject.endswith(".turn.submit"):  # and no advisory
+            turns = decode(TurnsSubmit, message.data).turns
+            ledger.submitted.update(submit.request_id for submit in turns)
 
     def on_batch(_: Peer, message: Message) -> None:
         jobs = decode(BatchStart, message.data).jobs
@@ -218,6 +222,11 @@ def tap_schedulers(network: Network, ledger: Ledger) -> None:
         jobs = decode(JobsDropped, message.data).jobs
         ledger.on_jobs([job.job_id for job in jobs], "dropped")
 
-    taps = ((WORKER_START, on_starts), (BATCH_START, on_batch), (JOBS_DROPPED, on_dropped))
+    taps = (
+        (TURN_SUBMIT, on_submits),
+        (WORKER_START, on_starts),
+        (BATCH_START, on_batch),
+        (JOBS_DROPPED, on_dropped),
+    )
     for subject, tap in taps:
-        network.taps[subject.pattern.rpartition(".")[2]] = tap
+        network.tap(subject.pattern.rpartition(".")[2], tap)

@@ -56,9 +56,7 @@ class SimMachine(Machine):
 
     async def connect(self, config: ServiceConfig, name: str) -> Bus:
         del config, name
-        service = self._service
-        client = SimClient(service.deployment.wires, service, service.loop)
-        return SimBus(client, service.store)
+        return self._service.make_bus()
 
     def make_runtime(
         self, service: str, config: ServiceConfig, bus: Bus, stack: AsyncExitStack
@@ -97,6 +95,10 @@ class Service(Process):
     @abstractmethod
     def config(self) -> ServiceConfig:
         """The settings of a new life."""
+
+    def make_bus(self) -> Bus:
+        """The bus of a new life."""
+        return SimBus(SimClient(self.deployment.wires, self, self.loop), self.store)
 
     def part(self, name: str) -> Any:
         """A part of the running service (`Runtime.parts`); None where it has none."""

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+from loadtest.sim.arena import SimArena
 from loadtest.sim.client import Store
 from loadtest.sim.copying import Copies
 from loadtest.sim.device import Device
@@ -17,6 +19,7 @@ from loadtest.sim.worker_watch import watch_batches, watch_engine, watch_prompts
 from loadtest.world.checks import check_worker
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.model import NUM_HARDWARE, Model
+from loadtest.world.process import Process
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore
@@ -41,37 +44,47 @@ POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens 
 class HostKvstore(Protocol):
     """The kvstore of a host, as the files that it shares with workers show it."""
 
-    host_id: HostId
+    @property
+    def host_id(self) -> HostId: ...
 
-    def attach(self, path: str) -> Any:
+    def attach(self, path: Path) -> SimArena:
         """The arena under this path.
 
         Raises:
             FileNotFoundError: there is none (any more).
         """
 
-    def lock(self, path: str) -> Lock:
-        """Lock a lease file."""
+    def lock(self, path: Path, holder: Process) -> None:
+        """Lock a lease file, until this life of the process is over."""
+
+    def release_lock(self, path: Path) -> None:
+        """Unlock it."""
 
 
 class HostFiles:
-    """The host's files, for one life of a worker: its locks end with it.
+    """The files of a worker's host."""
 
-    Attributes:
-        locks: taken and not closed.
-    """
-
-    def __init__(self, kvstore: HostKvstore) -> None:
+    def __init__(self, kvstore: HostKvstore, process: Process) -> None:
         self._kvstore = kvstore
-        self.locks: list[Lock] = []
+        self._process = process
 
     def attach(self, path: str) -> Any:
-        return self._kvstore.attach(path)
+        return self._kvstore.attach(Path(path))
 
     def lock(self, path: str) -> Lock:
-        lock = self._kvstore.lock(path)
-        self.locks.append(lock)
-        return lock
+        self._kvstore.lock(Path(path), self._process)
+        return LeaseLock(self._kvstore, Path(path))
+
+
+class LeaseLock:
+    """A locked lease file."""
+
+    def __init__(self, kvstore: HostKvstore, path: Path) -> None:
+        self._kvstore = kvstore
+        self._path = path
+
+    def close(self) -> None:
+        self._kvstore.release_lock(self._path)
 
 
 class Worker(Service):
@@ -79,6 +92,7 @@ class Worker(Service):
     asked_by: what a turn's client asked for.
 
     Attributes:
+        kv_id: under which the kvstore knows its model.
         device: of this life; None before its model is loaded.
         num_deferred: turns that steps with room for them left waiting.
         spent_ns: by which its clock is ahead while a call keeps a thread.
@@ -97,7 +111,7 @@ class Worker(Service):
     ) -> None:
         super().__init__(deployment, f"worker-{number}", store)
         self.host_id = kvstore.host_id
-        self.worker_id = WorkerId(f"{self.host_id}-w{number}")
+        self.kv_id = WorkerId(f"{self.host_id}-w{number}-m0")
         self.spent_ns = 0
         self.num_deferred = 0
         self.device: Device | None = None
@@ -105,7 +119,6 @@ class Worker(Service):
         self._asked_by = asked_by
         self._hardware = number % NUM_HARDWARE
         self._model = deployment.draw_model()
-        self._files = HostFiles(kvstore)
         self._config = self._draw_config(number)
         self._limits = EngineLimits(
             max_model_len=0,
@@ -165,7 +178,7 @@ class Worker(Service):
         """The production service."""
         ports = WorkerPorts(
             thread=SimThread(self, self._random),
-            files=self._files,
+            files=HostFiles(self._kvstore, self),
             load=self._load,
             pid=self.life,
             on_stuck=self._on_stuck,
@@ -191,12 +204,6 @@ class Worker(Service):
     def check(self) -> None:
         if self.device is not None:
             check_worker(self.core)
-
-    def on_crash(self) -> None:
-        super().on_crash()
-        for lock in self._files.locks:
-            lock.close()
-        self._files = HostFiles(self._kvstore)
 
     def die_of_poison(self) -> None:
         """What it computes ends the process; its supervisor starts it again."""

@@ -150,5 +150,5 @@ def tap_workers(network: Network) -> None:
         ahead_ns = worker.arrives_at_ns[(stage.tenant, stage.session_id)] - worker.now_ns
         assert ahead_ns < FAR_NS, f"{stage.session_id} is not expected before tomorrow"
 
-    network.taps[KV_COMMIT.pattern.rpartition(".")[2]] = on_commit
-    network.taps[KV_STAGE.pattern.rpartition(".")[2]] = on_stage
+    network.tap(KV_COMMIT.pattern.rpartition(".")[2], on_commit)
+    network.tap(KV_STAGE.pattern.rpartition(".")[2], on_stage)

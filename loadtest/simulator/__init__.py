@@ -5,18 +5,13 @@ is what must hold of every run.
 """
 
 from loadtest.simulator.checks import Violation
-from loadtest.simulator.faults import GpuFault
 from loadtest.simulator.models import SimModel, linear_model, zoo_models
-from loadtest.simulator.network import Delay, Network
 from loadtest.simulator.results import Result
 from loadtest.simulator.scenario import Scenario
 from loadtest.simulator.search import Goodput, find_goodput
 
 __all__ = [
-    "Delay",
     "Goodput",
-    "GpuFault",
-    "Network",
     "Result",
     "Scenario",
     "SimModel",

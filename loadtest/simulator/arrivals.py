@@ -1,10 +1,7 @@
 """When jobs arrive, and for which model: numpy arrays made beforehand from a seed."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,6 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRequest
 
 Instants = NDArray[np.int64]
-TIME_COLUMNS = ("timestamp", "at_s", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +20,14 @@ class Arrivals:
         at_ns: instant of each, ns, never decreasing.
         model: index of its model.
         end_ns: end of the time in which jobs arrive.
-        target_ns: of each, from arrival to deadline; None if all have their model's.
     """
 
     at_ns: Instants
     model: NDArray[np.int64]
     end_ns: int
-    target_ns: Instants | None = None
 
     def __len__(self) -> int:
         return len(self.at_ns)
-
-
-def with_own_targets(
-    arrivals: Arrivals, slo_ns: NDArray[np.int64], spread: float, seed: int
-) -> Arrivals:
-    """The same jobs, each with a target between ``1 - spread`` and ``1 + spread`` of its model's.
-
-    Args:
-        slo_ns: of each model.
-    """
-    factors = np.random.default_rng([seed, len(slo_ns)]).uniform(
-        1 - spread, 1 + spread, len(arrivals)
-    )
-    target_ns = (slo_ns[arrivals.model] * factors).astype(np.int64)
-    return Arrivals(arrivals.at_ns, arrivals.model, arrivals.end_ns, target_ns)
 
 
 def renewal(rates: Sequence[float], seconds: float, seed: int, shape: float = 1.0) -> Arrivals:
@@ -110,64 +89,6 @@ def _merge(streams: list[NDArray[np.float64]], seconds: float) -> Arrivals:
     model = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
     order = np.argsort(at_s, kind="stable")
     return Arrivals((at_s[order] * 1e9).astype(np.int64), model[order], round(seconds * 1e9))
-
-
-def replay(
-    at_s: NDArray[np.float64], weights: Sequence[float], rate: float, seconds: float, seed: int
-) -> Arrivals:
-    """Recorded arrivals, their gaps stretched to `rate` jobs/s in all, models drawn by weight.
-
-    A piece from a seeded place of the record; it begins again at its end if it is too short.
-    """
-    rng = np.random.default_rng(seed)
-    num_jobs = max(int(rate * seconds), 1)
-    gaps = np.diff(at_s)
-    first = int(rng.integers(len(gaps)))
-    piece = np.take(gaps, np.arange(first, first + num_jobs), mode="wrap")
-    total = float(piece.sum())
-    if total <= 0:
-        raise InvalidRequest("the recorded arrivals hold no time between them")
-    times = np.cumsum(piece) * (seconds / total)
-    model = rng.choice(len(weights), size=num_jobs, p=np.asarray(weights) / np.sum(weights))
-    keep = times < seconds
-    at_ns = (times[keep] * 1e9).astype(np.int64)
-    return Arrivals(at_ns, model[keep], round(seconds * 1e9))
-
-
-def read_instants(path: Path) -> NDArray[np.float64]:
-    """Seconds of the recorded arrivals in a CSV file: its column ``timestamp``, ``at_s`` or
-    ``time`` (in any case), else its first one; numbers in seconds, or ISO dates.
-
-    Raises:
-        InvalidRequest: the file cannot be read, or holds fewer than two arrivals.
-    """
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.reader(file))
-        column, rows = _time_column(rows)
-        instants = np.sort(np.array([_seconds(row[column]) for row in rows if row]))
-    except (OSError, ValueError, IndexError) as error:
-        raise InvalidRequest(f"cannot read the arrivals in {path}: {error}") from None
-    if not np.isfinite(instants).all():
-        raise InvalidRequest(f"{path} holds an instant that is no finite number")
-    if len(instants) < 2:
-        raise InvalidRequest(f"{path} holds fewer than two arrivals")
-    return instants
-
-
-def _time_column(rows: list[list[str]]) -> tuple[int, list[list[str]]]:
-    names = [name.strip().lower() for name in rows[0]] if rows else []
-    for known in TIME_COLUMNS:
-        if known in names:
-            return names.index(known), rows[1:]
-    return 0, rows
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return datetime.fromisoformat(text.strip()[:26]).timestamp()
 
 
 def popularity(text: str, num_models: int) -> list[float]:

@@ -9,11 +9,10 @@ class Violation(AssertionError):
     """A run broke an invariant. The message names it, the place, and how to run it again."""
 
 
-def check(record: Record, *, seed: int, is_exact: bool, is_whole: bool) -> None:
+def check(record: Record, *, seed: int, is_whole: bool) -> None:
     """Look at a whole run.
 
     Args:
-        is_exact: the scheduler knew every duration, so everything happened as it said.
         is_whole: the run went on to its end, so that every job must have met one.
 
     Raises:
@@ -24,8 +23,7 @@ def check(record: Record, *, seed: int, is_exact: bool, is_whole: bool) -> None:
     _check_batches_are_of_one_model(record, context)
     _check_no_overlap(record, context)
     _check_no_batch_was_hopeless(record, context)
-    if is_exact:
-        _check_times_as_said(record, context)
+    _check_times_as_said(record, context)
 
 
 def _check_jobs_end_once(record: Record, is_whole: bool, context: str) -> None:

@@ -2,20 +2,16 @@
 
 from collections import deque
 
-from loadtest.simulator.log import LOST, PREEMPTED, Batch
+from loadtest.simulator.log import PREEMPTED, Batch
 
 
 class EmulatedGpu:
     """One GPU. What it will do is known as soon as it was sent a batch, so no event is needed for a
     batch's start.
-
-    Attributes:
-        is_here: it has not vanished.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.is_here = True
         self._batches: deque[Batch] = deque()
         self._last_end_ns = 0  # of the last batch here
         self._free_ns = 0  # end of the last batch that was here and ran
@@ -36,16 +32,15 @@ class EmulatedGpu:
         self._free_ns = batch.end_ns
         batch.is_over = True
 
-    def find(self, number: int) -> Batch | None:
-        """A batch that waits here or runs."""
-        return next((batch for batch in self._batches if batch.number == number), None)
-
     def preempt(self, batch: Batch, at_ns: int) -> list[Batch]:
         """Stop a batch at this instant; the batches behind it whose times changed."""
         batches = list(self._batches)
         index = batches.index(batch)
         before, behind = batches[:index], batches[index + 1 :]
-        self._cut(batch, at_ns, PREEMPTED)
+        batch.is_over = True
+        batch.end = PREEMPTED
+        batch.start_ns = min(batch.start_ns, at_ns)
+        batch.end_ns = min(max(batch.start_ns, at_ns), batch.end_ns)
         self._batches.remove(batch)
         if not before and batch.end_ns > batch.start_ns:
             self._free_ns = batch.end_ns
@@ -53,23 +48,3 @@ class EmulatedGpu:
         for other in behind:
             self._plan(other)
         return behind
-
-    def vanish(self, at_ns: int) -> list[Batch]:
-        """Gone, with the batches that are returned."""
-        lost = list(self._batches)
-        self._batches.clear()
-        self.is_here = False
-        for batch in lost:
-            self._cut(batch, at_ns, LOST)
-        return lost
-
-    def come_back(self, at_ns: int) -> None:
-        """Here again, empty."""
-        self.is_here = True
-        self._last_end_ns = self._free_ns = at_ns
-
-    def _cut(self, batch: Batch, at_ns: int, end: int) -> None:
-        batch.is_over = True
-        batch.end = end
-        batch.start_ns = min(batch.start_ns, at_ns)
-        batch.end_ns = min(max(batch.start_ns, at_ns), batch.end_ns)

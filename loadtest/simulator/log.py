@@ -14,9 +14,9 @@ from services.scheduler.core.batching.job import Job
 
 Ints = NDArray[np.int64]
 
-DONE, PREEMPTED, LOST = 0, 1, 2  # ends of a batch
-Reason = Literal["late", "crowded", "no_gpu", "gpu_lost"]
-REASONS: tuple[Reason, ...] = ("late", "crowded", "no_gpu", "gpu_lost")
+DONE, PREEMPTED = 0, 1  # ends of a batch
+Reason = Literal["late", "crowded", "no_gpu"]
+REASONS: tuple[Reason, ...] = ("late", "crowded", "no_gpu")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,6 @@ class Batch:
     end_ns: int = 0
     end: int = DONE
     is_over: bool = False
-    is_heard: bool = False
 
 
 class Log:
@@ -147,10 +146,7 @@ class Record:
     @property
     def deadline_ns(self) -> Ints:
         """Of each arrived job."""
-        target_ns = self.arrivals.target_ns
-        if target_ns is None:
-            target_ns = self.slo_ns[self.arrivals.model]
-        return self.arrivals.at_ns + target_ns
+        return self.arrivals.at_ns + self.slo_ns[self.arrivals.model]
 
     def by_job(self, of_batch: Ints) -> Ints:
         """A batch's entry for each of its jobs."""

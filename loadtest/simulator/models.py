@@ -1,7 +1,6 @@
 """Models as the simulator knows them: what the scheduler believes, and what GPUs really do."""
 
 from dataclasses import dataclass
-from random import Random
 
 from services.scheduler.core.batching.job import ModelSpec
 from shared.zoo import Device, Subset, ZooModel, subset, zoo
@@ -68,27 +67,3 @@ def from_zoo(model: ZooModel) -> SimModel:
 def zoo_models(device: Device, which: Subset = "mixed") -> list[SimModel]:
     """The paper's model zoo on one device."""
     return [from_zoo(model) for model in subset(zoo(device), which)]
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """How long batches really take, against what the scheduler was given at first.
-
-    Attributes:
-        scale: 1.3 is a profile that promises 30% too much.
-        spread: sigma of a lognormal factor on every batch; its median is 1.
-    """
-
-    scale: float = 1.0
-    spread: float = 0.0
-
-    @property
-    def is_exact(self) -> bool:
-        return self.scale == 1.0 and self.spread == 0.0
-
-    def actual_ns(self, told_ns: int, random: Random) -> int:
-        """Run time of one batch, ns, at least 1."""
-        factor = self.scale
-        if self.spread:
-            factor *= random.lognormvariate(0.0, self.spread)
-        return max(round(told_ns * factor), 1)

@@ -2,26 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from loadtest.policies import make_batcher
 from loadtest.simulator.arrivals import (
     Arrivals,
-    read_instants,
     renewal,
-    replay,
-    with_own_targets,
 )
 from loadtest.simulator.checks import check
-from loadtest.simulator.faults import GpuFault
 from loadtest.simulator.log import Record
-from loadtest.simulator.models import SimModel, Truth
-from loadtest.simulator.network import Network
+from loadtest.simulator.models import SimModel
 from loadtest.simulator.results import Result, summarise
-from loadtest.simulator.simulation import Conditions, Simulation
+from loadtest.simulator.simulation import Simulation
 from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.policies import DEFAULT_POLICY
@@ -37,11 +29,7 @@ class Scenario:
         weights: each model's share of the load; equal if empty.
         gamma: shape of the gaps between arrivals; 1 is Poisson.
         seconds: of arrivals; `cold_s` of them at the start are not counted.
-        delays: what the scheduler reckons with, against what `network` does.
-        truth: what batches take, against the profiles.
-        learns: correct the profiles by what batches took.
-        slo_spread: each job's own target is within this share of its model's.
-        recorded: CSV file of arrivals to replay instead of drawing them.
+        delays: of messages to GPUs, which the scheduler reckons with.
         make: makes the core instead of `policy`, for one that has no name.
     """
 
@@ -54,12 +42,6 @@ class Scenario:
     cold_s: float = 1.0
     seed: int = 1
     delays: Delays = field(default_factory=Delays)
-    network: Network = field(default_factory=Network)
-    truth: Truth = field(default_factory=Truth)
-    learns: bool = False
-    faults: tuple[GpuFault, ...] = ()
-    slo_spread: float = 0.0
-    recorded: Path | None = None
     make: Callable[[Delays], Batcher] | None = None
 
     @property
@@ -74,16 +56,8 @@ class Scenario:
 
     def arrivals(self, rps: float) -> Arrivals:
         """Jobs at an offered load of so many a second."""
-        if self.recorded is not None:
-            instants = read_instants(self.recorded)
-            arrivals = replay(instants, self.shares, rps, self.seconds, self.seed)
-        else:
-            rates = [rps * share for share in self.shares]
-            arrivals = renewal(rates, self.seconds, self.seed, self.gamma)
-        if not self.slo_spread:
-            return arrivals
-        slo_ns = np.array([model.slo_ns for model in self.models], dtype=np.int64)
-        return with_own_targets(arrivals, slo_ns, self.slo_spread, self.seed)
+        rates = [rps * share for share in self.shares]
+        return renewal(rates, self.seconds, self.seed, self.gamma)
 
     def run(self, rps: float, *, gives_up: bool = False) -> Result:
         """Simulate an offered load.
@@ -105,7 +79,7 @@ class Scenario:
             self.models,
             arrivals,
             self.num_gpus,
-            Conditions(self.seed, self.delays, self.truth, self.network, self.faults, self.learns),
+            self.delays,
             lost_max=lost_max,
             counted_from_ns=cold_ns,
         )
@@ -113,19 +87,10 @@ class Scenario:
         check(
             record,
             seed=self.seed,
-            is_exact=self._is_exact,
             is_whole=not simulation.was_given_up,
         )
         result = summarise(record, cold_ns, was_given_up=simulation.was_given_up)
         return result, record
-
-    @property
-    def _is_exact(self) -> bool:
-        network = self.network
-        knows_delays = network.is_exact and (
-            self.delays == Delays(network.dispatch.least_ns, network.data_ns)
-        )
-        return knows_delays and self.truth.is_exact and not self.faults
 
 
 def _lost_max(arrivals: Arrivals, cold_ns: int, num_models: int) -> Sequence[float]:

@@ -19,7 +19,6 @@ AZURE = "azure/azure_llm_2023_conv.csv.gz"
 RATES = "servegen/client_rates.csv.gz"
 LENGTHS = "servegen/client_length_quantiles.csv.gz"
 MODEL = "m-large"  # of ServeGen's the one with the most clients
-WINDOW_S = 600
 USER_S = 140.0  # between two turns of a person who reads and types; the mean of `sharegpt-like`
 QUANTILES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 COLUMNS = ("p5", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")

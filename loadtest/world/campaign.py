@@ -141,6 +141,4 @@ def _failing(seed: int, options: Options, faults: Faults) -> Shrunk | None:
         run_world(world)
     except Exception as error:
         return Shrunk(seed, why(error), faults, world.deployment.timeline.trace[-TRACE_LINES:])
-    finally:
-        world.dispose()
     return None

@@ -1,10 +1,10 @@
 """What must hold of every core at any moment."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import SECOND
-from services.kvstore.core import KvCore
+from services.kvstore.core import ArenaBlock, KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
 from services.scheduler.core.fleet.expected_turns import ExpectedTurns
@@ -146,9 +146,14 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
         assert leaving <= in_flight, "a turn that ended lingers"
 
 
+def held_blocks(core: KvCore) -> Iterator[ArenaBlock]:
+    """Blocks that have pages in an arena."""
+    return (block for arena in core.arenas.values() for block in arena.holding.values())
+
+
 def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) -> None:
-    """Every page of the arena is in exactly one place; none is taken from under a ticket. Nobody
-    waits for another source than his own, and new KV not for the object store.
+    """Every page of the arena is in exactly one place; none is taken from under a ticket. No
+    load waits for another source than its own, and new KV not for the object store.
     """
     check_integrity(core)
     sources = [*core._loads._queues]
@@ -167,8 +172,8 @@ def check_kvstore(core: KvCore, memory: SimArena, unread: Set[tuple[int, int]]) 
 
 
 def check_expired(core: KvCore, now_ns: int) -> None:
-    """What is over is gone from the tiers below the arena, once a tick has ended: unless somebody
-    uses it, or what continues it is not over. A session has one expiry on a disk.
+    """What is over is gone from the tiers below the arena, once a tick has ended: unless it is
+    used, or what continues it is not over. A session has one expiry on a disk.
     """
     disk = core.disk
     for key in disk.keys:

@@ -1,15 +1,18 @@
 """Invariants of all processes at rest, after the last request has ended."""
 
+from loadtest.sim.bucket import Bucket
+from loadtest.sim.frontend import Frontend
+from loadtest.sim.kvstore import OBJECTS_REST_NS, Kvstore
+from loadtest.sim.redis import RedisServer
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
 from loadtest.sim.worker import Worker
 from loadtest.sim.worker_watch import FAR_NS
-from loadtest.world.bucket import Bucket
-from loadtest.world.frontend import Frontend
-from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
-from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
-from loadtest.world.redis import Redis
+from loadtest.world.hinters import FLOOD_ADDRESSES, LAST_ADDRESS, LAST_TENANT, SPAMMERS
 from loadtest.world.world import World
+from services.kvstore.core.tiers.arena_block import NO_PAGE
+from services.kvstore.tiers.values import HEADER_BYTES
+from shared.arena import PageState
 from shared.locations import (
     KV_HOSTS_KEY,
     decode_lives,
@@ -18,6 +21,7 @@ from shared.locations import (
     objects_of,
 )
 from shared.owners import NO_OWNER
+from shared.wire.hint_accounts import HintAccounts
 
 AGAIN_NS = 2 * SECOND
 
@@ -25,9 +29,7 @@ AGAIN_NS = 2 * SECOND
 def check_rest(world: World) -> None:
     """No process holds anything for a request or session."""
     for frontend in world.frontends:
-        assert not len(frontend.turns), f"{frontend.name} still waits for turns"
-        assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
-        _check_hints(frontend)
+        _check_frontend(frontend)
     for leadership in world.scheduling:
         _check_schedulers(leadership)
     for tracker in world.leading_trackers:
@@ -72,16 +74,28 @@ def _check_announced(process: Tracker) -> None:
     assert tracker._verdicts.send_at_ns is None, "outcomes of advisories are not reported"
 
 
-def _check_hints(frontend: Frontend) -> None:
+def _check_frontend(frontend: Frontend) -> None:
+    """No request is open, and all that requests took was given back."""
+    app, name = frontend.app, frontend.name
+    assert app is not None, f"{name} does not run"
+    hub, jobs = app.hub, app.jobs
+    assert not len(hub._turns) and not hub._boxes, f"{name} still waits for turns"
+    assert not len(jobs._jobs) and not jobs._waiters, f"{name} still waits for jobs"
+    assert not frontend.num_open, f"{name} still answers"
+    assert app.slots.num_free == app.slots.num_max, f"{name} has lost slots"
+    assert app.quotas.is_unused, f"{name} has lost parts of quotas"
+    _check_hints(app.hints._accounts, frontend.now_ns)
+
+
+def _check_hints(accounts: HintAccounts, now_ns: int) -> None:
     """Buckets are within their limits, and refused senders may send again."""
-    for kind in (frontend.hints._places, frontend.hints._tenants):
+    for kind in (accounts._places, accounts._tenants):
         for key, account in kind.of.items():
             assert 0 <= account.tokens <= kind.size and account.open >= 0, f"an account of {key}"
-            is_last = key == (LAST_TENANT, LAST_PLACE)
+            is_last = key == (LAST_TENANT, LAST_ADDRESS)
             assert not (is_last and account.open), "the outcome of an advisory is never reported"
-    later_ns = frontend.now_ns + AGAIN_NS
-    for place in PLACES:
-        frontend.hints.take(SPAMMERS, place, later_ns)
+    for address in FLOOD_ADDRESSES:
+        accounts.take(SPAMMERS, address, now_ns + AGAIN_NS)
 
 
 def _check_idle(worker: Worker) -> None:
@@ -100,6 +114,10 @@ def _check_idle(worker: Worker) -> None:
 
 
 def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
+    for each in workers:
+        if each.host_id == kvstore.host_id:
+            is_open = kvstore.core.incarnation_of(each.kv_id) is not None
+            assert is_open, f"{kvstore.name} does not know {each.worker_id}"
     leased = {
         page
         for worker in kvstore.core.workers
@@ -117,9 +135,24 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         assert not worker.tickets, f"{kvstore.name}: unowned tickets"
     for arena in kvstore.core.arenas.values():
         assert not any(block.num_pins for block in arena.holding.values()), "unowned pins"
+    _check_quiet(kvstore)
 
 
-def _check_told(kvstore: Kvstore, redis: Redis) -> None:
+def _check_quiet(kvstore: Kvstore) -> None:
+    """No thread works, and the core knows what became of all their work."""
+    core, memory = kvstore.core, kvstore.arena
+    assert not core.is_loading, f"{kvstore.name} still loads"
+    assert not core.num_writing, f"{kvstore.name} still writes"
+    if memory is None:
+        return
+    (arena,) = core.arenas.values()
+    pages = [page for block in arena.holding.values() for page in block.pages if page != NO_PAGE]
+    states = {memory.word(page)[1] for page in pages}
+    assert PageState.FILLING not in states, "a page that does not come is still promised"
+    assert arena.num_pages == memory.num_pages, "the core does not know all of its memory"
+
+
+def _check_told(kvstore: Kvstore, redis: RedisServer) -> None:
     """Redis says what is on this host's disk, and what it wrote to the object store, and nothing
     else that anybody would believe.
     """
@@ -128,16 +161,17 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     if (
         "lost disk" not in kvstore.deployment.fault_kinds
     ):  # what was written just before it is missed
-        owners = {block.owner for block in kvstore.disk.values()} - {NO_OWNER}
+        owners = {block.owner for block in kvstore.disk.blocks.values()} - {NO_OWNER}
         assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
-    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
+    lives = decode_lives(redis.hash_of(KV_HOSTS_KEY))
     for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
         reported: dict[str, int] = {}
-        for key in redis.hashes:
+        for key in redis.location_keys():
             # Its own only: of all, readers get only the most.
-            own = {name: data for name, data in redis.raw(key).items() if name == place.encode()}
-            if key != KV_HOSTS_KEY and (found := decode_locations(own, lives)):
+            located = redis.hash_of(key)
+            own = {name: data for name, data in located.items() if name == place.encode()}
+            if found := decode_locations(own, lives):
                 reported[key] = found[place]
         expected = {location_redis_key(owner): num for owner, num in of_place.items()}
         said = {key: num for key, num in reported.items() if num}
@@ -154,5 +188,5 @@ def _check_saved(kvstore: Kvstore, bucket: Bucket) -> None:
     own = {run for run in bucket.runs() if run.host_id == kvstore.host_id}
     if "bucket" not in kvstore.deployment.fault_kinds:
         assert known == own, f"{kvstore.name} does not know what it wrote"
-    num_bytes = sum(run.num_pages * run.page_bytes for run in known)
+    num_bytes = sum(run.num_pages * (HEADER_BYTES + run.page_bytes) for run in known)
     assert objects.tier.num_bytes == num_bytes, "bytes are miscounted"

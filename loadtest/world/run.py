@@ -1,5 +1,7 @@
 """A world's way to its end: things go wrong, then nothing does, and what must hold by then."""
 
+from random import Random
+
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.faults import Faults
 from loadtest.world.hinters import LAST_TENANT
@@ -8,6 +10,7 @@ from loadtest.world.rest import check_rest
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
 from shared.ids import SessionId
+from shared.randomness import take_from
 from shared.wire.messages import AdvisoryKey
 from shared.wire.tracker_shards import shard_of
 
@@ -29,8 +32,6 @@ def run_seed(seed: int, options: Options | None = None, faults: Faults | None = 
     except Exception as error:
         error.add_note(f"seed {seed}")
         raise
-    finally:
-        world.dispose()
     return world
 
 
@@ -40,6 +41,15 @@ def run_world(world: World) -> None:
     Raises:
         AssertionError: something does not hold.
     """
+    take_from(Random(f"ids {world.seed}").randbytes)
+    try:
+        _run(world)
+    finally:
+        world.dispose()
+        take_from(None)
+
+
+def _run(world: World) -> None:
     timeline, options, clients = world.deployment.timeline, world.options, world.clients
     unleash(world)
     watch = _Watch(world)
@@ -83,7 +93,7 @@ def _are_together(world: World, *names: str) -> bool:
 
 
 def _left_over(world: World) -> list[str]:
-    return [turn.turn_id for turn in world.ledger.turns.values() if turn.end is None]
+    return [turn.request_id for turn in world.ledger.turns.values() if turn.end is None]
 
 
 class _Watch:
@@ -129,6 +139,8 @@ class _Watch:
         """Every turn ended well, unless there was no worker to serve it for too long."""
         for turn in self._world.ledger.turns.values():
             assert turn.end is not None
+            if turn.end == "refused":  # and asked for again
+                continue
             if turn.sampling.seed == BREAKER:
                 assert turn.end in {"poisoned", "gone", *UNSERVED_CODES}, f"a breaker: {turn.end}"
                 continue
@@ -145,4 +157,6 @@ class _Watch:
             )
             unserved_ns = num_unserved * SAMPLE_NS
             is_excused = unserved_ns >= self._world.options.unserved_ns
-            assert turn.end in UNSERVED_CODES and is_excused, f"{turn.turn_id} ended as {turn.end}"
+            assert turn.end in UNSERVED_CODES and is_excused, (
+                f"{turn.request_id} ended as {turn.end}"
+            )

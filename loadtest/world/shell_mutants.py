@@ -18,6 +18,22 @@ STEP_LOOP = "services/worker/step_loop.py"
 KV_CLIENT = "services/worker/kv_client.py"
 PROMPTS = "services/worker/prompts.py"
 BATCHES = "services/worker/oneshot/runner.py"
+KVSTORE = "services/kvstore/service.py"
+PERFORMER = "services/kvstore/performer.py"
+KV_WRITER = "services/kvstore/tiers/disk/disk_writer.py"
+KV_LOADER = "services/kvstore/tiers/disk/loader.py"
+KV_PEERING = "services/kvstore/peers/peering.py"
+KV_OBJECTS = "services/kvstore/tiers/objects/link.py"
+KV_INDEX = "services/kvstore/index/redis_index.py"
+KV_REDIS = "services/kvstore/index/redis_link.py"
+HUB = "services/frontend/turns/hub.py"
+JOB_HUB = "services/frontend/turns/job_hub.py"
+OUTBOX = "services/frontend/turns/outbox.py"
+SESSIONS = "services/frontend/sessions/store.py"
+HINT_GATE = "services/frontend/turns/hints.py"
+GENERATION = "services/frontend/api/text/generation.py"
+HTTP_REQUEST = "services/frontend/http/request.py"
+ANSWERS = "services/frontend/http/answers.py"
 
 SHELL_MUTANTS = (
     # What every shell stands on.
@@ -252,5 +268,105 @@ SHELL_MUTANTS = (
     Mutant(
         "inputs that did not come are not passed to the core", BATCHES,
         "            inputs = None\n        await", "            return\n        await",
+    ),
+    # The frontend.
+    Mutant(
+        "tokens do not wake the request that waits for them", HUB,
+        "                return\n        self._wake()\n", "                return\n",
+    ),
+    Mutant(
+        "silent turns are not looked at", HUB,
+        "            self._perform(self._turns.on_tick(self._clock.now_ns()))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a message that cannot be published ends the outbox", OUTBOX,
+        "            except (PeerUnavailable, ValueError) as error:\n",
+        "            except ValueError as error:\n",
+    ),
+    Mutant(
+        "jobs wake up ten times as late", JOB_HUB,
+        "delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9",
+        "delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e8",
+    ),
+    Mutant(
+        "a Redis that refuses connections fails requests", SESSIONS,
+        "        except (RedisError, OSError, TimeoutError) as error:\n",
+        "        except (OSError, TimeoutError) as error:\n",
+    ),
+    Mutant(
+        "a Redis that does not answer is waited for", SESSIONS,
+        "PATIENCE_S = 0.25\n", "PATIENCE_S = 25.0\n",
+    ),
+    Mutant(
+        "outcomes of advisories are not listened for", HINT_GATE,
+        "        await self._bus.subscribe(HINTS_ENDED, self._accounts.on_ended, self.frontend_id)"
+        "\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a generation keeps its slots", GENERATION,
+        "        self._taken.close()\n", "",
+    ),
+    Mutant(
+        "a hang-up cancels nothing", HTTP_REQUEST,
+        "            pass\n        on_disconnect()\n", "            pass\n",
+    ),
+    Mutant(
+        "a hang-up during a stream cancels nothing", ANSWERS,
+        "watched(receive, self._on_disconnect)", "watched(receive, lambda: None)",
+    ),
+    # The kvstore.
+    Mutant(
+        "lease files are not polled", KVSTORE,
+        "            for worker_id, incarnation in self._leases.poll():\n",
+        "            for worker_id, incarnation in ():\n",
+    ),
+    Mutant(
+        "a Redis that fails once is never asked again", KV_INDEX,
+        "                self._presence.on_failed(error)\n"
+        "                await asyncio.sleep(CHECK_INTERVAL_S)\n                continue\n",
+        "                self._presence.on_failed(error)\n                return\n",
+    ),
+    Mutant(
+        "Redis is waited for too short a time", KV_REDIS,
+        "TIMEOUT_S = 1.0\n", "TIMEOUT_S = 0.0001\n",
+    ),
+    Mutant(
+        "an object store that is away at the start ends the service", KV_OBJECTS,
+        "            except StoreFailed as error:\n"
+        '                log.warning("the object store is away"',
+        "            except KeyError as error:\n"
+        '                log.warning("the object store is away"',
+    ),
+    Mutant(
+        "a report of the writer is lost", KV_WRITER,
+        "                self._report(results)\n",
+        "                self._report(results[1:] or results)\n",
+    ),
+    Mutant(
+        "what the disk refused counts as stored", KV_WRITER,
+        "            return WriteOutcome.FULL if isinstance(error, DiskFull) "
+        "else WriteOutcome.FAILED\n",
+        "            return WriteOutcome.STORED\n",
+    ),
+    Mutant(
+        "pages whose read failed stay promised", KV_LOADER,
+        "                    self._damaged(error)\n            self._give_up(run)\n",
+        "                    self._damaged(error)\n",
+    ),
+    Mutant(
+        "what a link brought that was replaced is not reported", KV_PEERING,
+        "        self._events.fetched(host_id, pages, int(seconds * 1e9), is_current)\n",
+        "        if is_current:\n"
+        "            self._events.fetched(host_id, pages, int(seconds * 1e9), is_current)\n",
+    ),
+    Mutant(
+        "a kvstore that stops writes nothing down", PERFORMER,
+        "        self.perform(self._core.on_stop())\n", "",
+    ),
+    Mutant(
+        "an arena's growth is not reported", PERFORMER,
+        "        ports.memory.on_grown = self._from_thread(core.on_arena_grown)\n", "",
     ),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from loadtest.sim.redis import WAY_MAX_NS
 from loadtest.sim.scheduler import QUEUE_MAX
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND
@@ -16,6 +17,7 @@ LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 UNREAD_SHARE = 0.2
 SNAPSHOT_NS = 2 * SECOND  # of Redis: what it goes back to
 REDIS_AWAY_NS = 30 * SECOND
+REDIS_SLOW_NS = (50 * MS, 200 * MS, 800 * MS)  # a way, at most; clients wait for 250 ms
 KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
 
@@ -37,7 +39,7 @@ def unleash(world: World) -> None:
             scheduler.queue_max = queue_max
     if "unread disk" in faults.kinds:
         for kvstore in world.kvstores.values():
-            kvstore.unread_share = UNREAD_SHARE
+            kvstore.disk.unread_share = UNREAD_SHARE
     if "redis" in faults.kinds:
         deployment.timeline.after(SNAPSHOT_NS, world.redis.save)
     for fault in faults.once:
@@ -50,11 +52,12 @@ def heal(world: World) -> None:
     weather = world.deployment.wires.weather
     weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
-    world.redis.takes_writes = True
+    world.redis.takes_writes, world.redis.way_max_ns = True, WAY_MAX_NS
     if world.bucket is not None:
         world.bucket.is_away = world.bucket.is_slow = False
     for kvstore in world.kvstores.values():
-        kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
+        disk = kvstore.disk
+        disk.is_full, disk.slowness, disk.unread_share = False, 1, 0.0
         kvstore.is_link_cut = kvstore.is_lying = False
     for scheduler in world.schedulers:
         scheduler.queue_max = QUEUE_MAX
@@ -146,21 +149,19 @@ def _jump_clock(world: World, random: Random) -> None:
 
 
 def _slow_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).disk_slowness = random.choice([20, 1000, 3000])
+    random.choice(list(world.kvstores.values())).disk.slowness = random.choice([20, 1000, 3000])
 
 
 def _fill_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).is_disk_full = True
+    random.choice(list(world.kvstores.values())).disk.is_full = True
 
 
 def _tear_disk(world: World, random: Random) -> None:
-    random.choice(list(world.kvstores.values())).lose_pages(random.choice([0.1, 1.0]))
+    random.choice(list(world.kvstores.values())).disk.damage_pages(random.choice([0.1, 1.0]))
 
 
 def _lose_disk(world: World, random: Random) -> None:
-    kvstore = random.choice(list(world.kvstores.values()))
-    if kvstore.is_ready:
-        kvstore.run(kvstore.life, kvstore.lose_database)
+    random.choice(list(world.kvstores.values())).disk.is_damaged = True
 
 
 def _cut_link(world: World, random: Random) -> None:
@@ -209,21 +210,23 @@ def _slow_bucket(world: World, random: Random) -> None:
 
 def _break_redis(world: World, random: Random) -> None:
     """Where it goes away it stays so when all else is well again, and may have forgotten."""
-    redis, what = world.redis, random.randrange(4)
+    redis, what = world.redis, random.randrange(5)
     if what == 0:
         redis.wipe()
     elif what == 1:
         redis.go_back()
     elif what == 2:
         redis.takes_writes = False
+    elif what == 3:
+        redis.way_max_ns = random.choice(REDIS_SLOW_NS)
     else:
-        redis.is_up = False
+        redis.stop(hangs=random.random() < 0.5)
         forgets: Callable[[], None] | None = random.choice([redis.wipe, redis.go_back, None])
 
         def come_back() -> None:
             if forgets is not None:
                 forgets()
-            redis.is_up = True
+            redis.start()
 
         world.deployment.timeline.after(random.randrange(REDIS_AWAY_NS) + 1, come_back)
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from loadtest.sim.network import Message, Network, Peer, Weather
-from loadtest.sim.timeline import SECOND, Action
+from loadtest.sim.timeline import SECOND
 from shared.bus.connection import ERROR_HEADER
 from shared.errors import MalformedMessage, NobodyListens, PeerUnavailable, SymphonyError
 from shared.wire.error_wire import error_from_wire, error_to_wire
@@ -19,7 +19,14 @@ Handler = Callable[[Any, Reply], None]
 
 
 class Wires(Network):
-    """The network, and typed messages on it."""
+    """The network, and typed messages on it.
+
+    Attributes:
+        pack, unpack: a message without a reply to and from what the network transports.
+    """
+
+    pack: Callable[[Any], Any] = staticmethod(encode)
+    unpack: Callable[[Any, Any], Any] = staticmethod(decode)
 
     def listen(
         self, process: Peer, subject: Subject[Any, Any], handler: Handler, ident: str = ""
@@ -29,7 +36,7 @@ class Wires(Network):
         def deliver(message: Message) -> None:
             life = process.life
             try:
-                request = decode(subject.request, message.data)
+                request = self.unpack(subject.request, message.data)
             except MalformedMessage:
                 return
 
@@ -51,7 +58,7 @@ class Wires(Network):
         self, process: Peer, subject: Subject[Any, Any], message: object, ident: str = ""
     ) -> None:
         """Send to everybody who listens when it gets there."""
-        self.publish(process, Message(_name(subject, ident), encode(message)))
+        self.publish(process, Message(_name(subject, ident), self.pack(message)))
 
     def request(
         self,
@@ -94,12 +101,6 @@ class Wires(Network):
         process.later(timeout_ns, partial(settle, PeerUnavailable("no answer")))
         name = _name(subject, ident)
         self.publish(process, Message(name, encode(message), inbox.subject))
-
-    def tell(self, process: Peer, other: Peer, action: Action) -> None:
-        """Send `other` something to do, over no subject of the table."""
-        life = other.life
-        at_other = partial(self._deliver, other, lambda: other.run(life, action))
-        self._send(process, at_other)
 
 
 def _name(subject: Subject[Any, Any], ident: str) -> str:

@@ -5,31 +5,31 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.arena import PAGE_BYTES
+from loadtest.sim.bucket import Bucket
 from loadtest.sim.client import Store
+from loadtest.sim.frontend import Frontend, publish_adapters
 from loadtest.sim.hint_watch import HintWatch
+from loadtest.sim.kvstore import Host, Kvstore
+from loadtest.sim.redis import server_on
 from loadtest.sim.scheduler import (
     Leadership,
     Role,
     Scheduler,
     Tracker,
     events_dropped,
-    tap_schedulers,
+    tap_turns,
 )
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.sim.worker import Worker
 from loadtest.sim.worker_watch import tap_workers
-from loadtest.world.bucket import Bucket
 from loadtest.world.clients import Clients
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
-from loadtest.world.frontend import Frontend
-from loadtest.world.hinters import Hinters
-from loadtest.world.kvstore import Kvstore
+from loadtest.world.hinters import ALL_TENANTS, Hinters
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
-from loadtest.world.redis import Redis
 from loadtest.world.wires import Wires
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
@@ -91,7 +91,7 @@ class World:
     """
 
     def __init__(self, seed: int, options: Options, faults: Faults | None = None) -> None:
-        self.options = options
+        self.seed, self.options = seed, options
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
@@ -130,20 +130,19 @@ class World:
             num_tracker_shards=tracker_random.choice(TRACKER_SHARDS),
             twins=twins if twins.random() < TWINS_SHARE else None,
         )
-        self.redis = redis = Redis()
+        self.redis = redis = server_on(timeline)
+        publish_adapters(redis, timeline)
         self.ledger = ledger = Ledger(timeline)
-        tap_schedulers(deployment.wires, ledger)
+        tap_turns(deployment.wires, ledger)
         tap_workers(deployment.wires)
         HintWatch(deployment.wires)
         self.store = store = Store()
         self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
-        self.kvstores = {
-            host: Kvstore(deployment, redis, host, num_pages, slowness, self.bucket)
-            for host in hosts
-        }
-        for kvstore in self.kvstores.values():
-            kvstore.others |= self.kvstores
+        self.kvstores: dict[HostId, Kvstore] = {}
+        for host_id in hosts:
+            host = Host(host_id, self.redis, self.bucket, self.kvstores)
+            self.kvstores[host_id] = Kvstore(deployment, store, host, num_pages, slowness)
         workers_min = min(len(hosts), options.workers_max)
         num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
         self.workers = [
@@ -152,7 +151,7 @@ class World:
                 self.kvstores[hosts[number % len(hosts)]],
                 number,
                 store,
-                ledger.turns.__getitem__,
+                ledger.turn_of,
             )
             for number in range(num_workers)
         ]
@@ -178,7 +177,8 @@ class World:
             for number in range(num_trackers)
         ]
         self.frontends = [
-            Frontend(deployment, redis, ledger, number) for number in range(random.choice([1, 2]))
+            Frontend(deployment, store, redis, ALL_TENANTS, number)
+            for number in range(random.choice([1, 2]))
         ]
         self.processes: list[Process] = [
             *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
@@ -220,7 +220,8 @@ class World:
             process.is_gone = True
             process.crash()
             self.processes.remove(process)
-        kvstore.disk.clear()
+        kvstore.disk.reset()
+        kvstore.dispose()
         self.workers = [worker for worker in self.workers if worker.host_id != host_id]
 
     @property

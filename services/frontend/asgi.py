@@ -4,8 +4,12 @@
 third party's servers in the origin whose page holds its users' chats and keys.
 """
 
+from copy import copy
+from functools import cache
+
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.datastructures import State
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -63,14 +67,11 @@ def _cors(origins: list[str]) -> list[Middleware]:
     ]  # fmt: skip
 
 
-def make_api(app: App, keyring: Keyring) -> FastAPI:
-    """The ASGI application. The busiest routes come first: they are looked up in this order."""
-    guard = RequestGuard(
-        address=app.config.http_address,
-        allowed=app.config.allowed_places,
-        origins=app.config.allowed_origins,
-        asks_for_keys=not keyring.is_open,
-    )
+@cache
+def _routes() -> FastAPI:
+    """All routes, without an `App`: built once, for it takes long. The busiest come first: they are
+    looked up in this order.
+    """
     api = FastAPI(
         title="Symphony",
         version=operations.release(),
@@ -79,15 +80,27 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         redirect_slashes=False,
         responses=ERROR_RESPONSES,
         exception_handlers=HANDLERS,
-        middleware=[
-            *_cors(app.config.cors_origins),
-            Middleware(RequestContext, paths=PATHS),
-            Middleware(SiteGuard, guard=guard),
-            Middleware(Authentication, keyring=keyring),
-        ],
     )
-    api.state.app = app
     for module in ROUTERS:
         api.include_router(module.router)
     api.mount("/static", dashboard.Assets(directory=dashboard.FOLDER))
+    return api
+
+
+def make_api(app: App, keyring: Keyring) -> FastAPI:
+    """The ASGI application."""
+    guard = RequestGuard(
+        address=app.config.http_address,
+        allowed=app.config.allowed_places,
+        origins=app.config.allowed_origins,
+        asks_for_keys=not keyring.is_open,
+    )
+    api = copy(_routes())
+    api.user_middleware = [
+        *_cors(app.config.cors_origins),
+        Middleware(RequestContext, paths=PATHS),
+        Middleware(SiteGuard, guard=guard),
+        Middleware(Authentication, keyring=keyring),
+    ]
+    api.state = State({"app": app})
     return api

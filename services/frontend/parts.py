@@ -110,6 +110,7 @@ def build_turns(runtime: Runtime, config: FrontendConfig, frontend_id: FrontendI
         silent_ns=int(config.resubmit_silent_s * 1e9),
         give_up_ns=int(config.give_up_s * 1e9),
         turn_ns_max=int(config.turn_s_max * 1e9),
+        prompt_bytes_max=config.prompt_sent_bytes_max,
     )
     hub = Hub(
         bus,

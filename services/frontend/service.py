@@ -34,7 +34,7 @@ async def main(runtime: Runtime, config: FrontendConfig, ports: Ports | None = N
     ports = ports or open_ports(runtime, config)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
     runtime.process = frontend_id
-    app = build_app(runtime, config, frontend_id, keyring, ports)
+    app = runtime.parts["app"] = build_app(runtime, config, frontend_id, keyring, ports)
     runtime.models, runtime.hints = app.models.names, app.hints.status
     runtime.spawn(ports.model_files.prepare(), "imports")
     await _subscribe(runtime, app, keyring, ports.connect)

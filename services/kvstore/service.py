@@ -34,7 +34,7 @@ async def main(runtime: Runtime, config: KvstoreConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     with lasting():
         ports = await open_ports(runtime, config)
-        service = KvService(runtime, config, ports)
+        service = KvService(runtime, config, ports, limits(config))
     await serve(runtime, config, ports, service)
 
 
@@ -57,17 +57,24 @@ async def serve(
 
 
 class KvService:
-    """One running kvstore. Learns at once what is on the disk."""
+    """One running kvstore. Learns at once what is on the disk.
 
-    def __init__(self, runtime: Runtime, config: KvstoreConfig, ports: Ports) -> None:
+    Args:
+        limits: of its core.
+    """
+
+    def __init__(
+        self, runtime: Runtime, config: KvstoreConfig, ports: Ports, limits: Limits
+    ) -> None:
         runtime.process = config.host_id
         self._runtime = runtime
         self._leases = ports.leases
         self._memory = ports.memory
         clock = runtime.clock
         self._core = core = KvCore(
-            limits(config), first_ticket=clock.wall_ns() // 1000, host_id=config.host_id
+            limits, first_ticket=clock.wall_ns() // 1000, host_id=config.host_id
         )
+        runtime.parts["kv"] = core
         self._performer = Performer(runtime, core, ports, redis_ttl_s(config))
         self._handlers = Handlers(
             runtime, core, ports, self._performer, config.host_id, config.adapters_path

@@ -105,5 +105,5 @@ OTHERS = {
     "pip": Other("installs from an index", _pip),
     "npm": Other("installs from a registry", _anything),
     "st": Other("schemathesis is installed apart, and runs for half an hour", _anything),
-    "locust": Other("tests/unit/loadtest/locust runs its users; alone it runs until told", _locust),
+    "locust": Other("tests/unit/loadtest/users runs its users; alone it runs until told", _locust),
 }

@@ -113,7 +113,7 @@ def test_python_reads_every_block() -> None:
         ("./symphony adapters ad fox ./fox", "No such command"),
         ("./symphony test tests/nowhere", "no tests/nowhere"),
         ("python -m services.nobody", "no module"),
-        ("python -m loadtest.train_adapters --nope OUT", "unrecognized"),
+        ("python -m loadtest.adapters OUT --model M --nope", "unrecognized"),
         ("curl http://127.0.0.1:8080/v1/nothing", "no GET"),
         ('curl http://127.0.0.1:8080/v1/embeddings -d \'{"model": "m"}\'', "input"),
         ("nats request symphony.worker.report '{}'", "not public"),

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
+from nats.aio.client import Client
+
 from shared.bus import Bus
 from shared.runtime.config import ServiceConfig
 from shared.service import Runtime
@@ -84,9 +86,14 @@ async def connected(url: str, name: str = "test") -> AsyncIterator[Bus]:
         await bus.drain()
 
 
+def client_of(bus: Bus) -> Client:
+    """NATS's own client, to send what a bus would not."""
+    return bus._client
+
+
 async def sever(bus: Bus) -> None:
     """Cut a bus off as a crash would: nothing is delivered or sent any more."""
-    await bus._client.close()
+    await client_of(bus).close()
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

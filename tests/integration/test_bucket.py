@@ -9,7 +9,7 @@ from shared.errors import PeerUnavailable
 from shared.wire.messages import LeaderLease
 from shared.wire.subjects import LEASES
 from tests.conftest import Server
-from tests.integration.harness import connected
+from tests.integration.harness import client_of, connected
 
 LEASE = LeaderLease(instance="a", fence=1)
 
@@ -36,7 +36,7 @@ def test_what_others_deleted_or_garbled_is_none_and_can_be_written(nats_server: 
         async with connected(nats_server.url) as bus:
             bucket = await bus.bucket(LEASES)
             await bucket.create("k", LEASE)
-            plain = await bus._client.jetstream().key_value(LEASES.name)  # as `nats kv` does
+            plain = await client_of(bus).jetstream().key_value(LEASES.name)  # as `nats kv` does
             assert (await plain.get("k")).value is not None
             await plain.delete("k")
             deleted = await bucket.get("k")
@@ -54,7 +54,7 @@ def test_revisions_of_a_bucket_made_anew_are_higher(nats_server: Server) -> None
         async with connected(nats_server.url) as bus:
             bucket = await bus.bucket(LEASES)
             old = await bucket.create("k", LEASE)
-            await bus._client.jetstream().delete_stream(f"KV_{LEASES.name}")
+            await client_of(bus).jetstream().delete_stream(f"KV_{LEASES.name}")
             with pytest.raises(PeerUnavailable):
                 await bucket.update("k", LEASE, old)
             assert await bucket.get("k") == Entry(None, 0)  # and the bucket is there again

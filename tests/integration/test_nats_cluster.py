@@ -14,6 +14,7 @@ from shared.errors import PeerUnavailable
 from shared.runtime.config import ServiceConfig
 from shared.wire.messages import LeaderLease
 from shared.wire.subjects import LEASES
+from tests.integration.harness import client_of
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_leases_have_three_copies(cluster: list[ServiceConfig]) -> None:
             try:
                 bucket = await bus.bucket(LEASES)
                 await patiently(lambda: bucket.create("k", LEASE))
-                stream = await bus._client.jetstream().stream_info(replicate_leases.STREAM)
+                stream = await client_of(bus).jetstream().stream_info(replicate_leases.STREAM)
                 assert stream.config.num_replicas == 3
                 assert (await bucket.get("k")).value == LEASE
             finally:

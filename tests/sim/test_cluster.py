@@ -218,10 +218,13 @@ def test_another_system_finds_history_in_its_own_tiers_alone(
 
 
 def test_running_turns_move_off_a_worker_that_has_more(small: ClusterOptions) -> None:
+    """All sessions of one worker are continued at length, those of the others are not."""
     scripts = [
-        replace(each, turns=(replace(each.turns[0], num_output=500 if number % 4 else 5),))
-        for number, each in enumerate(chats(24, num_turns=1))
+        replace(each, turns=(first, replace(second, num_output=5 if number % 4 else 500)))
+        for number, each in enumerate(chats(32, num_turns=2))
+        for first, second in [each.turns]
     ]
-    moved = run(replace(small, policy="migrate", seed=3), scripts)
-    assert (moved.turns, moved.failed, moved.unfinished) == (24, 0, 0)
-    assert moved.cached_tokens.get("peer", 0) + moved.cached_tokens.get("host", 0) > 0
+    stay, move = (run(replace(small, policy=p), scripts) for p in ("sticky", "migrate-sticky"))
+    for result in (stay, move):
+        assert (result.turns, result.failed, result.unfinished) == (2 * 32, 0, 0)
+    assert move.cached_tokens["peer"] > 0 == stay.cached_tokens["peer"], "KV follows its turn"

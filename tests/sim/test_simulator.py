@@ -1,5 +1,5 @@
-"""The cluster simulator: every policy under faults, the same again from the same seed, and checks
-that notice what they are for.
+"""The cluster simulator: every policy, the same again from the same seed, and checks that notice
+what they are for.
 """
 
 import dataclasses
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from loadtest.policies import POLICIES
 from loadtest.simulator import (
-    Delay,
-    GpuFault,
-    Network,
     Scenario,
     Violation,
     find_goodput,
@@ -23,8 +20,8 @@ from loadtest.simulator import (
 from loadtest.simulator.arrivals import Arrivals
 from loadtest.simulator.checks import check
 from loadtest.simulator.gpus import EmulatedGpu
-from loadtest.simulator.log import LOST, PREEMPTED, Batch, Record
-from loadtest.simulator.models import MS_NS, Truth
+from loadtest.simulator.log import PREEMPTED, Batch, Record
+from loadtest.simulator.models import MS_NS
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.policies import DEFAULT_POLICY
 
@@ -34,25 +31,8 @@ MODELS = (
     linear_model("heavy", 5.09, 18.368, 70.0),
     linear_model("flat", 7.0, 0.16, 56.0),
 )
-BAD_DAY = Scenario(
-    models=MODELS,
-    num_gpus=4,
-    seconds=1.5,
-    cold_s=0.0,
-    delays=Delays(2 * MS_NS, MS_NS // 20),
-    network=Network(
-        Delay(median_ns=MS_NS // 2, sigma=0.4),
-        MS_NS // 20,
-        done=Delay(spread_ns=3 * MS_NS),
-        doubled=0.1,
-    ),
-    truth=Truth(scale=1.2, spread=0.05),
-    learns=True,
-    faults=(
-        GpuFault(0, 300 * MS_NS, 40 * MS_NS, 500 * MS_NS),
-        GpuFault(1, 600 * MS_NS, 0, 0),
-        GpuFault(3, 900 * MS_NS, 80 * MS_NS),
-    ),
+BUSY = Scenario(
+    models=MODELS, num_gpus=4, seconds=1.5, cold_s=0.0, delays=Delays(2 * MS_NS, MS_NS // 20)
 )
 ALL_POLICIES = [*POLICIES, "timeout:5"]
 
@@ -67,12 +47,12 @@ def columns(record: Record) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_bad_day(policy: str) -> None:
-    """The run checks itself; every job ends, whatever happens to GPUs and messages."""
-    scenario = BAD_DAY.changed(policy=policy)
-    result = scenario.run(900)
+def test_busy_day(policy: str) -> None:
+    """The run checks itself; more comes than can be done, and every job ends."""
+    scenario = BUSY.changed(policy=policy)
+    result = scenario.run(1500)
     num_ended = sum(model.num_good + model.num_bad for model in result.models)
-    assert num_ended == len(scenario.arrivals(900))
+    assert num_ended == len(scenario.arrivals(1500))
     assert 0 < result.num_good < num_ended
 
 
@@ -85,7 +65,7 @@ def test_calm_day_happens_as_said(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_same_seed_same_run(policy: str) -> None:
-    scenario = BAD_DAY.changed(policy=policy, seconds=0.8)
+    scenario = BUSY.changed(policy=policy, seconds=0.8)
     first, second = (scenario.record(scenario.arrivals(700))[1] for _ in range(2))
     assert columns(first) == columns(second)
     other = scenario.changed(seed=2)
@@ -97,14 +77,8 @@ def test_same_seed_same_run(policy: str) -> None:
     rps=st.floats(10, 3000),
     num_gpus=st.integers(1, 5),
     gamma=st.sampled_from([0.05, 0.5, 1.0, 4.0]),
-    slo_spread=st.sampled_from([0.0, 0.3, 0.9]),
     seed=st.integers(0, 1000),
-    lie=st.floats(0.6, 1.6),
     delay_ms=st.floats(0, 8),
-    late_ms=st.floats(0, 8),
-    deaths=st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 400), st.integers(0, 90)), max_size=3
-    ),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_job_ends_once(
@@ -112,35 +86,18 @@ def test_every_job_ends_once(
     rps: float,
     num_gpus: int,
     gamma: float,
-    slo_spread: float,
     seed: int,
-    lie: float,
     delay_ms: float,
-    late_ms: float,
-    deaths: list[tuple[int, int, int]],
 ) -> None:
-    by_gpu = {gpu: (at, after) for gpu, at, after in deaths if gpu < num_gpus}
     scenario = Scenario(
         models=MODELS,
         num_gpus=num_gpus,
         policy=policy,
         gamma=gamma,
-        slo_spread=slo_spread,
         seconds=0.4,
         cold_s=0.0,
         seed=seed,
         delays=Delays(int(delay_ms * MS_NS)),
-        network=Network(
-            Delay(spread_ns=int(delay_ms * MS_NS)),
-            done=Delay(spread_ns=int(late_ms * MS_NS)),
-            doubled=0.2,
-        ),
-        truth=Truth(scale=lie),
-        learns=True,
-        faults=tuple(
-            GpuFault(gpu, at * MS_NS, after * MS_NS, (after + 20) * MS_NS if at % 2 else None)
-            for gpu, (at, after) in by_gpu.items()
-        ),
     )
     result = scenario.run(rps)
     num_ended = sum(model.num_good + model.num_bad for model in result.models)
@@ -163,33 +120,6 @@ def test_no_goodput_when_nothing_can_be_in_time() -> None:
     assert found.result is None and found.rps == 0
 
 
-def test_profiles_that_lie_are_seen_through() -> None:
-    lies = Scenario(models=(RESNET,), num_gpus=4, seconds=3.0, truth=Truth(scale=1.3))
-    assert lies.run(1200).bad_rate > 0.5
-    learned = lies.changed(learns=True).run(1200)
-    assert learned.bad_rate < 0.01
-
-
-def test_jobs_of_a_lost_gpu_run_elsewhere() -> None:
-    at_ns = 200 * MS_NS
-    scenario = Scenario(
-        models=(linear_model("easy", 5.0, 18.0, 200.0),),
-        num_gpus=2,
-        policy="eager",  # early enough for a second try
-        seconds=1.0,
-        cold_s=0.0,
-        faults=(GpuFault(0, at_ns),),
-    )
-    result, record = scenario.record(scenario.arrivals(100))
-    lost = record.by_job(record.end) == LOST
-    assert lost.any()
-    done_again = set(record.refs[lost].tolist()) & set(record.refs[~lost].tolist())
-    assert done_again
-    late = result.dropped().get("gpu_lost", 0)
-    assert late + len(done_again) == lost.sum()
-    assert record.sent_at_ns[record.gpu == 0].max() <= at_ns
-
-
 def batch(number: int, here_at_ns: int, run_ns: int) -> Batch:
     return Batch(number, 0, 0, [], here_at_ns, 0, 0, here_at_ns, run_ns)
 
@@ -204,20 +134,6 @@ def test_gpu_runs_what_it_has_in_order_and_moves_up_after_a_preemption() -> None
     assert (second.end, second.end_ns - second.start_ns) == (PREEMPTED, 0)
     assert (third.start_ns, third.end_ns) == (100, 200)
     assert gpu.preempt(first, 60) == [third]
-    assert (first.end_ns, third.start_ns) == (60, 60)
-    assert gpu.vanish(90) == [third]
-    assert (third.end, third.end_ns) == (LOST, 90)
-
-
-def test_gpu_told_to_stop_a_batch_before_the_one_ahead_of_it_has_stopped() -> None:
-    """Messages overtake one another."""
-    gpu = EmulatedGpu(0)
-    first, second, third = batch(1, 0, 100), batch(2, 40, 100), batch(3, 45, 100)
-    gpu.take(first)
-    gpu.preempt(first, 60)
-    gpu.take(second)
-    gpu.preempt(second, 50)
-    gpu.take(third)
     assert (first.end_ns, third.start_ns) == (60, 60)
 
 
@@ -250,7 +166,7 @@ def two_batches(**changes: Any) -> Record:
 
 
 def test_a_sound_record_passes() -> None:
-    check(two_batches(), seed=1, is_exact=True, is_whole=True)
+    check(two_batches(), seed=1, is_whole=True)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +182,7 @@ def test_a_sound_record_passes() -> None:
 )
 def test_checks_notice(changes: dict[str, list[int]], what: str) -> None:
     with pytest.raises(Violation, match=rf"{what}.*seed 7"):
-        check(two_batches(**changes), seed=7, is_exact=True, is_whole=True)
+        check(two_batches(**changes), seed=7, is_whole=True)
 
 
 def test_default_policy_is_known() -> None:

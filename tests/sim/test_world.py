@@ -8,15 +8,15 @@ import time
 from typing import get_args
 
 import pytest
+from starlette.types import Message
 
+from loadtest.sim.http import Exchange
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
 from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
-from loadtest.world.frontend import Frontend
 from loadtest.world.mutant import Mutant
 from loadtest.world.mutants import MUTANTS, ROOT
 from loadtest.world.run import run_seed
 from loadtest.world.world import Options, World
-from services.frontend.core.turns.turns import Deliver
 from shared.eviction import EvictionName
 
 
@@ -56,14 +56,14 @@ def test_the_worlds_meet_what_they_are_for() -> None:
 
 def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frontend that, once it was restarted, says every token twice."""
-    deliver = Frontend._deliver
+    send = Exchange._send
 
-    def stammer(self: Frontend, news: Deliver) -> None:
-        deliver(self, news)
-        if self.life > 1 and news.finish is None:
-            deliver(self, news)
+    async def stammer(self: Exchange, message: Message) -> None:
+        await send(self, message)
+        if self._life > 1 and message.get("more_body") and message["body"]:
+            await send(self, message)
 
-    monkeypatch.setattr(Frontend, "_deliver", stammer)
+    monkeypatch.setattr(Exchange, "_send", stammer)
     tally = run_seeds(0, 50, stop_at_first=True)
     ((seed, text),) = tally.failures.items()
     assert " after " in text, "other tokens than any hardware takes"

@@ -17,7 +17,6 @@ from shared.blocks import BlockKey
 from shared.eviction import EvictionName
 
 Prompt = Sequence[int]
-NEVER = 1 << 62
 
 
 class Memory(Protocol):

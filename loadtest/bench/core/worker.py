@@ -33,30 +33,18 @@ def measure(num_turns: int, context: int, num_layers: int, num_steps: int) -> di
 
 
 class WorkerBench:
-    """A core whose pool has room for `num_turns` turns and some more.
+    """A core whose pool has room for `num_turns` turns and some more."""
 
-    Args:
-        num_idle: sessions of as many tokens that are in the pool, too, and fill it: what comes
-            takes their pages.
-    """
-
-    def __init__(self, num_turns: int, context: int, num_layers: int, num_idle: int = 0) -> None:
+    def __init__(self, num_turns: int, context: int, num_layers: int) -> None:
         self._num_turns = num_turns
         self._context = context
         num_blocks = num_turns * (context // BLOCK_TOKENS + 16)
-        if num_idle:
-            num_blocks = max(num_blocks, num_idle * (context // BLOCK_TOKENS))
         limits = EngineLimits(
             max_model_len=2 * context, prefill_tokens_max=context, turns_running_max=num_turns
         )
         pool = PagePool(num_blocks * num_layers, num_layers)
         self._core = EngineCore(limits, pool, 1 << 16, frozenset(), BLOCK_TOKENS)
         self._now_ns = 0
-        for number in range(num_idle):
-            idle = self._turn(f"i{number}", self._num_turns + number)
-            self._core.on_turn(idle, self._now_ns)
-            self._step()
-            self._core.on_cancel(idle.request.turn_id)
 
     def decode(self, num_steps: int) -> dict[str, float]:
         """Milliseconds of planning and of the result, all turns decoding."""

@@ -15,21 +15,17 @@ from the hint until nothing is on its way any more). Each turn has a session of 
 worker's pool holds few of them. `cached_tokens` are the fewest of a turn that were not computed;
 how much of what is on its way is computed instead is for the worker to decide. `num_void` turns
 were run again, because the far host had not answered in time that it has their history.
-
-`--watch` shows the first of all that, live, and nothing else.
 """
 
 import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from loadtest.bench.hints.cases import Seen, Trials
 from loadtest.bench.hints.hosts import SPARE_BLOCKS, open_hosts
-from loadtest.bench.hints.watch import Watch, watching
 from loadtest.models import add_model_options, model_source, shape_of
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest
@@ -90,26 +86,16 @@ async def _measure(
         _say("warming up")
         for each in (trials.recompute, trials.resident, trials.unhinted, trials.hinted):
             await each()
-        title = f"two hosts; {args.history_tokens:,} tokens of history on the disk of the other one"
-        with (
-            watching(title)
-            if args.watch
-            else nullcontext(Watch(_say_last, lambda step: None)) as watch
-        ):
-            trials.on_step = watch.on_step
-            seen = await _compare(trials, args.sessions, watch.on_seen)
+        seen = await _compare(trials, args.sessions)
         transfer_s = _transfer_s(seen["hinted"])
         figures |= summary(seen)
-        if not args.watch:
-            leads = await _leads(trials, transfer_s, args.lead_sessions)
-            figures["lead_s_to_ttft"] = lead_curve(leads)
+        leads = await _leads(trials, transfer_s, args.lead_sessions)
+        figures["lead_s_to_ttft"] = lead_curve(leads)
         figures["num_void"] = trials.num_void
     return figures
 
 
-async def _compare(
-    trials: Trials, num_sessions: int, on_seen: Callable[[Mapping[str, Sequence[Seen]]], None]
-) -> dict[str, list[Seen]]:
+async def _compare(trials: Trials, num_sessions: int) -> dict[str, list[Seen]]:
     """Each case as often, in turns, so that drift of the machine meets all."""
     seen: dict[str, list[Seen]] = {}
 
@@ -125,9 +111,8 @@ async def _compare(
     }
     for _ in range(num_sessions):
         for name, trial in cases.items():
-            turn = await trial()
-            seen.setdefault(name, []).append(turn)
-            on_seen(seen)
+            seen.setdefault(name, []).append(await trial())
+        _say(", ".join(f"{name} {each[-1].ttft_ms:.1f} ms" for name, each in seen.items()))
     return seen
 
 
@@ -195,14 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--emulate", default="", help="a latency profile in place of a model, with its true pages"
     )
-    parser.add_argument("--watch", action="store_true", help="show it live, and only the beginning")
     add_model_options(parser)
     return parser
-
-
-def _say_last(seen: Mapping[str, Sequence[Seen]]) -> None:
-    if len({len(each) for each in seen.values()}) == 1 and "recompute" in seen:
-        _say(", ".join(f"{name} {each[-1].ttft_ms:.1f} ms" for name, each in seen.items()))
 
 
 def _say(text: str) -> None:

@@ -4,15 +4,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
 from shared.ids import HostId
 from shared.wire.messages import KvStage
-
-Case = Literal["resident", "hinted", "late", "unhinted", "recompute"]
 
 TRIES_MAX = 4
 AVOIDED_S = 1.5  # a host that did not answer is left alone for a second, then for two, ...
@@ -36,7 +33,6 @@ class Trials:
         can_be_computed: a turn may well compute all of a history that is on its way.
 
     Attributes:
-        on_step: called with what happens now, for people.
         num_void: turns that were run again, because the far host's kvstore had not answered in
             time where its history is.
     """
@@ -48,13 +44,11 @@ class Trials:
         self._history_tokens = history_tokens
         self._new_tokens = new_tokens
         self._can_be_computed = can_be_computed
-        self.on_step: Callable[[str], None] = lambda step: None
         self.num_void = 0
 
     async def resident(self) -> Seen:
         """The history was made here right before."""
         session = self._hosts.session(self._history_tokens)
-        self.on_step("the near host computes a history")
         await self._hosts.store(self._hosts.near, session)
         return await self._all_here(session, {})
 
@@ -68,7 +62,6 @@ class Trials:
         async def once() -> Seen:
             session = await self._far_session()
             begun_at = time.monotonic()
-            self.on_step("a hint: the near host begins to fetch the history")
             await self._hosts.hint(session, lead_s)
             await asyncio.sleep(max(begun_at + lead_s - time.monotonic(), 0.0))
             seen, _ = await self._come(session)
@@ -90,7 +83,6 @@ class Trials:
     async def recompute(self) -> Seen:
         """The history is nowhere."""
         session = self._hosts.session(self._history_tokens)
-        self.on_step("the turn comes, and its history is nowhere")
         trace, _ = await self._hosts.come(session, self._new_tokens, {})
         if trace.cached_tokens:
             raise PeerUnavailable(f"{trace.cached_tokens} tokens of a new history were cached")
@@ -101,7 +93,6 @@ class Trials:
         hosts, session = self._hosts, await self._far_session()
         num_before = (await hosts.near.kv_stats()).disk_blocks
         begun_at = time.monotonic()
-        self.on_step("a hint: the near host fetches the history")
         await hosts.hint(session, EARLY_S)
         await hosts.wait_arrived()
         transfer_s = time.monotonic() - begun_at
@@ -113,12 +104,10 @@ class Trials:
     async def _far_session(self) -> Session:
         """One whose history the far host has on its disk, and no other host."""
         session = self._hosts.session(self._history_tokens)
-        self.on_step("the far host computes a history, and writes it to its disk")
         await self._hosts.store(self._hosts.far, session)
         return session
 
     async def _come(self, session: Session) -> tuple[Seen, list[KvStage]]:
-        self.on_step("the turn comes to the near host")
         trace, asked = await self._hosts.come(session, self._new_tokens, {FAR: session.num_blocks})
         await self._hosts.wait_settled()
         self._hosts.check_answered()
@@ -130,7 +119,6 @@ class Trials:
         self, session: Session, kv_at: dict[HostId, int], transfer_s: float = 0.0
     ) -> Seen:
         """A turn whose history is in the pool: it asks no kvstore, and computes none of it."""
-        self.on_step("the turn comes to the near host, and its history is there")
         trace, asked = await self._hosts.come(session, self._new_tokens, kv_at)
         missing = session.num_blocks * BLOCK_TOKENS - trace.cached_tokens
         if asked or missing > 0:

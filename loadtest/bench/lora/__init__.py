@@ -25,10 +25,10 @@ from loadtest.bench.lora.agreement import LENGTHS, NUM_TOKENS, refuse_if_wrong
 from loadtest.bench.lora.made import TARGETS, MadeAdapter, make_adapters
 from loadtest.bench.lora.ours import DECODES_BUDGET, Ours, Rows, Serving
 from loadtest.bench.lora.peft_side import PeftSide
-from loadtest.bench.options import numbers
 from loadtest.bench.sgmv.popularity import POPULARITIES
-from loadtest.bench.streaming import Stream
 from loadtest.models import add_model_options, model_source
+from loadtest.options import numbers
+from loadtest.streaming import Stream
 from shared.errors import InvalidRequest
 
 ALWAYS = ("distinct", "identical")

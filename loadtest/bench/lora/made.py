@@ -34,12 +34,13 @@ class MadeAdapter:
 def make_adapters(
     folder: Path, card: LoraCard, targets: str, ranks: Sequence[int], count: int
 ) -> list[MadeAdapter]:
-    """`write_adapters` for a model that takes such, each in a folder that is called by its hash.
+    """So many `written_in_turn`, each in a folder that is called by its hash.
 
     Raises:
         InvalidRequest: the model has no such targets.
     """
-    written = write_adapters(folder, layer_modules(card), card.dtype, targets, ranks, count)
+    modules, numbers = layer_modules(card), range(count)
+    written = list(written_in_turn(folder, modules, card.dtype, targets, ranks, numbers))
     return [_take_in(each, card) for each in written]
 
 
@@ -47,18 +48,6 @@ def layer_modules(card: LoraCard) -> list[Module]:
     """What a model has in its layers."""
     outer = {each.name for each in card.outer}
     return [each for each in modules_of(card) if each.name not in outer]
-
-
-def write_adapters(
-    folder: Path,
-    modules: Sequence[Module],
-    dtype: str,
-    targets: str,
-    ranks: Sequence[int],
-    count: int,
-) -> list[Path]:
-    """`written_in_turn`, all of them."""
-    return list(written_in_turn(folder, modules, dtype, targets, ranks, range(count)))
 
 
 def written_in_turn(

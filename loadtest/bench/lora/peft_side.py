@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from loadtest.bench.lora.made import MadeAdapter
-from loadtest.bench.model_cache import cache_name
 from loadtest.in_process_engine import some_prompt
+from loadtest.model_cache import cache_name
 from shared.errors import InvalidRequest
 
 BASE = "__base__"  # PEFT's name of no adapter

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from loadtest.bench.options import numbers
 from loadtest.bench.sgmv.agreement import refuse_if_wrong
 from loadtest.bench.sgmv.cells import NAMES, Cell, Measurer
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.bench.sgmv.step_models import fit_models
+from loadtest.options import numbers
 from shared.errors import InvalidRequest
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

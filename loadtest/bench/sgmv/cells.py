@@ -12,8 +12,8 @@ import torch
 from kernels.sgmv import AdapterTables, Segments, Site, add_lora, make_tables
 from kernels.sgmv.torch_ops import add_lora_bmm, add_lora_dense_loop, add_lora_gather_bmm
 from loadtest.bench.sgmv.popularity import POPULARITIES
-from loadtest.bench.streaming import Stream
 from loadtest.random_adapters import enter_image, segments_of
+from loadtest.streaming import Stream
 from shared.adapters.layout import layout_image
 from shared.wire.messages.adapters import LoraCard, LoraTarget
 

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import orjson
 
-from loadtest.fuzz.plain_http import Answer, events, read_head, request_bytes, sent
 from loadtest.fuzz.tenancy.eavesdropping import MARK, Eavesdropper
 from loadtest.fuzz.tenancy.internals import draft, internal_subject
 from loadtest.fuzz.tenancy.servers import try_nats, try_redis
 from loadtest.fuzz.tenancy.tenant import COMPLETIONS, JOBS, Tenant, cached_tokens, key_of
 from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, text_of, vector_of
+from loadtest.raw_http import Answer, events, read_head, request_bytes, sent
 from shared.wire.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,

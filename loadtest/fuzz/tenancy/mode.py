@@ -15,13 +15,13 @@ import orjson
 from cli.start.credentials import services_nkey_file
 from loadtest.deployment import MODEL, Deployment, deployed
 from loadtest.fuzz.encoder import make_encoder
-from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
 from loadtest.fuzz.streams import Streams
 from loadtest.fuzz.tenancy.attempts import KINDS, OWN_JOB, PRIORITY_MAX, Raid
 from loadtest.fuzz.tenancy.eavesdropping import Eavesdropper, watch
 from loadtest.fuzz.tenancy.tenant import Tenant, key_of
 from loadtest.fuzz.tenancy.victim import JOB, Lane, are_equal, make_lane, vector_of, work_on_nats
+from loadtest.raw_http import ask, request_bytes
 from shared.errors import InvalidRequest
 from shared.ids import TenantId
 from shared.runtime.settings import as_variables

@@ -9,7 +9,7 @@ import orjson
 from nats.aio.client import Client
 
 from loadtest.deployment import Deployment
-from loadtest.fuzz.plain_http import Answer, ask, request_bytes
+from loadtest.raw_http import Answer, ask, request_bytes
 from shared.wire.subjects import INFERENCE_SUBMIT
 
 ANSWER_MAX_S = 60.0

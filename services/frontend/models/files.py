@@ -1,6 +1,7 @@
 """What is read from a model's folder: its tokenizer, or its image processor."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
@@ -44,7 +45,9 @@ class LocalModelFiles:
         await self._in_thread(import_library)
 
     async def tokenizer(self, source: str) -> ModelTokenizer:
-        return await self._in_thread(load_tokenizer, source)
+        made = await self._in_thread(load_tokenizer, source)
+        gc.freeze()  # it stays: the collector need not look through it again and again
+        return made
 
     async def image_processor(self, source: str) -> ImageProcessor:
         return await self._in_thread(load_image_processor, source)

@@ -1,7 +1,6 @@
 """The models that are served, with their tokenizers or image processors."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -262,7 +261,6 @@ class Models:
         except (*LOAD_ERRORS, NoCapacity) as error:
             await self._retry_load(card, error)
         else:
-            gc.freeze()  # it stays: the collector need not look through it again and again
             log.info("tokenizer loaded", extra={"model": card.model_id, "source": card.source})
 
     async def _load_oneshot(self, card: OneshotCard) -> None:

@@ -76,6 +76,9 @@ class _Key(BaseModel):
         return _digest(self.key or "")
 
 
+_KEYS = TypeAdapter(list[_Key])
+
+
 class Keyring:
     """The keys that are known, by their SHA-256; without any, everyone is the default tenant.
 
@@ -174,7 +177,7 @@ def load_keyring(config: FrontendConfig) -> Keyring:
 def _read(path: Path, default: TenantLimits) -> Keyring:
     where = f"SYMPHONY_API_KEYS_FILE={str(path)!r}"
     try:
-        keys = TypeAdapter(list[_Key]).validate_json(path.read_bytes())
+        keys = _KEYS.validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}") from None
     except ValidationError as error:

@@ -19,8 +19,15 @@ from shared.ids import SessionId, TenantId
 from shared.wire import messages as m
 from shared.wire.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
+from tests.integration.frontend.deployment import (
+    MODEL,
+    Deployment,
+    Reply,
+    deployment,
+    eventually,
+)
 from tests.integration.frontend.job_deployment import job_deployment
+from tests.integration.harness import client_of
 
 LIMITS = {
     "turns": 2, "waiting_tokens": 100, "jobs": 3, "job_bytes": 100_000, "sessions": 2,
@@ -68,7 +75,7 @@ async def complete(it: Deployment, key: str, prompt: str = "x", **more: Any) -> 
 
 async def over_nats(bus: Bus, subject: str, body: dict[str, Any]) -> dict[str, Any]:
     """The error that a request is answered with."""
-    answer = await bus._client.request(subject, orjson.dumps(body), timeout=20)
+    answer = await client_of(bus).request(subject, orjson.dumps(body), timeout=20)
     error: dict[str, Any] = orjson.loads(answer.data)["error"]
     return error
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from loadtest.sim.redis import MemoryRedis, RedisServer
 from services import frontend
 from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig
@@ -106,41 +107,6 @@ class MemoryBus:
 
     async def drain(self) -> None:
         self.num_drained += 1
-
-
-class MemoryRedis:
-    """Knows of no session, and notes what is written."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[Any, ...]] = []
-        self.num_closed = 0
-
-    async def execute_command(self, *command: Any) -> Any:
-        if command[0] == "eval" and command[2]:  # keys: of adapters
-            return [None] * command[2]
-        if command[0] == "eval":
-            self.written.append(command)
-            return 1
-        return {"MGET": [None, None], "GETRANGE": b"", "HGETALL": {}}.get(command[0])
-
-    @asynccontextmanager
-    async def pipeline(self, transaction: bool = True) -> AsyncIterator["_Pipeline"]:
-        yield _Pipeline(self)
-
-    async def aclose(self) -> None:
-        self.num_closed += 1
-
-
-class _Pipeline:
-    def __init__(self, redis: MemoryRedis) -> None:
-        self._redis = redis
-        self._commands: list[tuple[Any, ...]] = []
-
-    def execute_command(self, *command: Any) -> None:
-        self._commands.append(command)
-
-    async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        return [await self._redis.execute_command(*command) for command in self._commands]
 
 
 class MemoryHttp:
@@ -242,7 +208,7 @@ class Served:
     runtime: Runtime
     api: ASGIApp
     worker: Worker
-    redis: MemoryRedis
+    redis: RedisServer
     links: list[str]
 
     async def complete(self) -> httpx.Response:
@@ -256,21 +222,27 @@ class Served:
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
     """The production `main` on ports in memory; it is stopped at the end of the block."""
-    bus, redis, http, links = MemoryBus(), MemoryRedis(), MemoryHttp(), list[str]()
+    clock = ManualClock(1)
+    bus, redis, http, links = MemoryBus(), RedisServer(clock.wall_ns), MemoryHttp(), list[str]()
+    clients: list[MemoryRedis] = []
 
     async def connect(name: str) -> MemoryBus:
         links.append(name)
         return bus
 
+    def open_redis(_: float) -> MemoryRedis:
+        clients.append(MemoryRedis(redis))
+        return clients[-1]
+
     async with AsyncExitStack() as stack:
         runtime = Runtime("frontend", "0", cast(Bus, bus), stack)
-        runtime.clock = clock = ManualClock(1)
+        runtime.clock = clock
         stack.push_async_callback(runtime.cancel_tasks)
         unused = cast(Any, None)
         ports = Ports(
             http=http,
             connect=cast(Connect, connect),
-            redis=lambda _: cast(Any, redis),
+            redis=open_redis,
             threads=lambda *_: Inline(),
             texts=lambda _: Texts(unused, unused),
             grammars=GrammarMaker(clock),
@@ -286,7 +258,8 @@ async def served(**settings: Any) -> AsyncIterator[Served]:
         yield Served(runtime, api, worker, redis, links)
         runtime.stopping.set()
         await serving
-    assert runtime.exit_code == 0 and redis.num_closed == 2 and bus.num_drained == 1
+    assert runtime.exit_code == 0 and bus.num_drained == 1
+    assert len(clients) == 2 and all(client.is_closed for client in clients)
 
 
 @pytest.mark.usefixtures("nothing_outside")
@@ -301,7 +274,7 @@ def test_the_production_main_completes_a_prompt_on_ports_in_memory() -> None:
             assert choice["text"].split() == [WORDS[token] for token in SAID]
             assert answer.json()["usage"]["completion_tokens"] == len(SAID)
             assert [m.unpack_ints(prompt.tokens) for prompt in it.worker.prompts] == [[0, 1, 3]]
-            assert any("fox" in command for command in it.redis.written), "the session is stored"
+            assert any(b"fox" in name for name in it.redis.names()), "the session is stored"
             assert it.links == ["frontend-0-public-0"]
 
     asyncio.run(scenario())

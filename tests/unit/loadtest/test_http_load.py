@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import Answers, _Connection, closed_loop, open_loop, send_all
+from loadtest.raw_http import request_bytes
 
 SIZED = b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"{}"'
 REFUSED = b'HTTP/1.1 429 No\r\ncontent-length: 28\r\n\r\n{"error": {"code": "quota"}}'

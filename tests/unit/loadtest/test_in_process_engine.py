@@ -13,6 +13,7 @@ from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.model import load_model
 from services.worker.models.demo_model import make_demo_model
+from tests.unit.worker.device.driver import pool_of, tables_of
 
 
 def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
     prompt = some_prompt(1, 200, model.vocab_size)
     pools: list[torch.Tensor] = []
     for _ in range(2):
-        executor._pool.zero_()
+        pool_of(executor).zero_()
         with ThreadPoolExecutor(1) as thread:
             engine = InProcessEngine(
                 executor, thread, 512, turns_running_max=4, store=store, moves=moves
@@ -37,8 +38,8 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
             engine.run()
         num_hits = engine.core.history.num_prefix_hits
         assert engine.steps[0][1] == 1
-        pages = executor._tables.pages[:, 3, :4].long()  # of the only turn
-        pools.append(executor._pool[pages])
+        pages = tables_of(executor)[:, 3, :4].long()  # of the only turn
+        pools.append(pool_of(executor)[pages])
     assert num_hits == 3, "three whole blocks of the prompt came from below"
     assert torch.allclose(pools[0], pools[1], atol=1e-5)
     executor.close()

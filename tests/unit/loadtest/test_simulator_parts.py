@@ -1,7 +1,5 @@
 """The simulator's parts: arrivals, delays, bounds."""
 
-from random import Random
-
 import numpy as np
 import pytest
 
@@ -9,13 +7,9 @@ from loadtest.simulator.arrivals import (
     changing,
     popularity,
     renewal,
-    replay,
-    with_own_targets,
 )
 from loadtest.simulator.bounds import capacity_rps, staggered_rps, uncoordinated_rps
-from loadtest.simulator.faults import GpuFault, check_faults
 from loadtest.simulator.models import copies, linear_model, zoo_models
-from loadtest.simulator.network import Delay, jittered
 
 RESNET = linear_model("resnet", 1.053, 5.072, 25.0)
 INCEPTION = linear_model("inception", 5.090, 18.368, 70.0)
@@ -57,42 +51,8 @@ def test_changing_rates_are_followed() -> None:
     assert (arrivals.model == 1).sum() == pytest.approx(3000, rel=0.1)
 
 
-def test_replay_keeps_the_pattern_and_stretches_it() -> None:
-    recorded = np.cumsum([0.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0])
-    arrivals = replay(recorded, [1.0, 0.0], rate=100.0, seconds=2.0, seed=1)
-    assert len(arrivals) in range(198, 202) and set(arrivals.model.tolist()) == {0}
-    gaps = np.unique(np.diff(arrivals.at_ns).round(-4))
-    assert gaps[-1] / gaps[0] == pytest.approx(3.0, rel=0.01)
-
-
-def test_own_targets_are_around_the_models() -> None:
-    arrivals = renewal([1000.0, 1000.0], 2.0, seed=1)
-    slo_ns = np.array([10_000, 50_000], dtype=np.int64)
-    target_ns = with_own_targets(arrivals, slo_ns, 0.2, seed=1).target_ns
-    assert target_ns is not None
-    factors = target_ns / slo_ns[arrivals.model]
-    assert 0.79 < factors.min() < 0.82 and 1.18 < factors.max() <= 1.2
-
-
 def test_popularity() -> None:
     assert popularity("equal", 4) == [0.25] * 4
     zipf = popularity("zipf:0.9", 3)
     assert sum(zipf) == pytest.approx(1.0)
     assert zipf[0] / zipf[2] == pytest.approx(3**0.9)
-
-
-def test_jitter_stays_within_what_the_scheduler_reckons_with() -> None:
-    random, bound = Random(1), 2_000_000
-    assert jittered(bound, "none") == Delay(least_ns=bound)
-    for jitter in ("uniform", "lognormal:0.5"):
-        delays = [jittered(bound, jitter).sample(random) for _ in range(20_000)]
-        assert sum(delay > bound for delay in delays) <= 10
-        assert min(delays) < bound / 4
-
-
-def test_a_gpu_cannot_vanish_twice_without_coming_back() -> None:
-    check_faults([GpuFault(0, 10, 5, 20), GpuFault(1, 12), GpuFault(0, 30)])
-    with pytest.raises(AssertionError, match="GPU 0"):
-        check_faults([GpuFault(0, 10, 5, 20), GpuFault(0, 29)])
-    with pytest.raises(AssertionError, match="GPU 0"):
-        check_faults([GpuFault(0, 10), GpuFault(0, 29)])

@@ -158,11 +158,11 @@ class Engine:
     step_ns: int = MS
 
     def submit(self, turn: Turn) -> list[Effect]:
-        return self._keep(self.core.on_turn(turn, self.now_ns))
+        return self.keep(self.core.on_turn(turn, self.now_ns))
 
     def plan(self) -> StepPlan | None:
         plan, effects = self.core.plan_step(self.now_ns)
-        self._keep(effects)
+        self.keep(effects)
         return plan
 
     def finish(
@@ -183,7 +183,7 @@ class Engine:
         result = StepResult(
             sampled, failed, broken or {}, assist_ns=assist_ns, duration_ns=self.step_ns
         )
-        return self._keep(self.core.on_step(result, self.now_ns))
+        return self.keep(self.core.on_step(result, self.now_ns))
 
     def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[PlannedRow]:
         """Plan and run a step that must be possible."""
@@ -209,7 +209,7 @@ class Engine:
         runs = [loads for each in of_kind(effects, LoadPages) for loads in each.loads]
         pages = [page for loads in runs for page in loads.pool_pages]
         good, bad = (pages, []) if is_good else ([], pages)
-        return self._keep(self.core.on_loaded(good, bad, self.now_ns))
+        return self.keep(self.core.on_loaded(good, bad, self.now_ns))
 
     def write(self) -> list[BlockWrite]:
         """Begin what can be written below now, while no step can be planned."""
@@ -223,9 +223,9 @@ class Engine:
         """End every write that has begun."""
         sums = [0] * NUM_LAYERS if is_good else []
         numbers = list(self.core.write_behind._storing)
-        return self._keep(self.core.on_stored(dict.fromkeys(numbers, sums)))
+        return self.keep(self.core.on_stored(dict.fromkeys(numbers, sums)))
 
-    def _keep(self, effects: list[Effect]) -> list[Effect]:
+    def keep(self, effects: list[Effect]) -> list[Effect]:
         self.effects += effects
         return effects
 

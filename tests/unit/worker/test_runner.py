@@ -19,7 +19,7 @@ from services.worker.runner import EngineListeners, EngineRunner
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
 from shared.owners import owner_key
 from shared.runtime.clock import ManualClock, SystemClock
-from shared.wire.messages import Prompt, SamplingParams, TurnStart, pack_ints
+from shared.wire.messages import Prompt, SamplingParams, TurnDelta, TurnStart, pack_ints
 from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
 
 VOCAB = 100
@@ -97,6 +97,11 @@ def test_a_session_is_known_by_a_turn_that_has_no_block_yet() -> None:
     assert asyncio.run(scenario()) == [False, True]
 
 
+def deltas_of(runner: EngineRunner) -> list[TurnDelta]:
+    """What it will send to the frontend."""
+    return runner._deltas[FrontendId("f")]
+
+
 @pytest.mark.parametrize(
     ("given", "word"),
     [
@@ -129,7 +134,7 @@ def test_a_prompt_that_no_model_could_take_costs_its_own_turn_only(
     runner = make_runner(core)
     runner.on_prompt(start(), given)
     assert not core.turns
-    (delta,) = runner._deltas[FrontendId("f")]
+    (delta,) = deltas_of(runner)
     assert delta.finish == "error" and word in delta.message
     assert [ended.end.reason for ended in runner._ends] == ["error"]
 
@@ -140,7 +145,7 @@ def test_a_target_that_is_none_costs_its_own_turn_only(name: str, target_ms: flo
     core = new_core()
     runner = make_runner(core)
     runner.on_prompt(start(**{name: target_ms}), prompt())
-    assert not core.turns and name in runner._deltas[FrontendId("f")][0].message
+    assert not core.turns and name in deltas_of(runner)[0].message
 
 
 def test_a_start_after_a_loss_makes_the_worker_report_soon() -> None:

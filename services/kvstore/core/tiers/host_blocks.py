@@ -49,10 +49,23 @@ class HostBlocks:
         # The disk would count from where its own part of the sequence begins.
         is_counted = bool(len(self.arena_only))
         self._is_moving = was_here or is_counted
+        is_continued = self._is_continued(block.key)
         self.disk.add(block)
         self._is_moving = False
-        if is_counted and not was_here and block.owner != NO_OWNER:
-            self.on_change(block.owner, 0)
+        if is_counted and not was_here:
+            self._report_new(block.owner, is_continued)
+
+    def add_to_arena_only(self, block: StoredBlock, write: DiskWrite | None) -> None:
+        """The disk did not take it; the arena has it whole.
+
+        Args:
+            write: what the disk would be given of it; None: that is not known.
+        """
+        self._is_moving = True
+        is_continued = self._is_continued(block.key)
+        self.arena_only.add(block, write)
+        self._is_moving = False
+        self._report_new(block.owner, is_continued)
 
     def to_memory(self, key: BlockKey, write: DiskWrite | None) -> None:
         """The disk evicted it, and the arena has it whole.
@@ -123,6 +136,18 @@ class HostBlocks:
             depth += 1
             depths[each] = depth
         return depths[key]
+
+    def _is_continued(self, key: BlockKey) -> bool:
+        """Whether blocks here continue this one, which is not here."""
+        return self.disk.is_continued(key) or self.arena_only.is_continued(key)
+
+    def _report_new(self, owner: OwnerKey, is_continued: bool) -> None:
+        """A block came. If it closes a gap, sequences of any session may be longer now: which ones
+        is not known, and a gap is rare.
+        """
+        for each in self.owners if is_continued else [owner]:
+            if each != NO_OWNER:
+                self.on_change(each, 0)
 
     def _report(self, owner: OwnerKey, least: int) -> None:
         if not self._is_moving:

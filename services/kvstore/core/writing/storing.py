@@ -142,7 +142,7 @@ class Storing:
         its_own_ns = here.expiry_ns_of(block.owner)
         stored = self._as_stored(block, write, 0, now_ns)
         stored.expiry_ns = its_own_ns if expiry_s is None else expiry_ns(expiry_s)
-        here.arena_only.add(stored, write)
+        here.add_to_arena_only(stored, write)
 
     def _on_stored(
         self,

@@ -18,7 +18,14 @@ from services.frontend.rendering.pool import Pool
 from services.worker.models.demo_model import make_demo_model
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
+from tests.integration.frontend.deployment import (
+    MODEL,
+    Deployment,
+    Reply,
+    deployment,
+    eventually,
+)
+from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEMPLATE = """
@@ -70,7 +77,7 @@ async def ask(it: Deployment, **fields: Any) -> tuple[int, str, str]:
 
 async def ask_nats(it: Deployment, **fields: Any) -> tuple[str, str]:
     payload = orjson.dumps(CHAT | fields)
-    reply = await it.bus._client.request(INFERENCE_SUBMIT, payload, timeout=20)
+    reply = await client_of(it.bus).request(INFERENCE_SUBMIT, payload, timeout=20)
     error = orjson.loads(reply.data).get("error", {"code": "", "message": ""})
     return error["code"], error["message"]
 

@@ -33,7 +33,7 @@ from tests.integration.frontend.job_deployment import (
     embedding_of,
     job_deployment,
 )
-from tests.integration.harness import eventually_answers
+from tests.integration.harness import client_of, eventually_answers
 
 EMBED: dict[str, Any] = {"model": "emb", "input": "w1 w2"}
 
@@ -191,7 +191,7 @@ async def check_targets(it: JobDeployment) -> None:
 
 async def check_nats(it: JobDeployment) -> None:
     async def ask(body: dict[str, Any]) -> dict[str, Any]:
-        reply = await it.bus._client.request(INFERENCE_SUBMIT, orjson.dumps(body), timeout=10)
+        reply = await client_of(it.bus).request(INFERENCE_SUBMIT, orjson.dumps(body), timeout=10)
         answer: dict[str, Any] = orjson.loads(reply.data)
         return answer
 
@@ -232,7 +232,7 @@ def test_an_answer_that_nats_does_not_take(
         async with job_deployment(nats_server, redis_server, tmp_path) as it:
             monkeypatch.setattr(Bus, "payload_bytes_max", 2000)
             body = orjson.dumps({"model": "rer", "query": "w1", "documents": ["w" * 3000]})
-            reply = await it.bus._client.request(INFERENCE_SUBMIT, body, timeout=20)
+            reply = await client_of(it.bus).request(INFERENCE_SUBMIT, body, timeout=20)
             error = orjson.loads(reply.data)["error"]
             assert error["code"] == "answer_too_large", error
             assert "NATS" in error["message"] and "fewer inputs" in error["message"]

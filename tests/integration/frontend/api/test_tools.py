@@ -16,7 +16,7 @@ from shared.wire.subjects import INFERENCE_SUBMIT
 from shared.wire.tracker_shards import left_wire
 from tests.conftest import Server
 from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment
-from tests.integration.harness import eventually
+from tests.integration.harness import client_of, eventually
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -225,7 +225,7 @@ def test_tools_count_in_tokens_and_come_by_nats(
         body = {"model": MODEL, "messages": ASKED, "tools": [WEATHER]}
         told = (await it.http.post("/tokenize", json=body)).json()
         payload = orjson.dumps(body)
-        reply = await it.bus._client.request(INFERENCE_SUBMIT, payload, timeout=20)
+        reply = await client_of(it.bus).request(INFERENCE_SUBMIT, payload, timeout=20)
         answer = orjson.loads(reply.data)
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
         assert answer["usage"]["prompt_tokens"] == told["count"]

@@ -14,7 +14,14 @@ from services.frontend.observability import access_log as access
 from shared.runtime.logs import JsonFormatter
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
+from tests.integration.frontend.deployment import (
+    MODEL,
+    Deployment,
+    Reply,
+    deployment,
+    eventually,
+)
+from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -79,9 +86,9 @@ async def check_others(it: Deployment, said: Lines) -> None:
     assert (await said.last("/v1/models"))["status"] == 200
     assert said.all == [], "machines that ask every few seconds are not told of"
 
-    inbox = it.bus._client.new_inbox()
-    replies = await it.bus._client.subscribe(inbox)
-    await it.bus._client.publish(INFERENCE_SUBMIT, orjson.dumps(CHAT), reply=inbox)
+    inbox = client_of(it.bus).new_inbox()
+    replies = await client_of(it.bus).subscribe(inbox)
+    await client_of(it.bus).publish(INFERENCE_SUBMIT, orjson.dumps(CHAT), reply=inbox)
     await replies.next_msg(timeout=20)
     line = await said.last(INFERENCE_SUBMIT)
     assert (line["method"], line["tenant"], line["model"]) == ("NATS", "default", MODEL)

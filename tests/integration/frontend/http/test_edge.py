@@ -45,7 +45,7 @@ from tests.integration.frontend.deployment import (
     deployment,
     eventually,
 )
-from tests.integration.harness import running
+from tests.integration.harness import client_of, running
 
 JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "hi"}]
@@ -273,7 +273,7 @@ def test_keys_are_asked_for(nats_server: Server, redis_server: Server, tmp_path:
 
 def test_inference_over_nats(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def ask(it: Deployment, body: Any, subject: str = INFERENCE_SUBMIT) -> list[bytes]:
-        client = it.bus._client
+        client = client_of(it.bus)
         inbox = client.new_inbox()
         got: list[bytes] = []
 

@@ -24,8 +24,10 @@ from tests.unit.cli.supervisor.test_supervisor import (
     SLEEP,
     Notes,
     make_supervisor,
+    pid_now,
     pid_of,
     stand_in,
+    watch,
 )
 
 SERVER = """
@@ -92,16 +94,16 @@ def test_a_full_disk_stops_nothing(
         old = pid_of(tmp_path, "a")
         is_full = True
         os.kill(old, signal.SIGKILL)
-        while supervisor._children.get("a") is None or supervisor._children["a"].pid == old:
-            supervisor._watch_once(5.0)
-        supervisor._watch_once(0.01)
+        while pid_now(supervisor, "a") in (None, old):
+            watch(supervisor, 5.0)
+        watch(supervisor, 0.01)
         outdated = [text for text in notes.said if "run.json" in text]
         assert outdated == ["run.json is out of date: No space left on device"]
         assert pid_of(tmp_path, "a") == old
         is_full = False
         while pid_of(tmp_path, "a") == old:
-            supervisor._watch_once(5.0)
-        assert pid_of(tmp_path, "a") == supervisor._children["a"].pid
+            watch(supervisor, 5.0)
+        assert pid_of(tmp_path, "a") == pid_now(supervisor, "a")
     finally:
         supervisor.stop()
 
@@ -126,8 +128,8 @@ def test_a_child_that_cannot_be_started_is_tried_again(
         old = pid_of(tmp_path, "a")
         monkeypatch.setattr(Supervisor, "_start_child", fail_once)
         os.kill(old, signal.SIGKILL)
-        while not supervisor._children or supervisor._children["a"].pid == old:
-            supervisor._watch_once(5.0)
+        while pid_now(supervisor, "a") in (None, old):
+            watch(supervisor, 5.0)
         assert any("a cannot be started" in text for text in notes.said)
     finally:
         supervisor.stop()

@@ -119,6 +119,17 @@ def test_who_listens_in_its_place_and_speaks_no_http_is_not_its_answer(
             supervisor.wait_ready()
 
 
+def watch(supervisor: Supervisor, timeout_s: float | None) -> None:
+    """Let it look at its children once, or wait until one of them ends."""
+    supervisor._watch_once(timeout_s)
+
+
+def pid_now(supervisor: Supervisor, name: str) -> int | None:
+    """The pid of its child of this name, None while there is none."""
+    child = supervisor._children.get(name)
+    return None if child is None else child.pid
+
+
 def pid_of(tmp_path: Path, name: str) -> int:
     state = read_run_state(tmp_path)
     assert state is not None
@@ -136,7 +147,7 @@ def test_a_dead_child_is_started_again(tmp_path: Path, signals: StopSignals) -> 
         old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
         os.kill(old[0], signal.SIGKILL)
         while pid_of(tmp_path, "a") == old[0]:
-            supervisor._watch_once(5.0)
+            watch(supervisor, 5.0)
         assert pid_of(tmp_path, "b") == old[1]
         assert any("a was killed by SIGKILL; restarting" in text for text in notes.said)
     finally:
@@ -182,7 +193,7 @@ def test_the_deployment_goes_on_without_another_child_and_says_that_it_fails(
     supervisor.wait_ready()
     flag.touch()
     while not any("again: cannot open: OSError: no" in text for text in notes.said):
-        supervisor._watch_once(5.0)
+        watch(supervisor, 5.0)
     state = read_run_state(tmp_path)
     assert state is not None and state.failing == ["tracker"]
     assert process_states(state, None)["tracker"] == "failing"
@@ -214,7 +225,7 @@ def test_without_restart_a_dead_child_is_only_reported(
     supervisor.wait_ready()
     os.kill(pid_of(tmp_path, "a"), signal.SIGKILL)
     while not any("not restarted" in text for text in notes.said):
-        supervisor._watch_once(5.0)
+        watch(supervisor, 5.0)
     state = read_run_state(tmp_path)
     assert state is not None
     assert state.services == []
@@ -271,7 +282,7 @@ def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
     supervisor.wait_ready()
     flag.touch()
     while not (tmp_path / "a.log.1").exists():
-        supervisor._watch_once(None)  # nothing else wakes it
+        watch(supervisor, None)  # nothing else wakes it
     supervisor.stop()
     assert (tmp_path / "a.log.1").read_text() == "x" * 100 + "\n"
     assert child.log_path.read_text() == ""
@@ -294,7 +305,7 @@ def watch_until(supervisor: Supervisor, is_enough: Callable[[], bool]) -> None:
     assert supervisor._asking is not None
     supervisor._asking.begin(time.monotonic_ns())
     while not is_enough():
-        supervisor._watch_once(5.0)
+        watch(supervisor, 5.0)
 
 
 @pytest.mark.usefixtures("_always_ready")

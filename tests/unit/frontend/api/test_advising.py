@@ -64,12 +64,16 @@ class Peers:
             self.answer = answer
 
     @property
+    def account(self) -> Any:
+        return self.gate._accounts._places.of[T, "p"]
+
+    @property
     def tokens(self) -> float:
-        return self.gate._accounts._places.of[T, "p"].tokens
+        return float(self.account.tokens)
 
     @property
     def open(self) -> float:
-        return self.gate._accounts._places.of[T, "p"].open
+        return float(self.account.open)
 
 
 def do(peers: Peers, *wishes: Wish) -> None:
@@ -136,4 +140,4 @@ def test_the_shard_that_has_the_session_is_asked_and_answers_for_it() -> None:
         asyncio.run(submit(peers.app, Advisory(session_id=session_id), "p"))
     shards = [shard_of(T, session_id, 3) for session_id in sessions]
     assert peers.asked == [(SHARD_ADVISORY_SUBMIT, (str(shard),)) for shard in shards]
-    assert peers.gate._accounts._places.of[T, "p"].open_at == Counter(shards)
+    assert peers.account.open_at == Counter(shards)

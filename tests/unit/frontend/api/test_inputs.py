@@ -57,6 +57,11 @@ def make_tokenizer(folder: Path, *, has_segments: bool = True) -> ModelTokenizer
     return load_tokenizer(str(folder))
 
 
+def make_slow(tokenizer: ModelTokenizer) -> None:
+    """As if transformers had no fast form of it."""
+    tokenizer._backend = None
+
+
 def words(*numbers: int) -> str:
     return " ".join(f"w{number}" for number in numbers)
 
@@ -99,7 +104,7 @@ def test_the_end_can_be_kept(tmp_path: Path) -> None:
         CLS, *ids(6, 7, 8), SEP
     ]  # fmt: skip
     assert cut.of([1, 2, 3, 4, 5, 6]) == [2, 3, 4, 5, 6] and cut.of([1]) == [1]
-    tokenizer._backend = None
+    make_slow(tokenizer)
     with pytest.raises(InvalidRequest) as caught:
         tokenizer.encode_inputs([text], None, special=True, cut=cut)
     assert caught.value.param == "truncation_side"
@@ -109,7 +114,7 @@ def test_the_end_can_be_kept(tmp_path: Path) -> None:
 def test_documents_are_cut_and_their_query_is_not(tmp_path: Path, is_fast: bool) -> None:
     tokenizer = make_tokenizer(tmp_path)
     if not is_fast:
-        tokenizer._backend = None
+        make_slow(tokenizer)
     query = tokenizer.encode_query(words(7, 8, 9))
     texts = [words(*range(6)), words(1)]
     for cut, kept in ((Cut(text_max=2), 2), (Cut(9, text_max=2), 2), (Cut(7, text_max=5), 1)):
@@ -122,7 +127,7 @@ def test_documents_are_cut_and_their_query_is_not(tmp_path: Path, is_fast: bool)
 def test_a_cut_that_would_leave_nothing_is_refused(tmp_path: Path, is_fast: bool) -> None:
     tokenizer = make_tokenizer(tmp_path)
     if not is_fast:
-        tokenizer._backend = None
+        make_slow(tokenizer)
     query = tokenizer.encode_query(words(7, 8))
     for pair_of, special, num_fixed in (
         (None, True, 2), (query, True, 5), (query, False, 2), (None, False, 0)
@@ -142,7 +147,7 @@ def test_a_cut_that_would_leave_nothing_is_refused(tmp_path: Path, is_fast: bool
 def test_without_a_fast_backend_it_is_the_same(tmp_path: Path) -> None:
     fast = make_tokenizer(tmp_path)
     slow = make_tokenizer(tmp_path)
-    slow._backend = None
+    make_slow(slow)
     for query in (None, words(7, 8)):
         for cut_to in (None, 7, 9, 40):
             texts = [words(*range(9)), words(1)]

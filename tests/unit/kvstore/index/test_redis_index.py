@@ -65,6 +65,11 @@ def hear(
     return sent
 
 
+async def step(index: RedisIndex) -> bool:
+    """Let it send once; whether it has more to send."""
+    return await index._step()
+
+
 def sessions_in(sent: list[LocationUpdate]) -> dict[OwnerKey, int]:
     return {owner: num for update in sent for owner, num in update.sessions.items()}
 
@@ -86,7 +91,7 @@ def test_what_a_stop_cuts_off_is_sent_at_the_close(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(index, "_send", send)
         store(disk, 1, FOX)
-        sending = asyncio.create_task(index._step())
+        sending = asyncio.create_task(step(index))
         await has_begun.wait()
         store(disk, 2, CROW)
         sending.cancel()
@@ -135,7 +140,7 @@ def test_sessions_that_went_meanwhile_do_not_hold_up_the_others(
         index._locations._is_claimed = True
         for number in range(1, 30):
             disk.remove(BlockKey(bytes([number]) * 16))
-        await index._step()
+        await step(index)
         assert sessions_in(sent) == {FOX: 1} and not index._locations.has_news
 
     asyncio.run(scenario())
@@ -163,10 +168,10 @@ def test_a_host_whose_claim_is_another_one_s_waits_before_it_says_it_again(
         index = index_of(disk, redis)
         sent = hear(index, monkeypatch, lambda update: update.before is None)
         store(disk, 1, FOX)
-        assert await index._step()
+        assert await step(index)
         store(disk, 2, CROW)
-        assert not await index._step() and len(sent) == 2
-        assert await index._step(), "a new life"
+        assert not await step(index) and len(sent) == 2
+        assert await step(index), "a new life"
         assert sent[-1].before is None and sent[-1].sessions == {FOX: 1, CROW: 1}
 
     asyncio.run(scenario())

@@ -1,18 +1,15 @@
 """`bench hints`: a turn that met something else than it was to meet is no figure."""
 
 import asyncio
-import io
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench import hints
 from loadtest.bench.hints import cases
 from loadtest.bench.hints.cases import Seen, Trials
 from loadtest.bench.hints.hosts import FAR, NotAsked, Session, TwoHosts
-from loadtest.bench.hints.watch import LABELS, chart, screen
 from loadtest.bench.lab import Trace
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import HostId, SessionId
@@ -138,25 +135,3 @@ def test_figures_are_medians_and_their_ratios() -> None:
 def test_options_that_cannot_be_are_refused_before_anything_starts(options: list[str]) -> None:
     with pytest.raises(InvalidRequest, match=options[0]):
         hints.run(options)
-
-
-def test_what_is_watched_tells_what_happens_and_what_a_hint_was_worth() -> None:
-    told = io.StringIO()
-    console = Console(width=120, file=told)
-    console.print(screen({"hinted": [Seen(10.0, 64)]}, "title", "a step"))
-    assert "now: a step" in told.getvalue() and "sooner" not in told.getvalue()
-    seen = {"hinted": [Seen(10, 64)], "unhinted": [Seen(25, 64)], "recompute": [Seen(300, 0)]}
-    console.print(screen(seen, "title", "a step"))
-    assert "2.5 times sooner than without one" in told.getvalue()
-    assert "30.0 times sooner than if" in " ".join(told.getvalue().split())
-
-
-def test_bars_are_on_one_scale_that_begins_at_0() -> None:
-    seen = {"hinted": [Seen(900.0, 64), Seen(40.0, 64)], "recompute": [Seen(80.0, 0)]}
-    told = Console(width=120, file=io.StringIO())
-    told.print(chart(seen, "title"))
-    lines = cast(io.StringIO, told.file).getvalue().splitlines()
-    bars = {case: next(line.count("█") for line in lines if words in line) for case, words in
-            LABELS.items()}  # fmt: skip
-    assert bars["recompute"] == pytest.approx(2 * bars["hinted"], abs=1) and bars["hinted"] > 5
-    assert bars["late"] == 0 and any("40" in line and "64" in line for line in lines)

@@ -9,7 +9,7 @@ import pytest
 from loadtest.adapters import modules_in
 from loadtest.bench import lora
 from loadtest.bench.lora.agreement import WrongTokens
-from loadtest.bench.lora.made import MadeAdapter, make_adapters, write_adapters
+from loadtest.bench.lora.made import MadeAdapter, make_adapters, written_in_turn
 from loadtest.in_process_engine import InProcessEngine, Submitted
 from services.worker.device.model import load_model
 from services.worker.models.demo_model import make_demo_model
@@ -109,7 +109,8 @@ def test_other_servers_get_the_same_adapters(demo: str, tmp_path: Path) -> None:
     card = load_model(demo, "cpu", "auto").lora
     assert card is not None
     ours = make_adapters(tmp_path / "ours", card, "qkvo", [4], 2)
-    theirs = write_adapters(tmp_path / "theirs", modules_in(Path(demo)), "float32", "qkvo", [4], 2)
+    modules = modules_in(Path(demo))
+    theirs = list(written_in_turn(tmp_path / "theirs", modules, "float32", "qkvo", [4], range(2)))
     hashes = [check_adapter(each, card, AdapterLimits()).adapter_hash for each in theirs]
     assert hashes == [each.ref.adapter_hash for each in ours]
     assert [each.name for each in theirs] == [each.ref.name for each in ours]

@@ -4,7 +4,7 @@ import torch
 
 from kernels.sgmv.interface import NO_ADAPTER
 from loadtest.bench.steps import PlannedSteps, make_llama, medians
-from loadtest.figures.shapes import TINY_LLAMA
+from loadtest.papers.shapes import TINY_LLAMA
 
 
 def test_rows_have_the_history_and_the_adapters_that_they_are_told() -> None:

@@ -13,10 +13,10 @@ from cli.bootstrap import needed_extras
 from cli.main import app
 from loadtest.commands import load as load_command
 from loadtest.commands.load import Load, check_answers, check_failures, locust_line, run_load
-from loadtest.locust.measures import Turn
-from loadtest.locust.report import write_report
-from loadtest.open_loop import Target
 from loadtest.trace_files import FILES
+from loadtest.users.measures import Turn
+from loadtest.users.open_loop import Target
+from loadtest.users.report import write_report
 from shared.errors import NotFound, PeerUnavailable, SymphonyError
 
 runner = CliRunner()

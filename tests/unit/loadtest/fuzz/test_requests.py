@@ -18,8 +18,8 @@ from loadtest.fuzz.mutation import (
     tame,
     written,
 )
-from loadtest.fuzz.plain_http import Answer, events, read_answer
 from loadtest.fuzz.poisons import KINDS, make
+from loadtest.raw_http import Answer, events, read_answer
 
 SEEDS = range(2000)
 BODY = {

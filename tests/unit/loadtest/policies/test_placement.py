@@ -1,20 +1,18 @@
 """Other systems' placement, and how the simulated cluster moves running turns."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from loadtest.cluster.migration import GAP, MOVES_MAX, Migration
 from loadtest.policies.placement import SYSTEMS
-from services.scheduler.core import SendPrefetch, StartTurn
+from services.scheduler.core import SendPrefetch
 from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
 from shared.wire.messages import (
     TurnEnd,
     TurnRef,
     TurnsEnded,
     TurnsSubmit,
-    TurnStart,
     TurnSubmit,
     WorkerReport,
 )
@@ -93,14 +91,6 @@ def submitted(*turns: str) -> Migration:
     return migration
 
 
-def started(turn: str) -> StartTurn:
-    start = TurnStart(
-        turn_id=TurnId(turn), frontend_id=FrontendId("f"), model_id=ModelId("m"),
-        num_prompt_tokens=1,
-    )  # fmt: skip
-    return StartTurn(WorkerId("w1"), start, "replaced")
-
-
 TURNS = [f"t{number}" for number in range(GAP)]
 
 
@@ -113,9 +103,8 @@ def test_the_shortest_running_turn_leaves_an_overloaded_worker_with_its_kv() -> 
     assert moved is not None
     (submit,) = moved.turns
     assert (submit.turn_id, submit.attempt) == ("t0", 8)
-    (start, other) = migration.located([started("t0"), started("t1")])
-    assert start.start.kv_at == {"h-w0": 130 // 64 + 1} and other == started("t1")
-    assert migration.located([started("t0")]) == [started("t0")], "it has moved"
+    assert migration.on_moved(TurnId("t0")) == {"h-w0": 130 // 64 + 1}
+    assert migration.on_moved(TurnId("t1")) is None, "it has not moved"
 
 
 def test_a_turn_moves_a_few_times_at_most_and_not_after_its_end() -> None:
@@ -127,7 +116,7 @@ def test_a_turn_moves_a_few_times_at_most_and_not_after_its_end() -> None:
         assert moved is not None and moved.turns[0].attempt == number + 2
         old = TurnEnd(turn_id=TurnId("t0"), attempt=number + 1, reason="cancelled")
         migration.on_ended(TurnsEnded(turns=[old]))
-        migration.located([started("t0")])
+        migration.on_moved(TurnId("t0"))
     assert migration.on_report(report_of("w0", "t0", *others)) is None
     fresh = submitted("t0")
     fresh.on_report(report_of("w1"))
@@ -139,4 +128,3 @@ def test_evenly_loaded_workers_keep_their_turns() -> None:
     migration = submitted(*TURNS)
     migration.on_report(report_of("w1", "x"))
     assert migration.on_report(report_of("w0", *TURNS)) is None
-    assert replace(started("t0")) == started("t0")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from loadtest.sim.http import Request
 from loadtest.sim.scheduler import QUEUE_MAX, Leadership, Scheduler
 from loadtest.sim.timeline import SECOND
 from loadtest.world.faults import KINDS, Faults
@@ -40,30 +41,50 @@ def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_unleashed_is_healed() -> None:
     world = world_with(*KINDS)
-    wires, kvstores = world.deployment.wires, list(world.kvstores.values())
+    wires, disks = world.deployment.wires, [each.disk for each in world.kvstores.values()]
     unleash(world)
     assert wires.weather.loss and wires.weather.duplication and wires.weather.slow
     assert all(scheduler.queue_max < QUEUE_MAX for scheduler in world.schedulers)
-    assert all(kvstore.unread_share for kvstore in kvstores)
-    for kvstore in kvstores:
-        kvstore.is_disk_full, kvstore.disk_slowness = True, 20
+    assert all(disk.unread_share for disk in disks)
+    for disk in disks:
+        disk.is_full, disk.slowness = True, 20
     world.redis.takes_writes = False
     heal(world)
     assert wires.weather == Weather()
     assert all(scheduler.queue_max == QUEUE_MAX for scheduler in world.schedulers)
-    for kvstore in kvstores:
-        assert (kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share) == (False, 1, 0)
+    for disk in disks:
+        assert (disk.is_full, disk.slowness, disk.unread_share) == (False, 1, 0)
     assert world.redis.takes_writes
+
+
+class Broken:
+    """A client that notes how its connection broke."""
+
+    def __init__(self) -> None:
+        self.are_refused: list[bool] = []
+
+    def on_status(self, status: int) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_data(self, data: bytes) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_end(self) -> None:
+        raise AssertionError("it is not answered")
+
+    def on_broken(self, *, is_refused: bool) -> None:
+        self.are_refused.append(is_refused)
 
 
 def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
     world = world_with()
     frontend, timeline = world.frontends[0], world.deployment.timeline
-    broken: list[int] = []
+    client = Broken()
     try:
         timeline.run_until(SECOND, 100_000)
-        frontend.connect(lambda: broken.append(frontend.life))
+        assert frontend.is_listening
+        frontend.request(Request(path="/v1/completions", body=b"{}", address="somewhere"), client)
         frontend.crash()
     finally:
         world.dispose()
-    assert broken == [1]
+    assert client.are_refused == [False]

@@ -60,6 +60,11 @@ def of_kind(effects: list[LeaseEffect], *kinds: type[LeaseEffect]) -> list[Lease
     return [effect for effect in effects if isinstance(effect, kinds)]
 
 
+def answer_read(core: LeaseCore, stored: Stored, now_ns: int) -> list[LeaseEffect]:
+    """Answer its read of the lease, if it waits for one."""
+    return core.on_read(stored, now_ns) if isinstance(core._asked, ReadLease) else []
+
+
 def test_a_leader_s_patience_ends_before_a_spare_s() -> None:
     assert 2 * BEAT < PATIENCE < TTL
     with pytest.raises(AssertionError):
@@ -73,8 +78,7 @@ def test_a_spare_waits_for_its_ttl_and_looks_meanwhile(known: Stored) -> None:
     assert ReadLease() in core.on_wake(TIMES.look_ns)
     core.on_read(known, TIMES.look_ns + 1)
     assert not of_kind(core.on_wake(TTL - 1), WriteLease)
-    if isinstance(core._asked, ReadLease):
-        core.on_read(known, TTL - 1)
+    answer_read(core, known, TTL - 1)
     [write] = of_kind(core.on_wake(TTL), WriteLease)
     assert isinstance(write, WriteLease)
     assert write.expected_revision == known.revision
@@ -90,8 +94,7 @@ def test_word_of_a_renewal_begins_the_patience_anew_once() -> None:
     core.on_wake(100 + TIMES.look_ns)
     core.on_read(news, 230)
     core.on_wake(349)
-    if isinstance(core._asked, ReadLease):
-        core.on_read(news, 349)
+    answer_read(core, news, 349)
     assert core.on_wake(350) == [WriteLease(13, lease("me", 8))]
 
 
@@ -309,8 +312,7 @@ def test_a_holder_that_was_never_heard_is_given_time_to_come_back() -> None:
     core = spare(Stored(lease(), 12))
     for now_ns in range(0, TIMES.return_ns + 1, 25):
         effects = ask(core, None, now_ns)
-        if isinstance(core._asked, ReadLease):
-            effects += core.on_read(Stored(lease(), 12), now_ns)
+        effects += answer_read(core, Stored(lease(), 12), now_ns)
         assert bool(of_kind(effects, WriteLease)) == (now_ns >= TIMES.return_ns)
 
 

@@ -13,6 +13,7 @@ from services.scheduler.core import (
     SchedulerCore,
     StartTurn,
 )
+from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.turns.core import EVERYTHING
 from shared.blocks import BLOCK_TOKENS
 from shared.effects import WakeAt
@@ -123,7 +124,7 @@ class Driver:
             turns_running_max=seats,
             speeds=[] if speeds is None else [speeds],
         )
-        return self._note(self.core.on_report(report, self.now_ns))
+        return self.note(self.core.on_report(report, self.now_ns))
 
     def submit(
         self,
@@ -156,15 +157,15 @@ class Driver:
             kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
             agent=agent,
         )
-        return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
+        return self.note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
     def cancel(self, turn: str) -> list[Effect]:
-        return self._note(self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns))
+        return self.note(self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns))
 
     def end(self, worker: str, turn: str, attempt: int = 1) -> list[Effect]:
         end = TurnEnd(turn_id=TurnId(turn), attempt=attempt, reason="stop")
         message = TurnsEnded(turns=[end])
-        return self._note(self.core.on_turns_ended(message, self.now_ns))
+        return self.note(self.core.on_turns_ended(message, self.now_ns))
 
     def expect(
         self,
@@ -191,15 +192,13 @@ class Driver:
             trace=trace,
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
-        return placement, self._note(effects)
+        return placement, self.note(effects)
 
     def drop(self, session: str) -> list[Effect]:
-        return self._note(
-            self.core.on_drop(AdvisoryKey(session_id=SessionId(session)), self.now_ns)
-        )
+        return self.note(self.core.on_drop(AdvisoryKey(session_id=SessionId(session)), self.now_ns))
 
     def gone(self, worker: str) -> list[Effect]:
-        return self._note(self.core.on_worker_gone(WorkerId(worker), self.now_ns))
+        return self.note(self.core.on_worker_gone(WorkerId(worker), self.now_ns))
 
     def wake(self, after_ns: int = 0) -> list[Effect]:
         """Let time pass, waking the core when it asks to be woken, and at the end."""
@@ -207,17 +206,21 @@ class Driver:
         while self.alarm_ns is not None and self.alarm_ns < end_ns:
             self.now_ns = max(self.alarm_ns, self.now_ns)
             self.alarm_ns = None
-            effects += self._note(self.core.on_wake(self.now_ns))
+            effects += self.note(self.core.on_wake(self.now_ns))
         self.now_ns, self.alarm_ns = end_ns, None
-        return effects + self._note(self.core.on_wake(self.now_ns))
+        return effects + self.note(self.core.on_wake(self.now_ns))
 
     def stand_still(self, for_ns: int) -> list[Effect]:
         """Nothing is told to the core for so long, not even that the time it asked for has come."""
         self.now_ns += for_ns
         self.alarm_ns = None
-        return self._note(self.core.on_wake(self.now_ns))
+        return self.note(self.core.on_wake(self.now_ns))
 
-    def _note(self, effects: list[Effect]) -> list[Effect]:
+    def workers(self) -> list[Worker]:
+        """Everything it knows of its workers."""
+        return list(self.core._fleet)
+
+    def note(self, effects: list[Effect]) -> list[Effect]:
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self.alarm_ns = effect.at_ns

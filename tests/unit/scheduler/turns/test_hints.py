@@ -3,6 +3,7 @@
 from services.scheduler.core import DropPrefetch, Effect, SendPrefetch
 from services.scheduler.core.turns.reservations import STALE_LOOKS_MIN
 from shared.hints import HINT_HOLD_NS
+from tests.tables import largest_table
 from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
 
@@ -109,9 +110,8 @@ def test_a_far_turn_that_is_announced_again_sets_no_more_timers() -> None:
     for number in range(3000):
         chosen(d, "s", arrives_s=86_000 - number)
         d.drop("s")
-    assert [worker.num_far for worker in d.core._fleet] == [0, 0]
-    assert len(d.core._timers._heap) < 20
-    assert len(d.core._reservations._looks) <= STALE_LOOKS_MIN + 1
+    assert [worker.num_far for worker in d.workers()] == [0, 0]
+    assert largest_table(d.core) <= STALE_LOOKS_MIN + 1
 
 
 def test_a_turn_that_should_have_been_here_long_ago_is_no_load() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from services.scheduler.core import Limits, StartTurn
 from services.scheduler.core.fleet.kinds import GUESSED
-from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.placement import Demand
 from services.scheduler.core.placement.history import History
@@ -25,10 +24,6 @@ STORE = ModelSpeeds(
 )  # fmt: skip
 
 
-def workers_of(d: Driver) -> list[Worker]:
-    return list(d.core._fleet)
-
-
 @pytest.mark.parametrize(
     ("kv_at", "expected_ms"),
     [
@@ -42,13 +37,13 @@ def test_each_part_comes_from_where_it_is(kv_at: dict[str, int], expected_ms: li
     d = two_hosts(STORE)
     demand = Demand(kv_at={HostId(host): num for host, num in kv_at.items()})
     history = History.of(demand, None)
-    fetch_ms = [history.fetch_ms(w, w.speeds[M]) for w in workers_of(d)]
+    fetch_ms = [history.fetch_ms(w, w.speeds[M]) for w in d.workers()]
     assert [round(each) for each in fetch_ms] == expected_ms
 
 
 def test_an_old_home_that_others_do_not_name_has_it_no_more() -> None:
     d = two_hosts()
-    home, _ = workers_of(d)
+    home, _ = d.workers()
     fetch_ms = {}
     for idle_s in (10, 500):
         demand = Demand(kv_at={HostId("b"): 10}, idle_ns=idle_s * SECOND)
@@ -65,7 +60,7 @@ def test_history_of_another_adapter_is_none() -> None:
         d.report("w2", host="b", adapters=name, speeds=FAST)
         turn = d.submit("t2", "s", adapter=adapter_of(name), num_tokens=2000)
         assert place(turn)[0] == expected[0]
-        (worker,) = [each for each in workers_of(d) if each.worker_id == expected[0]]
+        (worker,) = [each for each in d.workers() if each.worker_id == expected[0]]
         assert worker.num_tokens_dispatched == (0 if name == "A" else 2000)
 
 
@@ -73,7 +68,7 @@ def test_places_for_turns_that_are_far_are_not_urgent_yet() -> None:
     d = Driver(Limits(learning_ns=0, dead_after_ns=1000 * SECOND), policy="symphony")
     d.report("w1")
     d.expect("s", priority=5, arrives_s=100, expires_s=300)
-    (worker,) = workers_of(d)
+    (worker,) = d.workers()
     assert worker.num_urgent == 0
     d.expect("s", priority=6, arrives_s=100, expires_s=300)
     d.wake(71 * SECOND)
@@ -106,7 +101,7 @@ def test_numbers_that_cannot_be_break_and_steer_nothing() -> None:
             assert place(d.submit(name + "b", name, num_tokens=size))
         for arrives_s in (-5, -1, 10**30):
             assert d.expect(f"s{arrives_s}", arrives_s=arrives_s)[0].worker_id
-    (worker,) = [each for each in workers_of(d) if each.worker_id == "w3"]
+    (worker,) = [each for each in d.workers() if each.worker_id == "w3"]
     assert worker.report.turns_running_max == worker.report.num_waiting_tokens == 0
     assert worker.steps[M].step_ms == FAST.step_ms, "as others told"
 
@@ -115,5 +110,5 @@ def test_what_is_no_figure_is_typical_of_nobody() -> None:
     d = Driver(policy="symphony")
     d.report("w1", speeds=ModelSpeeds(model_id=M, token_ms=1e12, step_ms=1e12, row_ms=1e12))
     d.report("w2")
-    assert [worker.speeds[M] for worker in workers_of(d)] == [DEFAULT_SPEEDS] * 2
-    assert [worker.steps[M] for worker in workers_of(d)] == [GUESSED] * 2
+    assert [worker.speeds[M] for worker in d.workers()] == [DEFAULT_SPEEDS] * 2
+    assert [worker.steps[M] for worker in d.workers()] == [GUESSED] * 2

@@ -58,7 +58,7 @@ class _Chaos:
 
     def report(self, worker: str) -> None:
         d = self.driver
-        held = next((w for w in d.core._fleet if w.worker_id == worker), None)
+        held = next((w for w in d.workers() if w.worker_id == worker), None)
         turns = [] if held is None else [(t.turn_id, t.attempt) for t in held.turns.values()]
         self.look(
             d.report(
@@ -73,7 +73,7 @@ class _Chaos:
         )
 
     def look(self, effects: list[Effect]) -> None:
-        workers = {worker.worker_id: worker for worker in self.driver.core._fleet}
+        workers = {worker.worker_id: worker for worker in self.driver.workers()}
         for started in only(StartTurn, effects):
             worker = workers[started.worker_id]
             if (turn := worker.turns.get(started.start.turn_id)) is None:

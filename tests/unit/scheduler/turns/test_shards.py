@@ -37,7 +37,7 @@ def tell(d: Driver, *turns: tuple[str, str], kept: str | None = None, shard: int
     """Another scheduler tells what it placed: turn and worker of each."""
     placed = [PlacedTurn(turn_id=TurnId(t), worker_id=WorkerId(w), num_tokens=50) for t, w in turns]
     message = TurnsPlaced(shard=shard, turns=placed, kept=[WorkerId(kept)] if kept else [])
-    d._note(d.core.on_turns_placed(message, d.now_ns))
+    d.note(d.core.on_turns_placed(message, d.now_ns))
 
 
 def test_what_one_places_the_others_count() -> None:

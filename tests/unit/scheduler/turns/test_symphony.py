@@ -136,7 +136,7 @@ def test_what_runs_now_is_over_by_the_time_of_a_turn_that_is_far() -> None:
 def test_what_bringing_history_up_takes_depends_on_where_it_is_and_how_old() -> None:
     d = two_hosts()
     d.report("w3", host="a", speeds=FAST)
-    workers = {worker.worker_id: worker for worker in d.core._fleet}
+    workers = {worker.worker_id: worker for worker in d.workers()}
     speeds = workers[WorkerId("w1")].speeds[ModelId("m")]
     fetch_ms = {}
     for idle_s in (10, 500):

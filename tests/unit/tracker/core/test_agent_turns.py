@@ -354,6 +354,10 @@ def test_foresight_is_acted_on_by_its_own_chance() -> None:
     assert driver.core.get(key("b")).chance > 0.5
 
 
+def num_foreseen(driver: Driver) -> int:
+    return driver.core._live_limits.num_foreseen
+
+
 def test_foresight_takes_a_quarter_of_the_room_at_most() -> None:
     driver = calm(Limits(advisories_max=4))
     driver.begin("a")
@@ -363,14 +367,12 @@ def test_foresight_takes_a_quarter_of_the_room_at_most() -> None:
     driver.now_ns += SECOND
     for agent, tenant in (("a", "other"), ("b", "other")) * 4:
         driver.begin(agent, tenant=tenant)
-    assert driver.core.num_live == driver.core._live_limits.num_foreseen == 1
+    assert driver.core.num_live == num_foreseen(driver) == 1
     announce(driver)
-    assert driver.core.num_live - driver.core._live_limits.num_foreseen == 1, (
-        "a client's now, or its own"
-    )
+    assert driver.core.num_live - num_foreseen(driver) == 1, "a client's now, or its own"
     driver.core.on_invalidate(key("b"), driver.now_ns)
     driver.core.on_wake(driver.now_ns + 1000 * SECOND)
-    assert driver.core.num_live == driver.core._live_limits.num_foreseen == 0
+    assert driver.core.num_live == num_foreseen(driver) == 0
     for number in range(4):
         driver.core.on_submit(Advisory(session_id=SessionId(f"x{number}")), driver.now_ns)
     assert driver.core.num_live == 4

@@ -13,6 +13,7 @@ from shared.errors import HintsThrottled
 from shared.ids import FrontendId, SessionId, TenantId
 from shared.wire.hint_accounts import HintLimits
 from shared.wire.messages import Advisory, HintVerdict
+from tests.tables import largest_table
 from tests.unit.tracker.core.test_tracker import SECOND, Driver, asks, counts, drops
 
 T = TenantId("t")
@@ -44,7 +45,7 @@ def test_tables_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Levels(SECOND)
     for number in range(20):
         table.add(whose(f"s{number}"), 1.0, 0.0, 0)
-    assert [len(of_level) for of_level, _ in table._tables] == [1, 1, 5]
+    assert largest_table(table) == 5
     assert [sums.num for sums in table.read(whose("s0"), 0)] == [20, 20], "it was forgotten"
 
 

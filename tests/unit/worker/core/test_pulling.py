@@ -7,6 +7,7 @@ import pytest
 from services.worker.core.pulling import DELETED_MAX, DELETED_NS, Pulling
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
 from shared.wire.messages import Prompt, PromptReply, TurnStart, encode
+from tests.tables import largest_table
 
 
 def start_of(name: str, attempt: int) -> TurnStart:
@@ -94,7 +95,7 @@ def test_when_too_many_were_deleted_to_remember_every_session_is_asked_about() -
     pulling = Pulling()
     for number in range(DELETED_MAX + 1):
         pulling.on_forget(DEFAULT_TENANT, SessionId(f"s{number}"), number)
-    assert len(pulling._deleted) == DELETED_MAX
+    assert largest_table(pulling) == DELETED_MAX
     assert pulling.on_start(brought("s0"), DELETED_NS - 1) is None
     assert pulling.on_start(brought("fox"), DELETED_NS - 1) is None
     assert pulling.on_start(brought("fox"), DELETED_NS) is not None

@@ -154,3 +154,13 @@ class Driver:
 
     def tokens(self, name: str) -> list[int]:
         return [token for delta in self.deltas[name] for token in delta.tokens]
+
+
+def pool_of(executor: Any) -> Any:
+    """An executor's GPU KV pool, whatever its pages are made of: [pages, ...]."""
+    return executor._pool
+
+
+def tables_of(executor: Any) -> Any:
+    """The page of each layer, turn and block: [layers, lines, blocks]."""
+    return executor._tables.pages

@@ -22,7 +22,7 @@ from shared.errors import ConfigError
 from shared.profiles import PROFILES, LatencyProfile
 from shared.wire import messages as m
 from shared.wire.messages import AdapterRef
-from tests.unit.worker.device.driver import Driver, make_core
+from tests.unit.worker.device.driver import Driver, make_core, pool_of, tables_of
 
 ZERO = PROFILES["zero"]
 LLAMA = PROFILES["a100-llama3-8b"]
@@ -53,7 +53,7 @@ def test_true_pages_are_the_profile_s_and_as_many_as_fit() -> None:
         info = executor.info
         assert (info.page_bytes, info.num_layers, info.num_pages) == (256 * 1024, 32, 17 * 4)
         assert info.lora is not None and info.lora.page_bytes == info.page_bytes
-        assert executor._pool.nbytes == 17 * MIB
+        assert pool_of(executor).nbytes == 17 * MIB
     with made(LLAMA) as (small, _):
         assert info.fingerprint != small.info.fingerprint, "their blocks are not the same"
 
@@ -87,8 +87,8 @@ def test_pages_of_a_block_hold_its_tokens_words_all_over(pool_bytes: int | None)
         tokens = list(range(1, 2 * BLOCK_TOKENS + 1))
         driver.submit("t", tokens, max_tokens=1, ignore_eos=True)
         driver.run()
-        pages = executor._tables.pages[:, -1, :2]  # of the only turn
-        found = executor._pool[pages]  # [layers, blocks, tokens, elements]
+        pages = tables_of(executor)[:, -1, :2]  # of the only turn
+        found = pool_of(executor)[pages]  # [layers, blocks, tokens, elements]
         token_bytes = 4 if pool_bytes is None else ZERO.kv_bytes_per_token // ZERO.num_layers
         assert found.shape == (ZERO.num_layers, 2, BLOCK_TOKENS, token_bytes // 4)
         wanted = words_of(0, np.array(tokens, np.int32)).reshape(2, BLOCK_TOKENS, 1)
@@ -124,7 +124,7 @@ def test_a_turn_goes_on_from_its_own_history_or_not_at_all(harm: str | None) -> 
         whole = run("second", [*told, 9])
         assert whole.cached_tokens == len(told)
         if harm is not None:
-            HARM[harm](executor._pool, executor._tables.pages[:, -1, :2])  # of the only turn
+            HARM[harm](pool_of(executor), tables_of(executor)[:, -1, :2])  # of the only turn
             with pytest.raises(AssertionError, match="not its turn's"):
                 run("again", [*told, 9])
         else:

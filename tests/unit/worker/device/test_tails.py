@@ -14,7 +14,7 @@ from services.worker.device.cpu.torch_executor import TorchExecutor
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, child_key
 from shared.ids import TurnId
-from tests.unit.worker.device.driver import Driver, make_core
+from tests.unit.worker.device.driver import Driver, make_core, pool_of
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model
 
 
@@ -51,7 +51,8 @@ def pages_of(driver: Driver, executor: TorchExecutor, keys: list[BlockKey]) -> t
     """What the pool has of these blocks: [layers, blocks, ...]."""
     pool = driver.core.pool
     rows = [pool.pages_of(pool.blocks[key]) for key in keys]
-    return executor._pool[torch.tensor(rows).T].clone()
+    found: torch.Tensor = pool_of(executor)[torch.tensor(rows).T]
+    return found.clone()
 
 
 def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
 
         driver = Driver(make_core(executor), executor)
         core, num_layers = driver.core, executor.info.num_layers
-        executor._pool.fill_(torch.nan)
+        pool_of(executor).fill_(torch.nan)
         core.write_behind.is_connected = True
         second = [*first, *before.tokens("one"), *prompt(2, 20)]
         turn = driver.submit("three", second, num_history=150, max_tokens=6, logprobs=0)
@@ -83,7 +84,7 @@ def test_new_tokens_stand_behind_a_tail_that_comes_while_the_pass_runs(tmp_path:
             for loads in driver.loads:
                 for source, page in zip(loads.arena_pages, loads.pool_pages, strict=True):
                     if page in pages:
-                        executor._pool[page] = below[divmod(source, 3)]
+                        pool_of(executor)[page] = below[divmod(source, 3)]
                         landed.append(page)
             return True
 
@@ -104,7 +105,7 @@ def test_a_copy_of_a_tail_has_nothing_else_that_stood_in_its_pages(tmp_path: Pat
     """Not of other sessions, which may be deleted, nor of what its turn went on with meanwhile."""
     save_model(tmp_path, "llama")
     with executor_of(tmp_path) as executor:
-        executor._pool.fill_(7.0)
+        pool_of(executor).fill_(7.0)
         driver = Driver(make_core(executor), executor)
         executor.mover._on_moved = driver.moved.put
         driver.submit("one", prompt(1, 70), session="s", max_tokens=1)
@@ -127,11 +128,14 @@ def test_a_copy_of_a_tail_has_nothing_else_that_stood_in_its_pages(tmp_path: Pat
         stored = driver.moved.get(timeout=30)
         assert isinstance(stored, Stored)
         assert stored.checksums[1] == [checksum(arena.pages[page]) for page in pages]
-        shape = (info.num_layers, *executor._pool.shape[1:])
-        copied = torch.from_numpy(np.array(arena.pages)).view(executor._pool.dtype).view(shape)
+        shape = (info.num_layers, *pool_of(executor).shape[1:])
+        copied = torch.from_numpy(np.array(arena.pages)).view(pool_of(executor).dtype).view(shape)
         assert len(tail.tokens) == 6
         torch.testing.assert_close(
-            copied[..., :6, :], executor._pool[torch.tensor(pool_pages)][..., :6, :], atol=0, rtol=0
+            copied[..., :6, :],
+            pool_of(executor)[torch.tensor(pool_pages)][..., :6, :],
+            atol=0,
+            rtol=0,
         )
         assert not copied[..., 6:, :].any()
         arena.close()

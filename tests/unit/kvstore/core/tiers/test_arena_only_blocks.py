@@ -3,8 +3,10 @@
 import pytest
 
 from services.kvstore.core import WriteOutcome
+from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.arena_only_blocks import RECHECK_NS, ArenaOnlyBlocks
+from services.kvstore.core.tiers.host_blocks import HostBlocks
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId
 from shared.owners import OwnerKey, owner_key
@@ -117,3 +119,19 @@ def test_an_expired_block_is_looked_at_again_while_it_is_kept() -> None:
     assert tier.take_expired(now_ns, lambda key: True, 9) == []
     assert tier.take_expired(now_ns + RECHECK_NS, lambda key: False, 9) == []
     assert tier.take_expired(now_ns + RECHECK_NS + 1, lambda key: False, 9) == [name]
+
+
+@pytest.mark.parametrize("is_to_disk", [True, False])
+def test_a_block_that_closes_a_gap_lengthens_what_other_sessions_made(is_to_disk: bool) -> None:
+    here = HostBlocks(DiskTier(1 << 30), ArenaOnlyBlocks())
+    root, first, second = (key_of(0, position) for position in range(3))
+    end = StoredBlock(second, 1, 1, 1, 1, 1, OTHER, first)
+    here.arena_only.add(end, None)
+    changed: list[OwnerKey] = []
+    here.on_change = lambda owner, least: changed.append(owner)
+    new = StoredBlock(first, 1, 1, 1, 2, 2, OWNER, root)
+    if is_to_disk:
+        here.to_disk(new)
+    else:
+        here.add_to_arena_only(new, None)
+    assert {*changed} == {OWNER, OTHER} and here.count_leading(OTHER) == 2

@@ -77,14 +77,14 @@ def answer(
     num_from_disk: int = 0,
 ) -> None:
     staged = staged_blocks(ticket, asked.keys if has_all else [], num_from_disk)
-    engine._keep(engine.core.on_image_staged(asked.number, staged, engine.now_ns))
+    engine.keep(engine.core.on_image_staged(asked.number, staged, engine.now_ns))
 
 
 def build(engine: Engine, *, is_good: bool = True) -> BuildImage:
     """End the last build."""
     made = of_kind(engine.effects, BuildImage)[-1]
     good, bad = (made.pool_pages, []) if is_good else ([], made.pool_pages)
-    engine._keep(engine.core.on_loaded(good, bad, engine.now_ns))
+    engine.keep(engine.core.on_loaded(good, bad, engine.now_ns))
     return made
 
 
@@ -156,7 +156,7 @@ def test_rows_of_one_adapter_follow_each_other_and_meet_in_the_middle() -> None:
     while engine.core.waiting:
         engine.step()
     engine.step()
-    engine._keep(engine.core.on_cancel(TurnId("w")))
+    engine.keep(engine.core.on_cancel(TurnId("w")))
     for name, of in (("e", "y"), ("f", "z"), ("g", "")):
         engine.submit(long_turn(name, of))
     plan = engine.plan()
@@ -182,7 +182,7 @@ def build_all(engine: Engine) -> None:
     """End every build that waiting turns lead to."""
     plan = engine.plan()
     for made in of_kind(engine.effects, BuildImage):
-        engine._keep(engine.core.on_loaded(made.pool_pages, [], engine.now_ns))
+        engine.keep(engine.core.on_loaded(made.pool_pages, [], engine.now_ns))
     if plan is not None:
         engine.finish(plan)
 
@@ -203,7 +203,7 @@ def test_a_step_knows_what_it_reads_of_adapters() -> None:
     for number in range(40):
         engine.step_ns = 2 * MS if number < 20 else MS
         if number == 20:
-            engine._keep(engine.core.on_cancel(TurnId("c")))
+            engine.keep(engine.core.on_cancel(TurnId("c")))
         engine.step()
     assert engine.core.costs.models.solve()["distinct"].r2 > 0.8
 
@@ -255,14 +255,14 @@ def test_one_that_is_tried_again_later_holds_no_place_of_others() -> None:
     for _ in range(2):
         engine.plan()
         for made in of_kind(engine.effects, BuildImage)[-AHEAD_MAX:]:
-            engine._keep(engine.core.on_loaded([], made.pool_pages, engine.now_ns))
+            engine.keep(engine.core.on_loaded([], made.pool_pages, engine.now_ns))
     engine.plan()
     engine.submit(turn_on("b", "y"))
     engine.plan()
     build(engine)
     assert names(engine.step()) == ["b"]
     for number in range(AHEAD_MAX):
-        engine._keep(engine.core.on_cancel(TurnId(f"t{number}")))
+        engine.keep(engine.core.on_cancel(TurnId(f"t{number}")))
     assert engine.core.next_deadline_ns() is None, "nobody waits for them any more"
 
 
@@ -301,10 +301,10 @@ def test_what_fails_of_the_last_try_does_not_fail_the_next() -> None:
     pages = [
         page for loads in of_kind(engine.effects, LoadPages)[-1].loads for page in loads.pool_pages
     ]
-    engine._keep(engine.core.on_loaded([], pages[1:2], engine.now_ns))
+    engine.keep(engine.core.on_loaded([], pages[1:2], engine.now_ns))
     assert engine.plan() is None
     assert not of_kind(engine.effects, BuildImage)
-    engine._keep(engine.core.on_loaded([], [pages[0], *pages[2:]], engine.now_ns))
+    engine.keep(engine.core.on_loaded([], [pages[0], *pages[2:]], engine.now_ns))
     assert engine.plan() is None
     build(engine)
     assert names(engine.step()) == ["a"]
@@ -317,7 +317,7 @@ def test_an_answer_for_a_turn_that_left_is_let_go() -> None:
     turn = turn_on("a", "x")
     engine.submit(turn)
     (asked,) = of_kind(engine.effects, StageImage)
-    engine._keep(engine.core.on_cancel(turn.request.turn_id))
+    engine.keep(engine.core.on_cancel(turn.request.turn_id))
     answer(engine, asked, ticket=3)
     assert ReleaseTicket(3) in engine.effects
     check_integrity(engine.core)
@@ -366,7 +366,7 @@ def test_an_image_that_nobody_runs_on_stays_until_its_pages_are_needed() -> None
 
 def announce(engine: Engine, name: str, num_blocks: int, expires_at_ns: int) -> None:
     fields = {"adapter": adapter(name), "num_image_blocks": num_blocks}
-    engine._keep(announce_turn(engine, SessionId("s"), expires_at_ns=expires_at_ns, **fields))
+    engine.keep(announce_turn(engine, SessionId("s"), expires_at_ns=expires_at_ns, **fields))
 
 
 def test_an_announced_adapter_comes_into_pages_that_nobody_needs() -> None:
@@ -668,7 +668,7 @@ def test_a_turn_that_comes_again_while_its_first_copy_leaves_keeps_its_adapter()
     build(engine)
     plan = engine.plan()
     assert plan is not None
-    engine._keep(engine.core.on_cancel(TurnId("a")))
+    engine.keep(engine.core.on_cancel(TurnId("a")))
     engine.submit(turn_on("a", "x"))
     engine.finish(plan)
     check_integrity(engine.core)
@@ -743,7 +743,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
         if dice.random() < 0.5:
             play.go_on(dice.randrange(4))
         if dice.random() < 0.1:
-            engine._keep(engine.core.on_cancel(turn.request.turn_id))
+            engine.keep(engine.core.on_cancel(turn.request.turn_id))
     play.finish()
     reasons = {end.turn_id: end.reason for end in ends(engine.effects)}
     assert len(reasons) == 30
@@ -854,20 +854,20 @@ def _end(
     match effect:
         case StageImage():
             staged = staged_blocks(1000 + effect.number, effect.keys if dice.random() < 0.5 else [])
-            engine._keep(
+            engine.keep(
                 core.on_image_staged(effect.number, staged if is_good else None, engine.now_ns)
             )
         case StageTurn():
-            engine._keep(core.on_staged(effect.turn_id, effect.attempt, None, engine.now_ns))
+            engine.keep(core.on_staged(effect.turn_id, effect.attempt, None, engine.now_ns))
         case BuildImage():
             pages = effect.pool_pages
             good, bad = (pages, []) if is_good else ([], pages)
-            engine._keep(core.on_loaded(good, bad, engine.now_ns))
+            engine.keep(core.on_loaded(good, bad, engine.now_ns))
         case LoadPages():
             engine.load_all([effect], is_good=is_good)
             pages = [page for loads in effect.loads for page in loads.pool_pages]
             here.update(pages if is_good else [])
         case StoreBlocks():
             sums = {write.number: [0] * NUM_LAYERS if is_good else [] for write in effect.writes}
-            for commit in of_kind(engine._keep(core.on_stored(sums)), CommitBlocks):
+            for commit in of_kind(engine.keep(core.on_stored(sums)), CommitBlocks):
                 core.on_committed([write.key for write in commit.writes])

@@ -47,7 +47,7 @@ def returning(
     made = staged_blocks(7, of_kind(engine.effects, StageTurn)[-1].keys, 8)
     staged = Staged(7, made.keys, made.pages, made.generations, 1, 1, ready_in_ns)
     assert made.keys == keys_of(PROMPT)
-    engine._keep(engine.core.on_staged(turn.request.turn_id, 1, staged, engine.now_ns))
+    engine.keep(engine.core.on_staged(turn.request.turn_id, 1, staged, engine.now_ns))
     return engine, turn
 
 
@@ -56,7 +56,7 @@ def land(engine: Engine, layer: int, *, is_good: bool = True) -> None:
     runs = [run for each in of_kind(engine.effects, LoadPages) for run in each.loads]
     pages = [page for run in runs if run.layer == layer for page in run.pool_pages]
     good, bad = (pages, []) if is_good else ([], pages)
-    engine._keep(engine.core.on_loaded(good, bad, engine.now_ns))
+    engine.keep(engine.core.on_loaded(good, bad, engine.now_ns))
 
 
 def planned(engine: Engine) -> StepPlan:
@@ -138,7 +138,7 @@ def test_one_lost_page_is_enough_whatever_else_is_to_come() -> None:
     engine, _turn = returning([0, 200 * MS], num_decoding=4)
     engine.step()
     runs = [run for each in of_kind(engine.effects, LoadPages) for run in each.loads]
-    engine._keep(engine.core.on_loaded([], runs[0].pool_pages[:1], engine.now_ns))
+    engine.keep(engine.core.on_loaded([], runs[0].pool_pages[:1], engine.now_ns))
     (row,) = [row for row in engine.step() if row.turn_id == "t"]
     assert row.start == 0
 

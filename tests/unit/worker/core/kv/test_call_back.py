@@ -40,7 +40,7 @@ def expect(engine: Engine, session: str, tokens: list[int], tenant: str = "defau
     announce(engine, SessionId(session), tenant=TenantId(tenant))
     number = max(engine.core.announcements.expecting._asked)
     staged = staged_blocks(number + 4, keys_of(tokens))
-    engine._keep(engine.core.on_session_staged(number, staged, engine.now_ns))
+    engine.keep(engine.core.on_session_staged(number, staged, engine.now_ns))
 
 
 def called(engine: Engine) -> list[int]:
@@ -56,8 +56,8 @@ def test_a_running_turn_calls_them_back_rather_than_to_lose_another_its_pages() 
     assert engine.plan() is None and called(engine) == pages, "they are called once"
     expect(engine, "s3", list(range(300, 305)), tenant="b")
     num_loads = len(of_kind(engine.effects, LoadPages))
-    engine._keep(engine.core.on_called_back(pages[1:]))
-    engine._keep(engine.core.on_loaded(pages[:1], [], engine.now_ns))
+    engine.keep(engine.core.on_called_back(pages[1:]))
+    engine.keep(engine.core.on_loaded(pages[:1], [], engine.now_ns))
     check_integrity(engine.core)
     assert len(of_kind(engine.effects, LoadPages)) == num_loads, "none begins before the turn's"
     assert names(engine.step()) == ["t"]
@@ -71,10 +71,10 @@ def test_what_has_come_of_their_blocks_stays() -> None:
     engine.step()
     assert engine.plan() is None
     first, *rest = called(engine)
-    engine._keep(engine.core.on_called_back(rest))
+    engine.keep(engine.core.on_called_back(rest))
     (block,) = [block for block in engine.core.pool.blocks.values() if block.loading]
     assert engine.core.pool.pages_of(block) == [first, NO_PAGE]
-    engine._keep(engine.core.on_loaded([first], [], engine.now_ns))
+    engine.keep(engine.core.on_loaded([first], [], engine.now_ns))
     assert block.group and block.num_present == 1, "anybody may take it"
     check_integrity(engine.core)
 
@@ -82,13 +82,13 @@ def test_what_has_come_of_their_blocks_stays() -> None:
 def test_a_turn_that_came_for_a_block_meanwhile_does_not_run_on_what_is_not_there() -> None:
     engine = crowded()
     engine.step()
-    engine._keep(engine.core.on_loaded([], [], engine.now_ns))
+    engine.keep(engine.core.on_loaded([], [], engine.now_ns))
     assert engine.plan() is None
     pages = called(engine)
     engine.submit(new_turn("s", OTHER))
     (turn,) = [turn for turn in engine.core.waiting if turn.request.turn_id == "s"]
     assert turn.cache.prefix.blocks, "it holds what is whole, though it is on its way"
-    engine._keep(engine.core.on_called_back(pages))
+    engine.keep(engine.core.on_called_back(pages))
     check_integrity(engine.core)
     engine.core.on_cancel(TurnId("t"))
     engine.core.on_staged(TurnId("s"), 1, None, engine.now_ns)
@@ -113,6 +113,6 @@ def test_a_waiting_turn_calls_them_back_if_that_lets_it_in() -> None:
     engine.submit(new_turn("u", [7, 8]))
     engine.core.on_staged(TurnId("u"), 1, None, engine.now_ns)
     assert names(engine.step()) == ["t"]
-    engine._keep(engine.core.on_called_back(called(engine)))
+    engine.keep(engine.core.on_called_back(called(engine)))
     assert names(engine.step()) == ["t", "u"]
     check_integrity(engine.core)

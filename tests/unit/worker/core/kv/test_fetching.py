@@ -67,7 +67,7 @@ def answer(
         num_here=num_here,
         coming_from=coming_from,
     )
-    engine._keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
+    engine.keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
 
 
 def test_the_head_is_fetched_and_the_tail_computed_where_both_take_as_long() -> None:
@@ -124,7 +124,7 @@ def test_before_the_first_prefill_everything_else_is_fetched() -> None:
 def test_an_answer_tells_how_fast_pages_come() -> None:
     engine = asked(prefill_tokens_per_s=1000, source_bytes_per_s=1)
     staged = Staged(7, [], [], [], source_bytes_per_s=123.0)
-    engine._keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
+    engine.keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
     assert engine.core.estimates.source_bytes_per_s == 123.0
 
 
@@ -144,7 +144,7 @@ def test_a_turn_knows_where_its_history_was_when_it_came() -> None:
     assert cached_in(engine) == {"host": 28}, "the rest is computed"
 
     engine = asked(prefill_tokens_per_s=1000, source_bytes_per_s=512_000)
-    engine._keep(engine.core.on_staged(TURN, 1, None, engine.now_ns))
+    engine.keep(engine.core.on_staged(TURN, 1, None, engine.now_ns))
     assert cached_in(engine) == {}
 
 

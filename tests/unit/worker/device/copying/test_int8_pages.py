@@ -28,6 +28,7 @@ from services.worker.models.demo_model import make_demo_model
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.wire.urgency import DEMAND_PRIORITY
+from tests.unit.worker.device.driver import pool_of, tables_of
 from tests.unit.worker.device.test_torch_executor import save_model
 
 PAGES = 6
@@ -163,15 +164,15 @@ def test_history_comes_back_rounded_and_what_is_new_is_exact(tmp_path: Path) -> 
     prompt = some_prompt(1, 200, model.vocab_size)
     pools: list[torch.Tensor] = []
     for _ in range(2):
-        executor._pool.fill_(torch.nan)  # evicted, all of it
+        pool_of(executor).fill_(torch.nan)  # evicted, all of it
         with ThreadPoolExecutor(1) as thread:
             engine = InProcessEngine(
                 executor, thread, 512, turns_running_max=4, store=store, moves=moves
             )
             engine.submit(prompt, 1)
             engine.run()
-        pages = executor._tables.pages[:, 3, :4].long()  # of the only turn
-        pools.append(executor._pool[pages].view(model.num_layers, 4, *form.page))
+        pages = tables_of(executor)[:, 3, :4].long()  # of the only turn
+        pools.append(pool_of(executor)[pages].view(model.num_layers, 4, *form.page))
     executor.close()
     store.close()
     assert engine.core.history.num_prefix_hits == 3

@@ -21,7 +21,7 @@ from shared.arena import Arena, PageState
 from shared.wire.messages import TokenLogprobs
 from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.worker.device.copying.copiers import LateCopier
-from tests.unit.worker.device.driver import Driver, make_core
+from tests.unit.worker.device.driver import Driver, make_core, pool_of
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model
 
 TURNS_MAX = 5
@@ -149,7 +149,7 @@ def test_padding_writes_into_no_page_of_anybody(tmp_path: Path) -> None:
         for n in range(3):  # of a bucket of four
             driver.submit(str(n), prompt(n, 20), max_tokens=6)
         driver.run()
-        written = executor._pool[: executor.info.num_pages].flatten(1).any(1).nonzero()
+        written = pool_of(executor)[: executor.info.num_pages].flatten(1).any(1).nonzero()
     assert {int(page) for page in written} == told
 
 

@@ -21,6 +21,7 @@ from services.worker.device.base.executor import Finished
 from services.worker.device.copying.copies import Copy
 from shared.arena import Arena, PageState
 from tests.unit.worker.device.assist.streams import InstantStream
+from tests.unit.worker.device.driver import pool_of
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder
 from tests.unit.worker.device.lora.test_lora import BASE, Served, logprobs, serve
 from tests.unit.worker.device.test_torch_executor import prompt
@@ -79,13 +80,13 @@ class Away:
             first += np.size(layers)
             for layer, pages in enumerate(layers):
                 for page, place in zip(pages, places[layer], strict=True):
-                    raw = self.executor._pool[page].view(torch.uint8).flatten()
+                    raw = pool_of(self.executor)[page].view(torch.uint8).flatten()
                     self.arena.pages[place] = raw.numpy()
                     self.arena.set_word(int(place), GENERATION, PageState.READY)
                     if layer < self.here_from:
                         self._layers[page] = layer
-                        self._saved[page] = self.executor._pool[page].clone()
-                        self.executor._pool[page] = float("nan")
+                        self._saved[page] = pool_of(self.executor)[page].clone()
+                        pool_of(self.executor)[page] = float("nan")
             generations = np.full_like(places, GENERATION).tolist()
             assists[line] = ImageSource(places.tolist(), generations, EPOCH)
         if self.before is not None and lines:
@@ -99,7 +100,7 @@ class Away:
     def _bring(self, pages: list[int]) -> None:
         for page in pages:
             if page in self._saved:
-                self.executor._pool[page] = self._saved.pop(page)
+                pool_of(self.executor)[page] = self._saved.pop(page)
 
     def _has(self, pages: list[int]) -> bool:
         return self._saved.keys().isdisjoint(pages)

@@ -11,6 +11,7 @@ from peft import LoraConfig
 from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.base.executor import Finished
 from services.worker.device.copying.gate import ADAPTER_STALL_NS
+from tests.unit.worker.device.driver import pool_of
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder
 from tests.unit.worker.device.lora import test_lora
 from tests.unit.worker.device.lora.test_lora import BASE, logprobs, serve
@@ -54,8 +55,8 @@ class Withheld:
             for layer, pages in enumerate(layers):
                 for page in pages:
                     self._layers[page] = line, layer
-                    self._saved[page] = self.executor._pool[page].clone()
-                    self.executor._pool[page] = float("nan")
+                    self._saved[page] = pool_of(self.executor)[page].clone()
+                    pool_of(self.executor)[page] = float("nan")
         result: StepResult = self.executor.launch(replace(plan, streams=streams)).result()
         layers_waited = [self._layers[page][1] for page in self.waited]
         assert layers_waited == sorted(layers_waited), "no layer is waited for before it is needed"
@@ -65,7 +66,7 @@ class Withheld:
     def _bring(self, pages: list[int]) -> None:
         for page in pages:
             if page in self._saved:
-                self.executor._pool[page] = self._saved.pop(page)
+                pool_of(self.executor)[page] = self._saved.pop(page)
 
     def _wait(self, pages: list[int], timeout_ns: int) -> bool:
         places = {self._layers[page] for page in pages if page in self._saved}

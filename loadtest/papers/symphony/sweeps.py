@@ -1,0 +1,137 @@
+"""Systems by numbers of users: what several figures are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from loadtest.papers.base import Effort, Results, Row, Work, label, new_drawing, ratio
+from loadtest.papers.symphony.runs import COLOURS, NAMES, SYSTEMS, options, run_all
+from loadtest.plots import doubling_x
+from loadtest.sim.timeline import SECOND
+
+METRICS = {
+    "tpot_ms": "TPOT, ms",
+    "ttft_ms": "TTFT, ms",
+    "requests_per_s": "requests a second",
+    "normalized_ms": "ms a token, all of a turn",
+    "load_max_over_median": "fullest GPU over median",
+}
+
+
+def sweep(
+    work: Work, effort: Effort, systems: Sequence[str], users: Sequence[int], **changes: Any
+) -> Results:
+    """``{"users", "gpus", "trace", "runs": {system: [summary by users]}}``."""
+    asked = [
+        options(effort, users=each, **SYSTEMS[system], **changes)
+        for system in systems
+        for each in users
+    ]
+    found = run_all(work, asked)
+    if skipped := [each["skipped"] for each in found if "skipped" in each]:
+        return {"skipped": skipped[0]}
+    size = len(users)
+    return {
+        "users": list(users),
+        "gpus": asked[0].gpus,
+        "trace": asked[0].trace,
+        "profile": asked[0].profile,
+        "seconds": asked[0].duration_ns // SECOND,
+        "warm_s": asked[0].warm_ns // SECOND,
+        "runs": {
+            system: found[place * size : (place + 1) * size] for place, system in enumerate(systems)
+        },
+    }
+
+
+def how(results: Results) -> str:
+    """How its rows were come to."""
+    return (
+        f"simulated: {results['gpus']} GPUs, {results['profile']}, {results['trace']}, "
+        f"{results['seconds']} s after {results['warm_s']}"
+    )
+
+
+def series(results: Results, system: str, metric: str) -> list[float]:
+    """By users."""
+    return [each[metric] for each in results["runs"][system]]
+
+
+def draw_sweep(results: Results, metrics: Sequence[str]) -> Drawing:
+    """A plot for each metric, a line for each system."""
+    drawing = new_drawing(len(metrics))
+    for index, metric in enumerate(metrics):
+        axes = drawing.add_subplot(1, len(metrics), index + 1)
+        draw_metric(axes, results, metric)
+    return drawing
+
+
+def draw_metric(axes: Axes, results: Results, metric: str) -> None:
+    """One plot of `draw_sweep`; says so if there is nothing to draw."""
+    if "skipped" in results:
+        axes.plot([0], [0])
+        label(axes, "no data", "users", METRICS[metric])
+        return
+    for system in results["runs"]:
+        values = series(results, system, metric)
+        axes.plot(results["users"], values, ".-", color=COLOURS.get(system), label=system)
+    doubling_x(axes)
+    label(axes, results["profile"], "users, for 8 GPUs", METRICS[metric])
+    axes.legend(fontsize=7)
+
+
+def rows_of_values(results: Results, metrics: Sequence[str]) -> list[Row]:
+    """Each system's, from the fewest users to the most."""
+    users = "/".join(str(each) for each in results["users"])
+    return [
+        Row(
+            f"{METRICS[metric]}, {NAMES.get(system, system)}, {users} users",
+            "",
+            " / ".join(f"{value:.4g}" for value in series(results, system, metric)),
+            how(results),
+        )
+        for metric in metrics
+        for system in results["runs"]
+    ]
+
+
+def row_of_ratio(results: Results, metric: str, system: str, paper: str) -> Row:
+    """How many times better ours is than another system's: the range over users."""
+    theirs, ours = series(results, system, metric), series(results, "symphony", metric)
+    better = [
+        ratio(mine, other) if metric == "requests_per_s" else ratio(other, mine)
+        for other, mine in zip(theirs, ours, strict=True)
+    ]
+    return Row(
+        f"{METRICS[metric].partition(',')[0]}: how many times better than {NAMES[system]}",
+        paper,
+        f"{min(better):.2f} to {max(better):.2f}",
+        how(results),
+    )
+
+
+def users_at(results: Results, system: str, tpot_ms: float) -> float:
+    """The most users at which TPOT is no more than that, between the numbers that were run by a
+    straight line; 0: it is more from the fewest on."""
+    return crossing(results["users"], series(results, system, "tpot_ms"), tpot_ms)
+
+
+def crossing(users: Sequence[float], values: Sequence[float], most: float) -> float:
+    """
+    >>> crossing([64, 128], [10.0, 20.0], 15.0), crossing([64, 128], [10.0, 20.0], 30.0)
+    (96.0, 128)
+    >>> crossing([64, 128], [10.0, 20.0], 5.0)
+    0.0
+    """
+    found = 0.0
+    for place, value in enumerate(values):
+        if value <= most:
+            found = users[place]
+            continue
+        if place and values[place - 1] <= most:
+            share = (most - values[place - 1]) / (value - values[place - 1])
+            found = users[place - 1] + share * (users[place] - users[place - 1])
+        break
+    return found

@@ -1,1 +1,0 @@
-"""Other servers, measured on the same machine and model for comparison."""

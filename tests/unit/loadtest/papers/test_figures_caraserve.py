@@ -1,0 +1,124 @@
+"""The figures of CaraServe, drawn from recorded results."""
+
+import doctest
+import gzip
+import importlib
+from pathlib import Path
+
+import pytest
+
+from kernels.sgmv.interface import NO_ADAPTER
+from loadtest.bench.sgmv.step_models import fit_models
+from loadtest.papers.base import TINY, Alone, Figure
+from loadtest.papers.caraserve import SET, popularity, ranks
+from loadtest.papers.caraserve.fits import VIEWS, cells_of
+from tests.unit.loadtest.papers.figure_views import look, page_with, recorded, without_steps
+
+RESULTS = recorded(SET)
+BY_KEY = {figure.key: figure for figure in SET.figures}
+SIMULATED_LINK = "; link of 100 MB/s simulated"
+
+
+def rows_of(key: str) -> dict[str, tuple[str, str, str]]:
+    """The paper's and our numbers and how ours were come to, by what they are of."""
+    figure = BY_KEY[key]
+    return {row.what: (row[1], row[2], row[3]) for row in figure.rows(RESULTS[figure.measure])}
+
+
+def test_all_figures_of_one_server_are_there() -> None:
+    assert list(BY_KEY) == ["3", "4", "9", "10", "11", "12", "13"]
+
+
+@pytest.mark.parametrize("figure", SET.figures, ids=lambda figure: figure.key)
+def test_every_figure_is_drawn_and_says_how_it_was_come_to(figure: Figure) -> None:
+    look(figure, RESULTS[figure.measure])
+
+
+def test_batches_have_the_ranks_of_their_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = without_steps(ranks, monkeypatch)
+    look(BY_KEY["4"], BY_KEY["4"].measure(Alone(), TINY))
+    (steps,) = made
+    asked = [on for on, *_ in steps.asked if len(on) == 8 and NO_ADAPTER not in on]
+    assert all(len(set(on)) == 8 for on in asked), "each has its own"
+    found = {tuple(steps.ranks[adapter] for adapter in on) for on in asked}
+    alike = {(rank,) * 8 for rank in (8, 16, 32, 64)}
+    assert found == alike | {(8,) * 7 + (64,), (8, 16, 32, 64) * 2, (8, 64) * 4}
+
+
+def test_the_page_says_what_is_left_out(tmp_path: Path) -> None:
+    text, _ = page_with(SET, BY_KEY["13"], RESULTS[BY_KEY["13"].measure], tmp_path)
+    assert "Left out: Figures 5, 14, 19, 20 and the left half of 3 (placement by rank" in text
+
+
+def test_a_padded_step_is_one_of_the_largest_rank() -> None:
+    rows = rows_of("4")
+    ms = RESULTS[BY_KEY["4"].measure]["batches"][-1]["ms"]
+    assert rows["24 turns of rank 32, ms"][:2] == (
+        "34.8 padded, 35.3 unpadded", f"{ms['32']:.1f}",
+    )  # fmt: skip
+    assert rows["16 turns of rank 64, ms"][0] == "35.8 padded, 35.9 unpadded"
+    ours = f"{ms['64']:.1f} / {ms['8,64']:.1f} ({ms['64'] / ms['8,64']:.2f})"
+    assert rows["24 turns, ranks 8 and 64 in turn: padded / unpadded, ms"][1] == ours
+
+
+def test_each_model_is_fitted_to_the_kernel_that_it_is_of() -> None:
+    results = RESULTS[BY_KEY["9"].measure]
+    padded, unpadded, ours = VIEWS
+    distinct = [row for row in results["rows"] if row["popularity"] == "distinct"]
+    assert cells_of(results, padded) == cells_of(results, unpadded) == distinct
+    assert cells_of(results, ours) == results["rows"] != distinct
+    found = {
+        "padded": fit_models(distinct, "padded")["padded"]["r2"],
+        "unpadded": fit_models(distinct)["unpadded"]["r2"],
+        "ours": fit_models(results["rows"])["distinct"]["r2"],
+    }
+    assert len(set(found.values())) == 3
+    told = [ours for _, ours, _ in rows_of("9").values()]
+    assert told[:3] == [f"{r2:.3f}" for r2 in found.values()]
+    assert [paper for paper, _, _ in rows_of("9").values()][:3] == ["0.96", "0.96", ""]
+
+
+def test_rows_over_the_link_say_that_it_is_simulated() -> None:
+    for key in ("10", "11", "13"):
+        assert all(how.endswith(SIMULATED_LINK) for _, _, how in rows_of(key).values())
+    for what, (_, _, how) in rows_of("3").items():
+        assert how.endswith(SIMULATED_LINK) == ("over" in what)
+
+
+def test_cold_turns_are_compared_with_all_that_found_their_adapter() -> None:
+    rows = rows_of("10")
+    results = RESULTS[BY_KEY["10"].measure]["rows"]
+    cold = {
+        row["mode"]: sorted(row["samples_ms"]["cold"])
+        for row in results
+        if (row["rank"], row["prompt_tokens"]) == (64, 32)
+    }
+    assert len(rows) == 2 * (1 + 2 + 2)  # prompts; cached, and both numbers of both modes
+    cached = sorted(ms for row in results[:1] for ms in row["samples_ms"]["cached"])
+    p50 = rows["rank 64, prompt of 32, cached, first token p50 / p90, ms"][1].split(" / ")[0]
+    assert p50 == f"{(cached[3] + cached[4]) / 2:.0f}", "every recorded row has the same"
+    for mode, paper in (("wait", "far above 1"), ("assist", "near 1")):
+        p50 = (cold[mode][3] + cold[mode][4]) / 2
+        times = rows[f"rank 64, prompt of 32, {mode}, first token p50 / p90, ms"][1]
+        assert times.split(" / ")[0] == f"{p50:.0f}"
+        assert rows[f"rank 64, prompt of 32, {mode}, p50 over cached"][0] == paper
+
+
+def test_shares_are_those_of_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "calls.csv.gz"
+    trace.write_bytes(gzip.compress(b"fn,m1,m2\na,1,0\nb,2,4\nc,0,3\n"))
+    assert popularity.shares_in(trace) == [0.6, 0.3, 0.1]
+    monkeypatch.setattr(popularity, "TRACE", trace)
+    monkeypatch.setattr(popularity, "ROOMS", (1, 3))
+    found = popularity.measure(Alone(), TINY)
+    assert found["maf"]["shares"] == [0.6, 0.3, 0.1] and list(found) == ["maf", "zipf"]
+    small, all_there = found["maf"]["hits"]
+    assert all_there == 1 - 3 / 200 > small > 0.3
+    trace.unlink()
+    assert list(popularity.measure(Alone(), TINY)) == ["zipf"], "without the trace"
+
+
+@pytest.mark.parametrize("name", ["popularity", "ranks"])
+def test_examples(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"loadtest.papers.caraserve.{name}"))
+    assert results.attempted and not results.failed
