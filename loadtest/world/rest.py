@@ -117,7 +117,7 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
     for each in workers:
         if each.host_id == kvstore.host_id:
             is_open = kvstore.core.incarnation_of(each.kv_id) is not None
-            assert is_open, f"{kvstore.name} does not know {each.worker_id}"
+            assert is_open, f"{kvstore.name} does not know {each.kv_id}"
     leased = {
         page
         for worker in kvstore.core.workers
