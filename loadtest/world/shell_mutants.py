@@ -12,12 +12,10 @@ LEADERSHIP = "services/scheduler/leadership.py"
 SCHEDULER = "services/scheduler/service.py"
 JOBS = "services/scheduler/job_service.py"
 TRACKER = "services/tracker/service.py"
-WORKER = "services/worker/service.py"
 RUNNER = "services/worker/runner.py"
 STEP_LOOP = "services/worker/step_loop.py"
 KV_CLIENT = "services/worker/kv_client.py"
 PROMPTS = "services/worker/prompts.py"
-BATCHES = "services/worker/oneshot/runner.py"
 KVSTORE = "services/kvstore/service.py"
 PERFORMER = "services/kvstore/performer.py"
 KV_WRITER = "services/kvstore/tiers/disk/disk_writer.py"
@@ -168,28 +166,8 @@ SHELL_MUTANTS = (
         "        self._perform(effects)\n",
     ),
     Mutant(
-        "the step loop forgets when to look again", STEP_LOOP,
-        "            deadline_ns = self._core.next_deadline_ns()\n",
-        "            deadline_ns = None\n",
-    ),
-    Mutant(
         "a step counts as stuck after a millisecond", STEP_LOOP,
         "limit_ns = self._core.step_limit_ns(plan)", "limit_ns = 1_000_000",
-    ),
-    Mutant(
-        "a kvstore that was lost is not opened again", KV_CLIENT,
-        "                self._lost.set()\n                self._hooks.on_disconnected()\n",
-        "                self._hooks.on_disconnected()\n",
-    ),
-    Mutant(
-        "a kvstore that was lost is still written to", KV_CLIENT,
-        "                self._lost.set()\n                self._hooks.on_disconnected()\n",
-        "                self._lost.set()\n",
-    ),
-    Mutant(
-        "an idle worker never asks whether the kvstore knows it", KV_CLIENT,
-        "                await self._renew()\n                continue\n",
-        "                continue\n",
     ),
     Mutant(
         "a kvstore that is not there ends the worker", KV_CLIENT,
@@ -197,38 +175,9 @@ SHELL_MUTANTS = (
         "            except OSError as error:\n                if not has_warned",
     ),
     Mutant(
-        "a lease that is lost with its connection is waited for", KV_CLIENT,
-        "            return [] if epoch == self.epoch else None\n", "            return None\n",
-    ),
-    Mutant(
-        "the lease file is not locked", KV_CLIENT,
-        "        self._lease_lock = self._files.lock(opened.lease_path)\n",
-        "        self._files.lock(opened.lease_path).close()\n",
-    ),
-    Mutant(
-        "what is stored goes on while a new connection is opened", KV_CLIENT,
-        "        await self._thread.run_beside(self._hooks.before_open)\n", "",
-    ),
-    Mutant(
-        "commits that were refused are not passed to the core", RUNNER,
-        "                self.core.on_refused(keys)\n", "                pass\n",
-    ),
-    Mutant(
-        "a stage that fails is not passed to the core", RUNNER,
-        "        staged = await self._kv.stage_turn(effect)\n",
-        "        staged = await self._kv.stage_turn(effect)\n"
-        "        if staged is None:\n            return\n",
-    ),
-    Mutant(
         "only the first ends of turns are sent", RUNNER,
         "        self._is_sending_ends = False\n        ends, self._ends",
         "        ends, self._ends",
-    ),
-    Mutant(
-        "tokens are sent to one frontend only", RUNNER,
-        "                    await self._bus.publish(STEP_OUTPUT, output, frontend_id)\n",
-        "                    await self._bus.publish(STEP_OUTPUT, output, frontend_id)\n"
-        "                    return\n",
     ),
     Mutant(
         "a prompt that did not come is never answered", PROMPTS,
@@ -236,38 +185,8 @@ SHELL_MUTANTS = (
         "            return\n            log.warning(\"no prompt\", extra=",
     ),
     Mutant(
-        "prompts that an answer left out are not asked for again", PROMPTS,
-        "            pull = self.core.again(pull)\n", "            pull = None\n",
-    ),
-    Mutant(
         "a prompt is waited for one millisecond", PROMPTS,
         "PULL_TIMEOUT_S = 5.0\n", "PULL_TIMEOUT_S = 0.001\n",
-    ),
-    Mutant(
-        "a cancelled turn's prompt still comes", WORKER,
-        "        self._puller.cancel(cancel.turn_id, cancel.attempt)\n", "",
-    ),
-    Mutant(
-        "reports are made while the bus is away", WORKER,
-        "            if self._runtime.bus.connected:  # what", "            if True:  # what",
-    ),
-    Mutant(
-        "turns whose prompt is in flight are not reported", WORKER,
-        "        turns: list[TurnRef] = self._puller.refs()\n",
-        "        turns: list[TurnRef] = []\n",
-    ),
-    Mutant(
-        "a worker reports its batches under an old fence", WORKER,
-        "fences=oneshot.fences if oneshot is not None else []", "fences=[]",
-    ),
-    Mutant(
-        "a batch that ended is not passed to the core", BATCHES,
-        "        await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))\n",
-        "",
-    ),
-    Mutant(
-        "inputs that did not come are not passed to the core", BATCHES,
-        "            inputs = None\n        await", "            return\n        await",
     ),
     # The frontend.
     Mutant(
