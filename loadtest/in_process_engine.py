@@ -17,9 +17,9 @@ from typing import Any, cast
 from loadtest.local_store import EPOCH, LocalStore
 from services.worker.core.effects import BlockWrite, StageTurn
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import EngineLimits
 from services.worker.core.turns.turn import Turn
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.adapters.vocabulary import TOKENIZER_FILE
-
 SEED = 0
 MODELS_DIR = Path("~/.symphony/models").expanduser()
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -134,25 +132,3 @@ def make_llama_125m(folder: Path, dtype: str) -> Path:
     model.save_pretrained(building)
     building.rename(target)
     return target
-
-
-def with_tokenizer(source: str, folder: Path) -> str:
-    """The model in `source` as a deployment can serve it over HTTP: as it is if it has a tokenizer,
-    else a folder of the same name in `folder` that links to its files, with one word for each
-    token.
-    """
-    there = Path(source)
-    if not there.is_dir() or (there / TOKENIZER_FILE).exists():
-        return source
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    made = folder / there.name
-    made.mkdir(parents=True)
-    for file in there.iterdir():
-        (made / file.name).symlink_to(file.resolve())
-    vocab = {f"w{number}": number for number in range(shape_of(source).vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(made / TOKENIZER_FILE))
-    (made / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return str(made)

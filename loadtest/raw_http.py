@@ -45,19 +45,14 @@ def request_bytes(
 
 
 @asynccontextmanager
-async def sent(
-    port: int, data: bytes, *, ends: bool = False
-) -> AsyncIterator[asyncio.StreamReader]:
+async def sent(port: int, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """What comes back for `data` on a connection of its own.
-
-    Args:
-        ends: say that nothing more will be sent.
 
     Raises:
         OSError: the connection is refused.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES_MAX)
-    sending = asyncio.create_task(_send(writer, data, ends=ends))
+    sending = asyncio.create_task(_send(writer, data))
     try:
         yield reader
     finally:
@@ -65,19 +60,17 @@ async def sent(
         writer.close()
 
 
-async def _send(writer: asyncio.StreamWriter, data: bytes, *, ends: bool) -> None:
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     try:
         writer.write(data)
         await writer.drain()
-        if ends and writer.can_write_eof():
-            writer.write_eof()
     except OSError:
         return  # refused before all was read: the answer says why
 
 
-async def ask(port: int, data: bytes, *, ends: bool = False) -> Answer:
+async def ask(port: int, data: bytes) -> Answer:
     """Send `data` and read what is answered first; see `sent`."""
-    async with sent(port, data, ends=ends) as reader:
+    async with sent(port, data) as reader:
         return await read_answer(reader, has_body=not data.startswith(b"HEAD "))
 
 

@@ -51,16 +51,19 @@ FILES = (
         cut="400 rows of BurstGPT_3.csv",
     ),
     TraceFile(
-        "burstgpt/burstgpt1_week1_minute_tokens.csv.gz", "burstgpt-week", "CC BY 4.0",
+        "burstgpt/burstgpt1_week1_minute_tokens.csv.gz", "", "CC BY 4.0",
         _of("IsabellaLiu99/burstgpt_analysis", "data used.zip"), cut="BurstGPT_1.csv by minutes",
+        why="counts over time, of which no request is known",
     ),
     TraceFile(
-        "burstgpt/burstgpt1_daily.csv", "burstgpt-days", "CC BY 4.0",
+        "burstgpt/burstgpt1_daily.csv", "", "CC BY 4.0",
         _of("IsabellaLiu99/burstgpt_analysis", "data used.zip"), cut="BurstGPT_1.csv by days",
+        why="counts over time, of which no request is known",
     ),
     TraceFile(
-        "burstgpt/burstgpt1_hour_of_day.csv", "burstgpt-hours", "CC BY 4.0",
+        "burstgpt/burstgpt1_hour_of_day.csv", "", "CC BY 4.0",
         _of("IsabellaLiu99/burstgpt_analysis", "data used.zip"), cut="BurstGPT_1.csv by hours",
+        why="counts over time, of which no request is known",
     ),
     TraceFile(
         "azure/azure_llm_2023_conv.csv.gz", "azure", "CC BY 4.0",
@@ -85,38 +88,41 @@ FILES = (
         why="--profile adapters --popularity maf",
     ),
     TraceFile(
-        "functions/azure_functions_2021_199rows.csv.gz", "functions-2021", "MIT, CC BY 4.0",
+        "functions/azure_functions_2021_199rows.csv.gz", "", "MIT, CC BY 4.0",
         _of("vhive-serverless/invitro", "data/traces/example/Azure2021/Azure2021_200.csv"),
         cut=f"a sample, the whole trace is in {_of('Azure/AzurePublicDataset')}",
+        why="calls of functions, without tokens",
     ),
     TraceFile(
         "agents/parrot_metagpt_calls.jsonl.gz",
-        "metagpt, metagpt-4, metagpt-8, metagpt-12, calls-metagpt", "MIT",
+        "metagpt, metagpt-4, metagpt-8, metagpt-12", "MIT",
         _of("microsoft/ParrotServe", "artifact/workloads/metagpt"),
     ),
     TraceFile(
-        "agents/metagpt_log_calls.csv.gz", "calls-metagpt-log", "MIT",
-        _of("FoundationAgents/MetaGPT", "logs/log.txt"),
+        "agents/metagpt_log_calls.csv.gz", "", "MIT",
+        _of("FoundationAgents/MetaGPT", "logs/log.txt"), why="one run: `metagpt` has more",
     ),
     TraceFile(
-        "agents/lmcache_agent_steps.jsonl.gz", "lmcache-agents, calls-magentic, calls-miniswe",
-        "Apache-2.0", _of("LMCache/lmcache-agent-trace", "miniswe, magagent"),
+        "agents/lmcache_agent_steps.jsonl.gz", "lmcache-agents", "Apache-2.0",
+        _of("LMCache/lmcache-agent-trace", "miniswe, magagent"),
     ),
     TraceFile(
-        "agents/taubench_airline_gpt4o.jsonl.gz", "taubench, calls-taubench", "MIT",
+        "agents/taubench_airline_gpt4o.jsonl.gz", "taubench", "MIT",
         _of("sierra-research/tau-bench", "historical_trajectories/gpt-4o-airline.json"),
     ),
     TraceFile(
-        "agents/sweagent_demo_steps.jsonl.gz", "sweagent, calls-sweagent", "MIT",
+        "agents/sweagent_demo_steps.jsonl.gz", "sweagent", "MIT",
         _of("SWE-agent/SWE-agent", "trajectories, tests/test_data/trajectories"),
     ),
     TraceFile(
-        "agents/whoandwhen_steps.csv.gz", "calls-whoandwhen-hand, calls-whoandwhen-algorithm",
-        "MIT", _of("mingyin1/Agents_Failure_Attribution", "Who&When"), cut="its text",
+        "agents/whoandwhen_steps.csv.gz", "", "MIT",
+        _of("mingyin1/Agents_Failure_Attribution", "Who&When"), cut="its text",
+        why="an order of agents, without times or tokens",
     ),
     TraceFile(
-        "agents/dynamo_pi_agent_requests.jsonl.gz", "calls-dynamo", "Apache-2.0",
+        "agents/dynamo_pi_agent_requests.jsonl.gz", "", "Apache-2.0",
         _of("wxsms/dynamo", "lib/bench/testdata/pi_request_trace.jsonl.gz"),
+        why="one run of one agent and its scouts",
     ),
     TraceFile(
         "text/oasst_en_100_trees.jsonl.gz", "oasst_en_100_trees", "Apache-2.0",

@@ -11,8 +11,8 @@ def is_expiry_s(value: int) -> bool:
 
 
 def rounded_expiry_s(seconds: int) -> int:
-    """So many seconds or up to an eighth more: of all that anybody asks for, some 200 are left, so
-    that what expires alike can stand in one order.
+    """So many seconds or up to an eighth more: of all values some 200 are left, so that what
+    expires alike can be kept in one order.
 
     >>> [rounded_expiry_s(each) for each in (0, 15, 60, 3600, 86_400, 86_401)]
     [0, 15, 60, 3840, 90112, 90112]

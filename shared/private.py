@@ -1,4 +1,4 @@
-"""Folders in places where anybody can make some."""
+"""Folders in places where every user can create some."""
 
 import os
 import re
@@ -43,8 +43,8 @@ def check_private(folder: Path, name: str) -> None:
 
 
 def unheld(folder: Path) -> Path:
-    """A folder's path in a place where anybody can make some: this one, or where another user has
-    taken that name, one that could not be guessed before this process began.
+    """A folder's path in a place where every user can create some: this one, or where another user
+    has taken that name, one that could not be guessed before this process began.
     """
     try:
         is_held = folder.lstat().st_uid != os.geteuid()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cli.base.children import free_port, start_nats, start_redis, stop_child, wait_for_port
+from cli.base.children import free_port, stop_child
+from loadtest.servers import start_nats, start_redis, wait_for_port
 
 # A machine that stalls is no fault of a test: how long drawing takes is not held against it.
 settings.register_profile("symphony", suppress_health_check=[HealthCheck.too_slow])

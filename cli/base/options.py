@@ -75,10 +75,7 @@ NumSpares = Annotated[
 NumShards = Annotated[
     int,
     typer.Option(
-        metavar="N",
-        min=1,
-        max=64,
-        help="Schedulers that share turns and one-shot models.",
+        metavar="N", min=1, max=64, help="Schedulers that share turns and one-shot models."
     ),
 ]
 NumTrackerShards = Annotated[

@@ -1,24 +1,98 @@
 """The chat itself: reads, obeys commands, takes turns, keeps the transcript."""
 
 import io
+import os
 import sys
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
-from cli.base.reporting import complain
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from rich.text import Text
+
+from cli.base.reporting import complain, out
 from cli.chat.address import http_client
-from cli.chat.commands import LEAVING, is_command
-from cli.chat.conversation import Conversation
+from cli.chat.conversation import Conversation, Message
 from cli.chat.events import Reply, encodable
-from cli.chat.history import open_history
-from cli.chat.models import first_that_chats, require_chat
-from cli.chat.reading import LineReader, Reader, TerminalReader
+from cli.chat.reading import COMMANDS, LEAVING, LineReader, Reader, TerminalReader, is_command
 from cli.chat.sanitise import one_line, visible
-from cli.chat.server import Server
-from cli.chat.showing import aside, greet, show_help, show_last, show_usage
+from cli.chat.server import Server, first_that_chats, require_chat
 from cli.chat.transcript import DamagedTranscript, Transcript, Transcripts
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import new_id
+
+NUM_SHOWN = 4
+SHOWN_CHARS_MAX = 300
+
+
+def aside(text: str) -> None:
+    """A line that is neither the user's nor the model's."""
+    out.print(Text(text, style="dim"))
+
+
+def greet(conversation: Conversation) -> None:
+    """Which model and session this is."""
+    aside(
+        f"{one_line(conversation.model)} · session {one_line(conversation.session_id)} · "
+        "/help lists commands, Ctrl-D leaves"
+    )
+
+
+def show_last(messages: Sequence[Message]) -> None:
+    """The end of an earlier conversation, so that its user sees where they are."""
+    if len(messages) > NUM_SHOWN:
+        aside(f"({len(messages) - NUM_SHOWN} earlier messages)")
+    for message in messages[-NUM_SHOWN:]:
+        start = "you> " if message.role == "user" else ""
+        aside(start + one_line(message.content, SHOWN_CHARS_MAX))
+
+
+def show_usage(reply: Reply) -> None:
+    """What the turn cost, as far as the server reports it."""
+    num_prompt, num_new = (reply.usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    if isinstance(num_prompt, int) and isinstance(num_new, int):
+        num_cached = (reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        aside(f"{num_prompt} prompt tokens, {num_cached} of them cached; {num_new} new")
+
+
+def show_help() -> None:
+    """The commands and keys."""
+    for command, meaning in COMMANDS.items():
+        aside(f"{command:<9}{meaning}")
+    aside("Enter sends, Alt-Enter begins a new line, Ctrl-C clears the line or stops the answer")
+
+
+FILE_BYTES_MAX = 1 << 20
+
+
+class KeptHistory(FileHistory):
+    """A file of lines; a disk that takes none costs the line's place in it, nothing else."""
+
+    def store_string(self, string: str) -> None:
+        """Append one."""
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def open_history(path: Path, file_bytes_max: int = FILE_BYTES_MAX) -> History:
+    """The history kept in `path`, readable by its owner alone; of a file grown too large the newer
+    half. Where no file can be, a history of this chat alone.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+            os.fchmod(file.fileno(), 0o600)
+            if os.fstat(file.fileno()).st_size > file_bytes_max:
+                file.seek(-(file_bytes_max // 2), os.SEEK_END)
+                _, _, kept = file.read().partition(b"\n\n")  # from an entry's beginning
+                file.seek(0)
+                file.write(b"\n" + kept)
+                file.truncate()
+    except OSError:
+        return InMemoryHistory()
+    return KeptHistory(str(path))
+
 
 SESSION_CHARS_MAX = 256
 

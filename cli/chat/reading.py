@@ -1,5 +1,6 @@
 """How the user's messages come in: lines of a pipe, or a prompt with line editing."""
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Protocol
@@ -10,8 +11,27 @@ from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from cli.chat.commands import is_command
 from cli.chat.events import encodable
+
+LEAVING = ("/exit", "/quit")
+COMMANDS = {
+    "/new": "begin a new session",
+    "/forget": "delete this session here and on the server, and begin a new one",
+    "/help": "this list",
+    "/exit": "leave; so does Ctrl-D",
+}
+
+_WORD = re.compile(r"/[a-z]*")
+
+
+def is_command(text: str) -> bool:
+    """Whether a line, finished or not, is for the chat itself and not for the model.
+
+    >>> is_command("/ne"), is_command("/etc/hosts holds what?")
+    (True, False)
+    """
+    return _WORD.fullmatch(text.strip()) is not None
+
 
 PROMPT = "you> "
 CONTINUATION = "...  "

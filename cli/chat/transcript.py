@@ -39,10 +39,7 @@ class Transcripts:
     """The folder that holds them; made when the first is saved."""
 
     def __init__(
-        self,
-        folder: Path,
-        file_bytes_max: int = FILE_BYTES_MAX,
-        num_files_max: int = NUM_FILES_MAX,
+        self, folder: Path, file_bytes_max: int = FILE_BYTES_MAX, num_files_max: int = NUM_FILES_MAX
     ) -> None:
         assert file_bytes_max > 0 and num_files_max > 0
         self._folder = folder

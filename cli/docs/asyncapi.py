@@ -5,6 +5,7 @@ A test holds the file equal to what this prints. Operations are written from the
 it receives what is in `shared.wire.subjects`, and replies.
 """
 
+import inspect
 import json
 import re
 import tomllib
@@ -14,7 +15,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.base.children import ROOT
-from cli.docs.docstrings import parts_of
 from shared.bus.connection import ERROR_HEADER
 from shared.wire import subjects
 from shared.wire.subjects import (
@@ -25,6 +25,29 @@ from shared.wire.subjects import (
     NoReply,
     Subject,
 )
+
+_FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
+
+
+def parts_of(docstring: str) -> tuple[str, dict[str, str]]:
+    """What is said of a type, and of each of its fields under ``Attributes:``.
+
+    >>> parts_of("A thing.\\n\\nAttributes:\\n    a, b: sizes,\\n        in bytes.\\n")
+    ('A thing.', {'a': 'sizes, in bytes.', 'b': 'sizes, in bytes.'})
+    """
+    text, _, attributes = inspect.cleandoc(docstring).partition("Attributes:")
+    fields: dict[str, list[str]] = {}
+    last: list[str] = []
+    for line in inspect.cleandoc("\n" + attributes).splitlines():
+        found = _FIELD.fullmatch(line)
+        if found and not line.startswith(" "):
+            last = [found[2]]
+            fields |= dict.fromkeys(found[1].split(", "), last)
+        elif line.strip():
+            last.append(line.strip())
+    fields_text = {name: " ".join(lines).replace("``", "`") for name, lines in fields.items()}
+    return text.strip().replace("``", "`"), fields_text
+
 
 Json = dict[str, Any]
 SCHEMAS = "#/components/schemas/"

@@ -16,8 +16,7 @@ from pathlib import Path
 from cli.base.children import find_nats_server, find_redis_server
 from cli.base.reporting import out
 from cli.base.runfile import is_locked, read_run_state
-from cli.inspection.families import tell_family
-from cli.inspection.targets import tell_targets
+from cli.inspection.model_report import describe_family, describe_targets
 from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.start.hosts import SHARED_MEMORY
@@ -159,9 +158,9 @@ def _models(models: Sequence[str], kept: Path) -> list[Finding]:
     except ConfigError as error:
         return [Finding("adapters", False, error.message)]
     wanted = models or config.models or (DEFAULT,)
-    looks = [("adapters", _adapters_on)]
+    looks: list[tuple[str, Look]] = [("adapters", describe_targets)]
     if models:  # asked for: it may take some seconds
-        looks.append(("model", _family_of))
+        looks.append(("model", describe_family))
     return [
         _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
     ]
@@ -170,17 +169,11 @@ def _models(models: Sequence[str], kept: Path) -> list[Finding]:
 def _look(subject: str, look: Look, source: str, kept: Path, config: WorkerConfig) -> Finding:
     try:
         check_model(source)
-        return Finding(subject, True, look(source, kept, config))
+        text = look(source, kept, config)
     except ConfigError as error:
         return Finding(subject, False, error.message)
-
-
-def _adapters_on(source: str, kept: Path, config: WorkerConfig) -> str:
-    return f"on {source}: {tell_targets(source, kept, config)}"
-
-
-def _family_of(source: str, kept: Path, config: WorkerConfig) -> str:
-    return f"{source}: {tell_family(source, kept, config)}"
+    on = "on " if subject == "adapters" else ""
+    return Finding(subject, True, f"{on}{source}: {text}")
 
 
 def _free(path: Path) -> str:

@@ -6,11 +6,7 @@ from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 
 
 def paged_attention_reference(
-    query: torch.Tensor,
-    pool: torch.Tensor,
-    layer: int,
-    batch: RaggedBatch,
-    shape: AttentionShape,
+    query: torch.Tensor, pool: torch.Tensor, layer: int, batch: RaggedBatch, shape: AttentionShape
 ) -> torch.Tensor:
     """``softmax(mask(scale * q K^T)) V`` for each sequence and head.
 

@@ -26,11 +26,7 @@ GATHER_FROM_QUERIES = 129
 
 
 def paged_attention(
-    query: torch.Tensor,
-    pool: torch.Tensor,
-    layer: int,
-    batch: RaggedBatch,
-    shape: AttentionShape,
+    query: torch.Tensor, pool: torch.Tensor, layer: int, batch: RaggedBatch, shape: AttentionShape
 ) -> torch.Tensor:
     """Causal attention of packed ragged queries over paged KV: ``softmax(scale * q K^T) V``.
 

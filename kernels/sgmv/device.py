@@ -96,17 +96,6 @@ def copy_line(tables: AdapterTables, line: int, to: DeviceAdapterTables) -> None
         device[common] = torch.from_numpy(host[common]).to(device.device)
 
 
-def copy_segments(segments: Segments, to: DeviceSegments) -> None:
-    """Write a batch's segments into the device's, in the current stream."""
-    count, room = len(segments.lines), len(to.lines)
-    assert count <= room and int(np.diff(segments.starts).max(initial=0)) <= to.rows_max
-    starts = np.full(room + 1, segments.starts[-1], np.int32)
-    lines = np.full(room, NO_ADAPTER, np.int32)
-    starts[: count + 1], lines[:count] = segments.starts, segments.lines
-    to.starts.copy_(torch.from_numpy(starts))
-    to.lines.copy_(torch.from_numpy(lines))
-
-
 def on_host(
     segments: DeviceSegments, tables: DeviceAdapterTables
 ) -> tuple[Segments, AdapterTables]:

@@ -12,7 +12,7 @@ class Call:
     Attributes:
         workflow: what it belongs to; agents call each other within one.
         session: whose history it goes on.
-        start_s, end_s: from any common beginning; of traces without times, numbers of steps.
+        start_s, end_s: from any common beginning.
         prompt_tokens, output_tokens: 0: unknown.
         tools: names of tools that it ended with a call of.
     """
@@ -32,13 +32,11 @@ class AgentTrace:
     """Calls in order of their workflows, and within one of their starts.
 
     Attributes:
-        is_timed: `start_s` and `end_s` are seconds.
         notes: what was amiss in the file, and what was taken instead.
     """
 
     name: str
     calls: tuple[Call, ...]
-    is_timed: bool
     notes: tuple[str, ...] = ()
 
     def workflows(self) -> Iterator[list[Call]]:
@@ -47,14 +45,10 @@ class AgentTrace:
             yield list(calls)
 
 
-def make_trace(
-    name: str, calls: Iterable[Call], *, is_timed: bool, notes: Iterable[str] = ()
-) -> AgentTrace:
+def make_trace(name: str, calls: Iterable[Call], *, notes: Iterable[str] = ()) -> AgentTrace:
     """Put calls in order: workflows as they come first, their calls by their starts."""
     by_workflow: dict[str, list[Call]] = {}
     for call in calls:
         by_workflow.setdefault(call.workflow, []).append(call)
     ordered = [sorted(each, key=lambda call: call.start_s) for each in by_workflow.values()]
-    return AgentTrace(
-        name, tuple(call for each in ordered for call in each), is_timed, tuple(notes)
-    )
+    return AgentTrace(name, tuple(call for each in ordered for call in each), tuple(notes))

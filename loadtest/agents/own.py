@@ -1,4 +1,4 @@
-"""Traces of agents in our own form, for whoever has logs of theirs: a call a line, as JSON.
+"""Traces of agents in our own form, for logs of other systems: a call a line, as JSON.
 
 ``{"workflow": "run 7", "agent": "Engineer", "start_s": 12.5, "end_s": 20.1}``, and, if they are
 known, ``session`` (else one an agent), ``prompt_tokens``, ``output_tokens`` and ``tools``, a list
@@ -26,7 +26,7 @@ def read_calls(path: Path) -> AgentTrace:
         InvalidRequest: it cannot be read; names the line and what is wrong there.
     """
     try:
-        return make_trace(path.name, _calls(path), is_timed=True)
+        return make_trace(path.name, _calls(path))
     except (OSError, EOFError) as error:
         raise InvalidRequest(f"the trace {path} cannot be read: {error}") from None
 

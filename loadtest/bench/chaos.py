@@ -15,7 +15,7 @@ from typing import Any, get_args
 from loadtest.chaos import adapters, away, processes, virtual
 from loadtest.chaos.scene import Setting
 from loadtest.world.mutants import run_mutants
-from services.worker.core.limits import LoraStart
+from services.worker.core.engine_limits import LoraStart
 from shared.errors import InvalidRequest
 
 

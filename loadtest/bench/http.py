@@ -18,10 +18,11 @@ from typing import Any
 import orjson
 import uvloop
 
-from cli.base.children import free_port, start_child, stop_child, wait_for_port
+from cli.base.children import free_port, start_child, stop_child
 from loadtest.bench import http_streams
 from loadtest.deployment import deployed
 from loadtest.http_load import Answers, closed_loop, open_loop
+from loadtest.servers import wait_for_port
 
 PATH = "/v1/chat/completions"
 ROUNDS = 3

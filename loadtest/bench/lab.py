@@ -18,14 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cli.base.children import (
-    free_port,
-    start_child,
-    start_nats,
-    start_redis,
-    stop_child,
-    wait_for_port,
-)
+from cli.base.children import free_port, start_child, stop_child
+from loadtest.servers import start_nats, start_redis, wait_for_port
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId, new_id

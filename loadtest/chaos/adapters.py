@@ -11,7 +11,7 @@ from pathlib import Path
 from cli.adapters.offline import base_card
 from loadtest.bench.lora.made import TARGETS, layer_modules, written_in_turn
 from loadtest.chaos.sizes import sizes_of
-from services.worker.core.limits import LoraStart
+from services.worker.core.engine_limits import LoraStart
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.runtime.settings import as_variables
 

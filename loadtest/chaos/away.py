@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from cli.base.children import free_port, start_nats, stop_child, wait_for_port
+from cli.base.children import free_port, stop_child
 from loadtest.chaos.scene import (
     SETTLE_S,
     Setting,
@@ -25,6 +25,7 @@ from loadtest.chaos.scene import (
     wait_well,
 )
 from loadtest.fuzz.report import Report
+from loadtest.servers import start_nats, wait_for_port
 
 
 class Nats:

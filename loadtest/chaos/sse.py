@@ -46,13 +46,9 @@ class Stream:
     is_tie: bool = False
 
 
-async def stream_chat(port: int, content: bytes, stream: Stream, path: str = PATH) -> None:
-    """Send `content` to the frontend at loopback `port`; fill `stream` until it ends, somehow.
-
-    Args:
-        path: of chats, or of completions.
-    """
-    request = request_bytes("POST", path, port, content, b"Connection: close")
+async def stream_chat(port: int, content: bytes, stream: Stream) -> None:
+    """Send `content` to the frontend at loopback `port`; fill `stream` until it ends, somehow."""
+    request = request_bytes("POST", PATH, port, content, b"Connection: close")
     try:
         async with asyncio.timeout(SILENCE_MAX_S) as patience, sent(port, request) as reader:
             status, headers = await read_head(reader)

@@ -30,10 +30,10 @@ from services.worker.core.effects import (
     TrimTicket,
 )
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import EngineLimits
 from services.worker.core.pulling import Pull, Pulling
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape, expected_turn, take_in

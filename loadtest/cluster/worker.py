@@ -14,8 +14,8 @@ from loadtest.sim.timeline import MS
 from loadtest.world.deployment import SimDeployment
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape
 from shared.ids import TurnId

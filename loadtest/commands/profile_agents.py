@@ -31,8 +31,6 @@ def profile(trace: str, application: str, out_file: Path | None, draw: str) -> N
     for note in found.notes:
         err.print(f"[dim]{found.name}: {note}[/dim]")
     graph = learn(found, AgentLimits(), application=application)
-    if not found.is_timed:
-        graph.forget_delays()
     if out_file is not None:
         _save(graph, application, out_file)
         err.print(f"[dim]{len(found.calls)} calls, saved as {out_file}[/dim]")

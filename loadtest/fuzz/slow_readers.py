@@ -15,6 +15,7 @@ import orjson
 
 from loadtest.deployment import Deployment, deployed
 from loadtest.fuzz.report import Report
+from loadtest.raw_http import request_bytes
 
 FREE_WITHIN_S = 35.0
 GIVE_UP_S = 120.0
@@ -97,12 +98,8 @@ async def _reader(
         "stream": True,
         "seed": rng.randrange(2**31),
     }
-    content = orjson.dumps(body)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{deployment.port}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    await loop.sock_sendall(raw, head.encode() + content)
+    request = request_bytes("POST", "/v1/completions", deployment.port, orjson.dumps(body))
+    await loop.sock_sendall(raw, request)
     return raw
 
 

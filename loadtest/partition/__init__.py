@@ -4,7 +4,6 @@ from loadtest.partition.errors import NoPartition
 from loadtest.partition.problem import (
     Partition,
     PartitionModel,
-    imbalance,
 )
 from loadtest.partition.random_solver import random_partition
 from loadtest.partition.solve import partition
@@ -13,7 +12,6 @@ __all__ = [
     "NoPartition",
     "Partition",
     "PartitionModel",
-    "imbalance",
     "partition",
     "random_partition",
 ]

@@ -229,21 +229,3 @@ class Problem:
             solver=solver,
             optimal=optimal,
         )
-
-
-def imbalance(
-    assignment: Sequence[int], models: Sequence[PartitionModel], num_subclusters: int | None = None
-) -> tuple[float, float]:
-    """(max - min) / average over sub-clusters, of rate and of static memory.
-
-    Args:
-        num_subclusters: by default, up to the highest in the assignment; to be given where the last
-            ones may be empty.
-
-    Source: deferred batch scheduling, appendix A.2.
-    """
-    num = max(assignment, default=0) + 1 if num_subclusters is None else num_subclusters
-    problem = Problem(models, num, math.inf, math.inf)
-    totals = problem.totals(np.array(assignment, np.int64))
-    rate, memory = np.ptp(totals, axis=0) / problem.average
-    return float(rate), float(memory)

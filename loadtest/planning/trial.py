@@ -31,7 +31,6 @@ class Trial:
         gpus: of the whole deployment, of which `users_max` people are simulated, or more if those
             of two GPUs are more.
         seconds: that count.
-        has_all_layers: they move one by one, and not in eight groups.
     """
 
     profile: LatencyProfile
@@ -41,7 +40,6 @@ class Trial:
     seconds: float
     seed: int
     users_max: int
-    has_all_layers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ def simulate(trial: Trial) -> Seen:
             seed=trial.seed,
             duration_ns=round(trial.seconds * SECOND),
             warm_ns=round(warm_s * SECOND),
-            grouped=not trial.has_all_layers,
+            grouped=True,
         )
         scripts = people(
             replace(demand, users=part.users),

@@ -16,9 +16,8 @@ Source: deferred batch scheduling, sections 2.2 and 5; Gujarati et al., Clockwor
 section 5.3, and the defaults of its public implementation.
 """
 
-from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -34,8 +33,6 @@ SLACK_NS = 5_000_000
 class _Gpu:
     models: frozenset[Hashable]
     free_at_ns: int
-    ends: deque[int] = field(default_factory=deque)  # of its batches, as expected
-    entry: int = 0  # number of its entry in the heap; older ones are void
 
 
 class _Candidate(NamedTuple):
@@ -59,26 +56,12 @@ class ClockworkBatcher(CentralBatcher):
         self._ahead_ns = ahead_ns
         self._waiting: dict[Hashable, DeadlineQueue] = {}  # those with jobs
         self._gpus: dict[int, _Gpu] = {}
-        self._by_free: list[tuple[int, int, int]] = []  # (free_at_ns, gpu, entry)
-        self._num_entries = 0
-
-    def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
-        self._waiting.pop(key, None)
-        return super().remove_model(key)
+        self._by_free: list[tuple[int, int]] = []  # (free_at_ns, gpu)
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """A GPU has come, free, or serves other models than before."""
-        if gpu in self._gpus:
-            self._gpus[gpu].models = frozenset(models)
-        else:
-            self._gpus[gpu] = _Gpu(frozenset(models), now_ns)
-        self._enter(gpu)
-        return self._fill(now_ns)
-
-    def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU has gone. What it ran, or had queued, is the caller's to submit again."""
-        del self._gpus[gpu]
+        """Add an idle GPU."""
+        self._gpus[gpu] = _Gpu(frozenset(models), now_ns)
+        heappush(self._by_free, (now_ns, gpu))
         return self._fill(now_ns)
 
     def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
@@ -88,35 +71,13 @@ class ClockworkBatcher(CentralBatcher):
         self._timers.arm(queue)
         return self._fill(now_ns)
 
-    def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job is not wanted any more. One that was dispatched runs."""
-        queue = self._waiting.get(job.model)
-        if queue is not None and queue.remove(job) and not queue.jobs:
-            del self._waiting[job.model]
-        return self._fill(now_ns)
-
     def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU's oldest batch is over; those behind it begin as much sooner or later."""
-        state = self._gpus.get(gpu)
-        if state is None or not state.ends:
-            return []
-        early_ns = state.ends.popleft() - now_ns
-        if early_ns:
-            state.ends = deque(end_ns - early_ns for end_ns in state.ends)
-        state.free_at_ns = state.ends[-1] if state.ends else now_ns
-        self._enter(gpu)
+        """A GPU's oldest batch is over, as was known."""
         return self._fill(now_ns)
 
     def on_wake(self, now_ns: int) -> Sequence[Effect]:
         """The instant `wake_at_ns` has come: a GPU wants work, or jobs are late."""
         return self._fill(now_ns)
-
-    def _enter(self, gpu: int) -> None:
-        """Put a GPU where its `free_at_ns` belongs in the heap."""
-        state = self._gpus[gpu]
-        self._num_entries += 1
-        state.entry = self._num_entries
-        heappush(self._by_free, (state.free_at_ns, gpu, state.entry))
 
     def _fill(self, now_ns: int) -> Sequence[Effect]:
         """Give work to every GPU that has too little, the first to be free first."""
@@ -124,13 +85,8 @@ class ClockworkBatcher(CentralBatcher):
             self._drop(self._timers.due(now_ns), now_ns)
         heap, no_use = self._by_free, []
         while self._waiting and heap and heap[0][0] <= now_ns + self._ahead_ns:
-            _, gpu, number = entry = heappop(heap)
-            state = self._gpus.get(gpu)
-            if state is None or state.entry != number:
-                continue
-            if state.ends and state.ends[0] < now_ns:
-                continue  # Overdue: it is unknown when it is free before its batch is done.
-            candidate = self._first(state, now_ns)
+            _, gpu = entry = heappop(heap)
+            candidate = self._first(self._gpus[gpu], now_ns)
             if candidate is None:
                 no_use.append(entry)
             else:
@@ -187,8 +143,7 @@ class ClockworkBatcher(CentralBatcher):
         state = self._gpus[gpu]
         start_at_ns = max(now_ns + self._delays.of(size), state.free_at_ns)
         state.free_at_ns = start_at_ns + queue.spec.batch_ns[size]
-        state.ends.append(state.free_at_ns)
-        self._enter(gpu)
+        heappush(self._by_free, (state.free_at_ns, gpu))
         self._number += 1
         self._out.append(
             Dispatch(self._number, gpu, queue.spec.key, jobs, start_at_ns, state.free_at_ns)

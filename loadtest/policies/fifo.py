@@ -1,20 +1,20 @@
 """Queues in order of deadlines, and when their heads become hopeless: for the batchers that compare
-with deferred batching.
+with deferred batching. Their models and GPUs are there from the beginning to the end, and batches
+take what profiles say, as in the simulator, which alone runs them.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from heapq import heappop, heappush
 
-from services.scheduler.core.batching.effects import Drop, Effect
+from services.scheduler.core.batching.effects import Effect
 from services.scheduler.core.batching.job import (
     NEVER_NS,
     Delays,
     Job,
     ModelSpec,
     deadline_of,
-    num_due_by,
 )
 
 
@@ -38,10 +38,6 @@ class DeadlineQueue:
         self.delays = delays
         self.slack_ns = slack_ns
         self.armed_at_ns = NEVER_NS
-        self.tune(spec)
-
-    def tune(self, spec: ModelSpec) -> None:
-        """The model's times are known better."""
         self.spec = spec
         sizes = range(1, spec.size_max + 1)
         self.cost_ns = [0, *(self.delays.of(size) + spec.batch_ns[size] for size in sizes)]
@@ -66,11 +62,6 @@ class DeadlineQueue:
         jobs.rotate(num_skipped)
         return batch
 
-    def take_all(self) -> list[Job]:
-        """Remove every job."""
-        jobs, self.jobs = self.jobs, deque()
-        return list(jobs)
-
     def take_late(self, now_ns: int) -> list[Job]:
         """Remove the jobs that could not be done in time even alone, dispatched now."""
         due_ns = now_ns + self.cost_ns[1] + self.slack_ns
@@ -78,14 +69,6 @@ class DeadlineQueue:
         while jobs and jobs[0].deadline_ns < due_ns:
             late.append(jobs.popleft())
         return late
-
-    def remove(self, job: Job) -> bool:
-        """Take out one job, wherever it is; False if it is not here."""
-        try:
-            self.jobs.remove(job)
-        except ValueError:
-            return False
-        return True
 
     def largest(self, now_ns: int) -> tuple[int, int]:
         """The largest batch that meets its deadlines if dispatched now: (jobs skipped, size).
@@ -165,18 +148,5 @@ class CentralBatcher:
         self.wake_at_ns = NEVER_NS
 
     def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
-        if spec.key in self._queues:
-            self._queues[spec.key].tune(spec)
-        else:
-            self._queues[spec.key] = DeadlineQueue(spec, self._delays, self._slack_ns)
-
-    def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
-        jobs = self._queues.pop(key).take_all()
-        return [Drop(jobs, "no_gpu")] if jobs else []
-
-    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
-        """How many waiting jobs of a model are due no later than this."""
-        queue = self._queues.get(key)
-        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
+        """Add a model."""
+        self._queues[spec.key] = DeadlineQueue(spec, self._delays, self._slack_ns)

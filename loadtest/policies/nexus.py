@@ -10,15 +10,14 @@ jobs too urgent for a batch of that size are dropped in favour of those behind.
 Source: deferred batch scheduling, sections 2.2 and 5.3; Shen et al., Nexus, SOSP 2019.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from loadtest.policies.fifo import DeadlineQueue, DropTimers
 from loadtest.policies.nexus_plan import make_plan
 from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 
 EPOCH_NS = 10_000_000_000
 FIRST_EPOCH_NS = 1_000_000_000
@@ -43,26 +42,20 @@ class NexusBatcher:
 
     Args:
         delays: from a dispatch to the GPU's start. A GPU waits for it.
-        rates: requests per second by model, to plan with until there are measured ones.
         epoch_ns: time between plans.
         first_epoch_ns: time until the first plan by measured rates.
-        exceeds_plan: whether a batch may be larger than planned when the jobs are there and it
-            still ends in time. Not so in Nexus, which suffers from it where batches are small.
     """
 
     def __init__(
         self,
         delays: Delays,
-        rates: Mapping[Hashable, float] | None = None,
         epoch_ns: int = EPOCH_NS,
         first_epoch_ns: int = FIRST_EPOCH_NS,
-        exceeds_plan: bool = False,
     ) -> None:
         self._delays = delays
-        self._rates = dict(rates or {})
+        self._rates: dict[Hashable, float] = {}
         self._epoch_ns = epoch_ns
         self._first_epoch_ns = first_epoch_ns
-        self._exceeds_plan = exceeds_plan
         self._specs: dict[Hashable, ModelSpec] = {}
         self._counts: dict[Hashable, int] = {}  # of this epoch's jobs
         self._epoch_at_ns: int | None = None  # its end; known from the first job on
@@ -77,44 +70,16 @@ class NexusBatcher:
         self.wake_at_ns = NEVER_NS
 
     def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
-        if spec.key not in self._specs:
-            self._counts[spec.key] = 0
-            self._outdate()
+        """Add a model."""
+        self._counts[spec.key] = 0
         self._specs[spec.key] = spec
-        for state in self._gpus.values():
-            if spec.key in state.queues:
-                state.queues[spec.key].tune(spec)
-
-    def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
-        del self._specs[key], self._counts[key]
-        self._routes.pop(key, None)
-        for state in self._gpus.values():
-            if key in state.queues:
-                self._drop(state.queues.pop(key).take_all(), "no_gpu")
-                state.turns.remove(key)
         self._outdate()
-        return self._finish()
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """A GPU has come, free, or serves other models than before."""
+        """Add an idle GPU."""
         self._now_ns = now_ns
-        if gpu in self._gpus:
-            self._gpus[gpu].models = frozenset(models)
-        else:
-            self._gpus[gpu] = _Gpu(frozenset(models))
+        self._gpus[gpu] = _Gpu(frozenset(models))
         self._outdate()
-        return self._finish()
-
-    def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU has gone. What it ran is the caller's to submit again; what waited there goes to
-        other GPUs.
-        """
-        self._now_ns = now_ns
-        state = self._gpus.pop(gpu)
-        homeless = [job for queue in state.queues.values() for job in queue.take_all()]
-        self._replan(homeless)
         return self._finish()
 
     def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
@@ -128,26 +93,11 @@ class NexusBatcher:
             self._run(gpu)
         return self._finish()
 
-    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
-        """How many waiting jobs of a model are due no later than this."""
-        queues = [s.queues[key] for s in self._gpus.values() if key in s.queues]
-        return sum(num_due_by(queue.jobs, deadline_ns) for queue in queues)
-
-    def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job is not wanted any more. One that was dispatched runs."""
-        self._settle(now_ns)
-        for state in self._gpus.values():
-            if job.model in state.queues and state.queues[job.model].remove(job):
-                break
-        return self._finish()
-
     def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
         """A GPU's batch is over."""
         self._settle(now_ns)
-        state = self._gpus.get(gpu)
-        if state is not None and state.is_busy:
-            state.is_busy = False
-            self._run(gpu)
+        self._gpus[gpu].is_busy = False
+        self._run(gpu)
         return self._finish()
 
     def on_wake(self, now_ns: int) -> Sequence[Effect]:
@@ -166,7 +116,7 @@ class NexusBatcher:
         if self._epoch_at_ns is not None and self._epoch_at_ns <= now_ns:
             self._end_epoch(now_ns)
         if self._is_stale:
-            self._replan([])
+            self._replan()
 
     def _end_epoch(self, now_ns: int) -> None:
         if not any(self._counts.values()):
@@ -178,9 +128,10 @@ class NexusBatcher:
         self._epoch_at_ns = now_ns + self._epoch_ns
         self._is_stale = True
 
-    def _replan(self, homeless: list[Job]) -> None:
+    def _replan(self) -> None:
         """Make a plan, and reroute the jobs that wait where their models are no longer run."""
         self._is_stale = False
+        homeless: list[Job] = []
         usual = sum(self._rates.values()) / len(self._rates) if self._rates else 1.0
         rates = {key: self._rates.get(key, usual) for key in self._specs}
         served = {gpu: state.models for gpu, state in self._gpus.items()}
@@ -189,7 +140,8 @@ class NexusBatcher:
         for gpu, state in self._gpus.items():
             shares = plan.get(gpu, {})
             for key in [key for key in state.queues if key not in shares]:
-                homeless += state.queues.pop(key).take_all()
+                queue = state.queues.pop(key)
+                homeless += queue.take(0, len(queue.jobs))
             for key, share in shares.items():
                 if key not in state.queues:
                     state.queues[key] = DeadlineQueue(self._specs[key], self._delays)
@@ -246,9 +198,6 @@ class NexusBatcher:
             crowded.append(queue.jobs.popleft())
             size = min(size, len(queue.jobs))
         self._drop(crowded, "crowded")
-        if size and self._exceeds_plan:
-            fits = bisect_right(queue.cost_ns, queue.jobs[0].deadline_ns - self._now_ns) - 1
-            size = min(fits, len(queue.jobs))
         return size
 
     def _drop(self, jobs: list[Job], reason: DropReason) -> None:

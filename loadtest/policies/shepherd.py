@@ -46,37 +46,20 @@ class ShepherdBatcher(CentralBatcher):
     Args:
         delays: from a dispatch to the GPU's start. A GPU waits for it.
         preempt_factor: how many times as large as a running batch one must be to stop it.
-        abort_ns: time a GPU needs to stop a batch.
     """
 
-    def __init__(
-        self, delays: Delays, preempt_factor: float = PREEMPT_FACTOR, abort_ns: int = 0
-    ) -> None:
+    def __init__(self, delays: Delays, preempt_factor: float = PREEMPT_FACTOR) -> None:
         super().__init__(delays)
         self._preempt_factor = preempt_factor
-        self._abort_ns = abort_ns
         self._gpus: dict[int, _Gpu] = {}
         self._idle: list[int] = []  # in order, so that the lowest is taken
         self._sizes: Counter[int] = Counter()  # of the running batches
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
-        """A GPU has come, free, or serves other models than before."""
-        if gpu in self._gpus:
-            self._gpus[gpu].models = frozenset(models)
-        else:
-            self._gpus[gpu] = _Gpu(frozenset(models))
-            insort(self._idle, gpu)
-        if gpu in self._idle:
-            self._run_largest(gpu, now_ns)
-        return self._finish()
-
-    def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
-        """A GPU has gone. What it ran is the caller's to submit again."""
-        running = self._gpus.pop(gpu).running
-        if running is None:
-            self._idle.remove(gpu)
-        else:
-            self._sizes[len(running.jobs)] -= 1
+        """Add an idle GPU."""
+        self._gpus[gpu] = _Gpu(frozenset(models))
+        insort(self._idle, gpu)
+        self._run_largest(gpu, now_ns)
         return self._finish()
 
     def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
@@ -86,24 +69,16 @@ class ShepherdBatcher(CentralBatcher):
         self._out += _dropped(queue.take_late(now_ns))
         gpu = self._idle_gpu(job.model)
         if gpu is not None:
-            self._run(gpu, queue, now_ns, now_ns)
+            self._run(gpu, queue, now_ns)
         else:
             self._preempt_for(queue, now_ns)
         self._timers.arm(queue)
         return self._finish()
 
-    def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
-        """A job is not wanted any more. One that was dispatched runs."""
-        queue = self._queues.get(job.model)
-        if queue is not None:
-            queue.remove(job)
-        return self._finish()
-
     def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
         """A GPU's batch is over."""
-        state = self._gpus.get(gpu)
-        if state is None or state.running is None:
-            return []
+        state = self._gpus[gpu]
+        assert state.running is not None, f"GPU {gpu} runs nothing"
         self._sizes[len(state.running.jobs)] -= 1
         state.running = None
         insort(self._idle, gpu)
@@ -134,7 +109,7 @@ class ShepherdBatcher(CentralBatcher):
                 if best is None or (size, -latest_ns) > best:
                     best, best_queue = (size, -latest_ns), queue
         if best_queue is not None:
-            self._run(gpu, best_queue, now_ns, now_ns)
+            self._run(gpu, best_queue, now_ns)
 
     def _preempt_for(self, queue: DeadlineQueue, now_ns: int) -> None:
         """Stop the smallest of the running batches, if that pays; the last begun of the smallest,
@@ -143,8 +118,7 @@ class ShepherdBatcher(CentralBatcher):
         size_max = len(queue.jobs) / self._preempt_factor
         if not any(self._sizes[size] for size in range(1, int(size_max) + 1)):
             return
-        abort_at_ns = now_ns + self._abort_ns
-        _, size = queue.largest(abort_at_ns)
+        _, size = queue.largest(now_ns)
         size_max = size / self._preempt_factor
         key, victim, least = queue.spec.key, -1, (0, 0)
         for gpu, state in self._gpus.items():
@@ -167,22 +141,19 @@ class ShepherdBatcher(CentralBatcher):
         self._sizes[len(stopped.jobs)] -= 1
         state.running = None
         insort(self._idle, gpu)
-        self._run(gpu, queue, now_ns, now_ns + self._abort_ns)
-        home = self._queues.get(stopped.model)
-        if home is None:
-            self._out.append(Drop(stopped.jobs, "no_gpu"))
-            return
+        self._run(gpu, queue, now_ns)
+        home = self._queues[stopped.model]
         for job in stopped.jobs:
             home.push(job)
         self._out += _dropped(home.take_late(now_ns))
         self._timers.arm(home)
 
-    def _run(self, gpu: int, queue: DeadlineQueue, now_ns: int, from_ns: int) -> None:
-        """Dispatch a queue's candidate, if it has one, to a GPU that can begin at `from_ns`."""
-        num_skipped, size = queue.largest(from_ns)
+    def _run(self, gpu: int, queue: DeadlineQueue, now_ns: int) -> None:
+        """Dispatch a queue's candidate, if it has one, to a GPU that is free."""
+        num_skipped, size = queue.largest(now_ns)
         if size == 0:
             return
-        start_at_ns = from_ns + self._delays.of(size)
+        start_at_ns = now_ns + self._delays.of(size)
         self._number += 1
         batch = Dispatch(
             self._number,

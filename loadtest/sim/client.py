@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
@@ -73,14 +74,16 @@ class SimSubscription:
     def _work(self) -> None:
         while self._pending:
             work = self._cb(self._pending.popleft())
+            context = copy_context()  # as a task of its own would have
             try:
-                awaited = work.send(None)
+                awaited = context.run(work.send, None)
             except StopIteration:
                 continue
             except Exception as error:
                 self._client.loop.create_task(self._go_on(self._client.on_error(error)))
                 return
-            self._client.loop.create_task(self._go_on(_rest_of(work, awaited)))
+            rest = self._go_on(_rest_of(work, awaited))
+            self._client.loop.create_task(rest, context=context)
             return
         self._is_busy = False
 

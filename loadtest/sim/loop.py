@@ -57,7 +57,7 @@ class _Handle:
         self._loop = loop
         self._callback: Callable[..., object] | None = callback
         self._args = args
-        self._context = copy_context() if context is None else context  # an empty one is false
+        self._context = copy_context() if context is None else context  # an empty one is falsy
         self._when = when
 
     def when(self) -> float:

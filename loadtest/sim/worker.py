@@ -23,7 +23,7 @@ from loadtest.world.process import Process
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
+from services.worker.core.engine_limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.pulling import Pulling
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.core import BatchCore

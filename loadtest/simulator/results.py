@@ -7,17 +7,14 @@ from numpy.typing import NDArray
 
 from loadtest.simulator.log import DONE, REASONS, Ints, Record
 
-PERCENTS = (50, 90, 99, 99.9)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """One model's jobs. Percentiles are given in `PERCENTS`, ms, over jobs that ran.
+    """One model's jobs.
 
     Attributes:
         num_late: done after their deadline.
         dropped: how many were, by reason.
-        queueing_ms: from a job's arrival to the start of its batch.
         batch_sizes: how many jobs ran in a batch of each size.
     """
 
@@ -25,8 +22,6 @@ class ModelResult:
     num_good: int
     num_late: int
     dropped: dict[str, int]
-    latency_ms: tuple[float, ...]
-    queueing_ms: tuple[float, ...]
     batch_sizes: dict[int, int]
 
     @property
@@ -95,11 +90,9 @@ def summarise(record: Record, from_ns: int, *, was_given_up: bool = False) -> Re
     at_ns = record.arrivals.at_ns
     ran = record.by_job(record.end) == DONE
     refs = record.refs[ran]
-    start_ns, end_ns, size = (
-        record.by_job(column)[ran] for column in (record.start_ns, record.end_ns, record.size)
-    )
+    end_ns, size = (record.by_job(column)[ran] for column in (record.end_ns, record.size))
     counted = at_ns[refs] >= from_ns
-    refs, start_ns, end_ns, size = refs[counted], start_ns[counted], end_ns[counted], size[counted]
+    refs, end_ns, size = refs[counted], end_ns[counted], size[counted]
     is_dropped = at_ns[record.drop_refs] >= from_ns
     drop_refs, reason = record.drop_refs[is_dropped], record.drop_reason[is_dropped]
     job_model, drop_model = record.arrivals.model[refs], record.arrivals.model[drop_refs]
@@ -113,8 +106,6 @@ def summarise(record: Record, from_ns: int, *, was_given_up: bool = False) -> Re
                 num_good=int((end_ns[mine] <= deadline_ns[mine]).sum()),
                 num_late=int((end_ns[mine] > deadline_ns[mine]).sum()),
                 dropped=_by_reason(reason[drop_model == index]),
-                latency_ms=_percentiles(end_ns[mine] - at_ns[refs[mine]]),
-                queueing_ms=_percentiles(start_ns[mine] - at_ns[refs[mine]]),
                 batch_sizes=_counts(size[mine]),
             )
         )
@@ -140,12 +131,6 @@ def busy_shares(record: Record, from_ns: int, to_ns: int) -> NDArray[np.float64]
 def _by_reason(reasons: Ints) -> dict[str, int]:
     counts = np.bincount(reasons, minlength=len(REASONS)).tolist()
     return {reason: count for reason, count in zip(REASONS, counts, strict=True) if count}
-
-
-def _percentiles(durations_ns: Ints) -> tuple[float, ...]:
-    if not len(durations_ns):
-        return tuple(0.0 for _ in PERCENTS)
-    return tuple(float(value) / 1e6 for value in np.percentile(durations_ns, PERCENTS))
 
 
 def _counts(sizes: Ints) -> dict[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from loadtest.policies import make_batcher
+from loadtest.policies import Policy, make_batcher
 from loadtest.simulator.arrivals import (
     Arrivals,
     renewal,
@@ -14,7 +14,6 @@ from loadtest.simulator.log import Record
 from loadtest.simulator.models import SimModel
 from loadtest.simulator.results import Result, summarise
 from loadtest.simulator.simulation import Simulation
-from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.policies import DEFAULT_POLICY
 
@@ -42,7 +41,7 @@ class Scenario:
     cold_s: float = 1.0
     seed: int = 1
     delays: Delays = field(default_factory=Delays)
-    make: Callable[[Delays], Batcher] | None = None
+    make: Callable[[Delays], Policy] | None = None
 
     @property
     def shares(self) -> tuple[float, ...]:

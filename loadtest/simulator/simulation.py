@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.policies import Policy
 from loadtest.policies.shepherd import Preempt
 from loadtest.simulator.arrivals import Arrivals
 from loadtest.simulator.gpus import EmulatedGpu
 from loadtest.simulator.log import Batch, Log, Reason
 from loadtest.simulator.models import SimModel
-from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job
 
@@ -36,7 +36,7 @@ class Simulation:
 
     def __init__(
         self,
-        batcher: Batcher,
+        batcher: Policy,
         models: Sequence[SimModel],
         arrivals: Arrivals,
         num_gpus: int,

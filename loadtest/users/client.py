@@ -1,12 +1,14 @@
-"""The HTTP API as Locust's users call it: blocking, on `requests`, one connection a client."""
+"""The HTTP API as Locust's users call it: blocking, a few connections a client."""
 
+import ssl
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import orjson
-import requests
 
 from loadtest.users.stream import Reply, message_of
 
@@ -36,13 +38,16 @@ class Client:
     """
 
     def __init__(self, url: str, api_key: str = "", cert: str = "") -> None:
-        self._url = url.rstrip("/")
-        self._session = requests.Session()
-        self._session.trust_env = False  # looks for proxies and passwords before each request
-        self._session.verify = cert or True
-        self._session.headers["Content-Type"] = "application/json"
+        headers = {"Content-Type": "application/json"}
         if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._http = httpx.Client(
+            base_url=url.rstrip("/"),
+            headers=headers,
+            verify=_trusted(cert),
+            trust_env=False,  # looks for proxies and passwords before each request
+            timeout=httpx.Timeout(SILENCE_MAX_S, connect=CONNECT_S),
+        )
 
     def models(self) -> list[dict[str, Any]]:
         """Those that generate, as `/v1/models` lists them."""
@@ -82,17 +87,15 @@ class Client:
         reply = Reply()
         sent_at = time.monotonic()
         try:
-            with self._session.post(
-                f"{self._url}/v1/chat/completions",
-                data=orjson.dumps(body),
-                stream=True,
-                timeout=(CONNECT_S, SILENCE_MAX_S),
+            with self._http.stream(
+                "POST", "/v1/chat/completions", content=orjson.dumps(body)
             ) as answer:
                 if answer.status_code != OK:
+                    answer.read()
                     _checked(answer)
-                for data in answer.iter_content(None):
+                for data in answer.iter_raw():
                     reply.feed(data, time.monotonic())
-        except requests.RequestException as error:
+        except httpx.HTTPError as error:
             raise ApiError(f"the connection failed: {type(error).__name__}") from error
         if reply.trouble or not reply.is_done:
             raise ApiError(reply.trouble or "the stream ended before its end")
@@ -103,22 +106,28 @@ class Client:
 
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> requests.Response:
-        data = None if body is None else orjson.dumps(body)
+    ) -> httpx.Response:
         try:
-            return self._session.request(
-                method, self._url + path, data=data, timeout=(CONNECT_S, SILENCE_MAX_S)
+            return self._http.request(
+                method, path, content=None if body is None else orjson.dumps(body)
             )
-        except requests.RequestException as error:
+        except httpx.HTTPError as error:
             raise ApiError(f"{path}: {type(error).__name__}: {error}") from error
 
 
-def _checked(answer: requests.Response) -> Any:
+@cache
+def _trusted(cert: str) -> ssl.SSLContext:
+    """Made once for all users of a process: it takes as long as some turns."""
+    return ssl.create_default_context(cafile=cert or None)
+
+
+def _checked(answer: httpx.Response) -> Any:
     try:
         body = orjson.loads(answer.content)
     except ValueError:
         body = {}
     if answer.status_code not in (OK, ACCEPTED):
-        said = message_of(body.get("error") or answer.reason) if isinstance(body, dict) else ""
+        error = body.get("error") if isinstance(body, dict) else ""
+        said = "" if error == "" else message_of(error or answer.reason_phrase)
         raise ApiError(f"{answer.status_code} {said}")
     return body

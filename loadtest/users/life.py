@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 from math import log
 from random import Random
 
-from loadtest.typing_people import DELETED_SHARE, SPREAD, THINKING_S, TOLD_SHARE
+from loadtest.workloads.people import (
+    DELETED_SHARE,
+    SPREAD,
+    TAKEN_BACK_SHARE,
+    THINKING_S,
+    TOKENS_A_WORD,
+)
 
-TOKENS_A_WORD = 4 / 3  # of English text: OpenAI's rule of thumb
 PASTING_S = 1.0
 
 
@@ -45,7 +50,7 @@ class Habits:
     pauses: float = 0.05
     pause_s: float = 180.0
     deletes: float = DELETED_SHARE
-    takes_back: float = TOLD_SHARE
+    takes_back: float = TAKEN_BACK_SHARE
     abandons: float = 0.03
     pastes: float = 0.1
     hints_paste: float = 0.5

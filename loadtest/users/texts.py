@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from loadtest.users.life import TOKENS_A_WORD, Dialogue, Said
+from loadtest.users.life import Dialogue, Said
+from loadtest.workloads.people import TOKENS_A_WORD
 from loadtest.workloads.traces import path_of, records_of
 
 WHO = ("The captain", "A neighbour", "My sister", "The gardener", "Our teacher", "An old friend")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from random import Random
+from typing import Any
 
-from loadtest.typing_people import load_dialogues
 from loadtest.workloads.burstgpt import load_sessions
 from loadtest.workloads.people import draw_person, tokens_of
 from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
@@ -30,6 +30,7 @@ BEGIN_NS = 60_000_000_000  # at least; or all would bring their texts at once
 HEAVY_PROMPT, HEAVY_ANSWER = 1024, 1  # tokens: section 4.5, prefill-heavy requests
 LENGTHS = "text/sharegpt_turn_lengths_300.csv"
 WRITTEN = "text/mt_bench_101.jsonl.gz"
+DIALOGUES = "text/oasst_en_100_trees.jsonl.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,31 @@ class Dialogues:
         while len(words) < num_turns:
             words += rng.choice(self.written)
         return words[:num_turns]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Words of a message, and of the answer to it."""
+
+    said: int
+    answered: int
+
+
+def load_dialogues() -> list[list[Exchange]]:
+    """Of each of OpenAssistant's trees the longest path of answered messages."""
+    return [exchanges for tree in records_of(DIALOGUES) if (exchanges := _exchanges(tree))]
+
+
+def _exchanges(said: dict[str, Any]) -> list[Exchange]:
+    paths = []
+    for reply in said["replies"]:
+        rest = max((_exchanges(each) for each in reply["replies"]), key=len, default=[])
+        paths.append([Exchange(_words(said), _words(reply)), *rest])
+    return max(paths, key=len, default=[])
+
+
+def _words(message: dict[str, Any]) -> int:
+    return max(len(str(message["text"]).split()), 1)
 
 
 @cache

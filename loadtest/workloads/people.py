@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from loadtest.typing_people import SPREAD, Speeds, load_speeds
+from loadtest.workloads.traces import rows_of
 
+SPEEDS = "human_speeds.csv"
+READING = "silent reading, English non-fiction"
+TYPING = "typing, desktop keyboard (transcription)"
+SPREAD = 0.35  # of the logarithm of a person's speed: most read 175 to 300 words a minute
+THINKING_S = 17.0  # the tenth percentile of BurstGPT's pauses, on top of reading; mean
+DELETED_SHARE = 0.35  # of beginnings that are deleted again
+TAKEN_BACK_SHARE = 0.5  # of those: the page takes its advisory back
 TOKENS_A_WORD = 4 / 3  # of English text: OpenAI's rule of thumb
 NS_A_MINUTE = 60_000_000_000
 
@@ -32,7 +39,7 @@ class Person:
 
 def draw_person(rng: Random) -> Person:
     """One person."""
-    speeds = _speeds()
+    speeds = load_speeds()
     return Person(
         speeds.reading * rng.lognormvariate(0.0, SPREAD),
         speeds.typing * rng.lognormvariate(0.0, SPREAD),
@@ -40,8 +47,10 @@ def draw_person(rng: Random) -> Person:
 
 
 @cache
-def _speeds() -> Speeds:
-    return load_speeds()
+def load_speeds() -> Person:
+    """As the studies found them."""
+    found = {row["quantity"]: row["mean"] for row in rows_of(SPEEDS)}
+    return Person(float(found[READING]), float(found[TYPING]))
 
 
 def tokens_of(num_words: int) -> int:

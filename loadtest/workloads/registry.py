@@ -1,12 +1,12 @@
 """Workloads by name."""
 
-from loadtest.typing_people import DIALOGUES, SPEEDS, TRACES
 from loadtest.workloads import appending, burstgpt, chats, metagpt, mooncake, open_loads
+from loadtest.workloads.people import SPEEDS
 from loadtest.workloads.script import Workload
 from loadtest.workloads.traces import path_of
 
-_PEOPLE = (str(SPEEDS.relative_to(TRACES)),)
-_CHATS = (*_PEOPLE, str(DIALOGUES.relative_to(TRACES)), chats.LENGTHS, chats.WRITTEN, burstgpt.FILE)
+_PEOPLE = (SPEEDS,)
+_CHATS = (*_PEOPLE, chats.DIALOGUES, chats.LENGTHS, chats.WRITTEN, burstgpt.FILE)
 
 # With the files that each needs.
 _KNOWN: dict[str, tuple[Workload, tuple[str, ...]]] = {

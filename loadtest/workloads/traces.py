@@ -8,7 +8,9 @@ from typing import Any
 
 import orjson
 
-from loadtest.typing_people import TRACES
+from cli.base.children import ROOT
+
+TRACES = ROOT.parent / "shared" / "traces"
 
 
 def path_of(name: str) -> Path:

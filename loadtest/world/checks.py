@@ -7,8 +7,7 @@ from loadtest.sim.timeline import SECOND
 from services.kvstore.core import ArenaBlock, KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
-from services.scheduler.core.fleet.expected_turns import ExpectedTurns
-from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.fleet.records import ExpectedTurns, Worker
 from services.scheduler.core.jobs import JobsCore
 from services.tracker.core import TrackerCore
 from services.worker.core.engine.engine import EngineCore

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.worker.core.limits import AdmissionName, LoraStart, StoredDtype
+from services.worker.core.engine_limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
 from shared.eviction import EvictionName
 from shared.runtime.config import ServiceConfig, constant

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from services.worker.config import WorkerConfig
-from services.worker.core.limits import EngineLimits
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread

@@ -13,8 +13,8 @@ from services.worker.config import WorkerConfig
 from services.worker.core.costs.speeds import SpeedReports
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.status import EngineStatus
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
-from services.worker.core.limits import EngineLimits
 from services.worker.core.splitting import turns_held_max
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved

@@ -77,8 +77,8 @@ class KvBucket(Generic[V]):
         """Create the bucket if it is not there.
 
         A server that is alone keeps it in memory: its disk may be full, or lose what is on it, and
-        who leads must not hang on that. A cluster keeps it on disk: else the number of copies that
-        was set (`cli.replicate_leases`) would be gone when all servers restart.
+        leadership must not depend on that. A cluster keeps it on disk: else the number of copies
+        that was set (`cli.replicate_leases`) would be gone when all servers restart.
 
         Revisions begin at the wall clock in ms: should the store be lost and made again, then no
         revision means two things, and an old writer's compare-and-set fails.

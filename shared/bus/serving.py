@@ -97,28 +97,26 @@ class Receiver(Connection):
         *,
         tenant: TenantId | None = None,
         admit: Callable[[TenantId], bool] | None = None,
-        payload_bytes_max: int = PUBLIC_BYTES_MAX,
-        concurrency_max: int = PUBLIC_CONCURRENCY_MAX,
     ) -> Subscription:
-        """Like `serve`, for the tenants in place of the star in `subject`.
+        """Like `serve`, for the tenants in place of the star in `subject`. Messages of more than
+        `PUBLIC_BYTES_MAX` are refused without decoding.
 
         Args:
             tenant: accept only this tenant's messages; None: any tenant's.
             admit: called before a message is decoded. If it raises, the error is sent to the
                 caller; if it returns False, the message is not answered.
-            payload_bytes_max: larger messages are refused without decoding.
         """
 
         async def of_tenant(name: str, message: Req) -> Rep:
             return await handler(tenant_of(subject.pattern, name), message)
 
         def admits(msg: Msg) -> bool:
-            if len(msg.data) > payload_bytes_max:
-                raise InvalidRequest(f"the message is larger than {payload_bytes_max} bytes")
+            if len(msg.data) > PUBLIC_BYTES_MAX:
+                raise InvalidRequest(f"the message is larger than {PUBLIC_BYTES_MAX} bytes")
             return admit is None or admit(tenant_of(subject.pattern, msg.subject))
 
         name = subject_of(subject.pattern, tenant)
-        return await self._serve(subject, name, of_tenant, concurrency_max, admits)
+        return await self._serve(subject, name, of_tenant, PUBLIC_CONCURRENCY_MAX, admits)
 
     async def _serve(
         self,

@@ -1,1 +1,1 @@
-"""What crosses a process border: messages, subjects, who owns which shard, error codes."""
+"""What crosses a process border: messages, subjects, which shard owns what, error codes."""

@@ -85,7 +85,7 @@ def session_epoch_redis_key(tenant: TenantId, session_id: SessionId) -> str:
 
 
 def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
-    """Packed keys of the blocks of a deleted session, until all who may have them dropped them."""
+    """Packed keys of the blocks of a deleted session, until all holders dropped them."""
     return f"symphony:tombstone:{len(tenant)}:{tenant}:{session_id}"
 
 

@@ -146,7 +146,7 @@ RANK_GRANT = Subject("symphony.scheduler.*.grant", m.RankGrant, NoReply)
 AUTOSCALE_ADVICE = Subject("symphony.autoscale.advice", m.AutoscaleAdvice, NoReply)
 LEADER_CHANGED = Subject("symphony.scheduler.leader", m.LeaderChanged, NoReply)
 LEASE_WRITTEN = Subject("symphony.lease.*", m.LeaseWritten, NoReply)
-# Outside of `symphony.`: who watches all of that must not seem to be a holder.
+# Outside of `symphony.`: a monitor of all those subjects must not look like a holder.
 LEASE_HOLDER = Subject("symphony-lease.*.holder", m.Empty, m.LeaseHolder)
 
 # Tracker and scheduler: the star is a scheduler shard.
@@ -178,7 +178,7 @@ KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)
 KV_LEASE = Subject("symphony.kv.*.lease", m.KvLease, m.KvLeased)
 KV_STAGE = Subject("symphony.kv.*.stage", m.KvStage, m.KvStaged)
 KV_LOCATE = Subject("symphony.kv.*.locate", m.KvLocate, m.KvLocated)
-# All hosts hear it. Who has none of these blocks says nothing.
+# All hosts get it. Those without any of these blocks do not answer.
 KV_FIND = Subject("symphony.kv.find", m.KvLocate, m.KvLocated)
 KV_RENEW = Subject("symphony.kv.*.renew", m.KvRenew, m.KvRenewed)
 KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)

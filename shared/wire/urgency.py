@@ -1,4 +1,4 @@
-"""The one order in which history is brought up, from disk to the arena and from there to a pool."""
+"""The one order in which history is promoted, from disk to the arena and from there to a pool."""
 
 from shared.wire.messages import ADVISORY_PRIORITY
 

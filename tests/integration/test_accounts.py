@@ -16,10 +16,11 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from cli.base.children import free_port, start_nats_by, stop_child, wait_for_port
+from cli.base.children import free_port, start_nats_by, stop_child
 from cli.start.credentials import nkey_file
 from cli.start.options import DeploymentOptions
 from cli.start.servers import TENANT_CONNECTIONS_MAX, prepare_servers
+from loadtest.servers import wait_for_port
 from shared.bus import Bus, RawMessage
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import TenantId

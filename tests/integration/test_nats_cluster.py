@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli import health, replicate_leases, setup_kubernetes
-from cli.base.children import free_port, start_nats_by, stop_child, wait_for_port
+from cli.base.children import free_port, start_nats_by, stop_child
+from loadtest.servers import wait_for_port
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.runtime.config import ServiceConfig

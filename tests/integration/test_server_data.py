@@ -13,9 +13,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from cli.base.children import free_port, is_listening, start_nats, start_redis, stop_child
+from cli.base.children import free_port, is_listening, stop_child
 from cli.start import server_data
 from cli.start.server_data import DataRescue, ServerData, nats_data, redis_data
+from loadtest.servers import start_nats, start_redis
 
 NUM_KEYS = 200
 PATIENCE_S = 30.0

@@ -21,7 +21,6 @@ from cli.base.children import (
     start_nats_by,
     start_redis_by,
     stop_child,
-    wait_for_port,
 )
 from cli.start.options import DeploymentOptions
 from cli.start.plan import plan_deployment
@@ -29,6 +28,7 @@ from cli.start.servers import prepare_servers
 from cli.supervisor.asker import answers_at
 from cli.supervisor.preflight import check_nats, open_servers
 from loadtest.deployment import wait_until
+from loadtest.servers import wait_for_port
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
 from shared.runtime.access import NatsAccess, RedisAccess

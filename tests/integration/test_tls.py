@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.base.children import free_port, start_nats_by, stop_child, wait_for_port
+from cli.base.children import free_port, start_nats_by, stop_child
 from cli.inspection.snapshot import redis_trouble
+from loadtest.servers import wait_for_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
 from shared.bus import Bus

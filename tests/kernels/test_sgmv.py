@@ -16,12 +16,8 @@ from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.reference import add_lora_reference
 from kernels.sgmv.select import CHUNK_FROM_ROWS
 from kernels.sgmv.tables import enter_line
-from kernels.sgmv.torch_ops import (
-    add_lora_bmm,
-    add_lora_dense_loop,
-    add_lora_gather_bmm,
-    add_lora_loop,
-)
+from kernels.sgmv.torch_ops import add_lora_loop
+from loadtest.bench.sgmv.dense import add_lora_bmm, add_lora_dense_loop, add_lora_gather_bmm
 from loadtest.random_adapters import RandomAdapters, Weights, segments_of, site_of
 from shared.wire.messages.adapters import LoraCard, LoraTarget
 

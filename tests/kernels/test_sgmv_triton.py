@@ -4,13 +4,14 @@ interpreter, as `test_paged_attention_triton`."""
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sgmv import DeviceAdapterTables, DeviceSegments, Segments, add_lora
-from kernels.sgmv.device import copy_line, copy_segments, make_device_segments, make_device_tables
+from kernels.sgmv.device import copy_line, make_device_segments, make_device_tables
 from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.reference import add_lora_reference
 from loadtest.random_adapters import RandomAdapters, segments_of, site_of
@@ -24,6 +25,17 @@ pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu, NEEDS_GPU]
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 DTYPES = [FP32, BF16] if IS_INTERPRETED else [FP32, BF16, FP16]  # which takes the way of BF16
 SEGMENTS_MAX, ROWS_MAX = 9, 64
+
+
+def copy_segments(segments: Segments, to: DeviceSegments) -> None:
+    """Write a batch's segments into the device's, in the current stream."""
+    count, room = len(segments.lines), len(to.lines)
+    assert count <= room and int(np.diff(segments.starts).max(initial=0)) <= to.rows_max
+    starts = np.full(room + 1, segments.starts[-1], np.int32)
+    lines = np.full(room, NO_ADAPTER, np.int32)
+    starts[: count + 1], lines[:count] = segments.starts, segments.lines
+    to.starts.copy_(torch.from_numpy(starts))
+    to.lines.copy_(torch.from_numpy(lines))
 
 
 def tables_of(adapters: RandomAdapters) -> DeviceAdapterTables:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from loadtest.policies import make_batcher
 from services.scheduler.core.base.effects import ProbeWorker
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
@@ -24,6 +23,7 @@ from services.scheduler.core.jobs import (
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from services.scheduler.policies import make_batcher
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.wire.messages import SOLE_LEADERSHIP, BatchStart, LeaderChanged

@@ -1,16 +1,24 @@
 """Who is throttled for advisories: not people who type and delete, and at once whoever floods."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from random import Random
+from typing import Literal
 
 import pytest
 
-from loadtest.typing_people import Act, live, load_dialogues, load_speeds, why_absent
 from loadtest.workloads import registry
+from loadtest.workloads.chats import Exchange, load_dialogues
 from loadtest.workloads.open_loads import servegen
+from loadtest.workloads.people import (
+    DELETED_SHARE,
+    SPREAD,
+    TAKEN_BACK_SHARE,
+    THINKING_S,
+    load_speeds,
+)
 from services.tracker.core import Effect, Limits, SendVerdicts, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
@@ -23,6 +31,8 @@ FRONTEND = FrontendId("f")
 NUM_PEOPLE = 400
 BEGIN_S = 120.0  # people come within that time
 FLOOD_RATE = 10_000
+LEFT_SHARE = 0.1  # of beginnings after which a person leaves
+Act = Literal["hint", "take back", "turn"]
 Event = tuple[float, str, str, Act]
 
 
@@ -88,14 +98,37 @@ class House:
                 self._wake_at_ns = effect.at_ns
 
 
+def live(turns: Sequence[Exchange], rng: Random, at_s: float) -> Iterator[tuple[float, Act]]:
+    """What one person does from `at_s` on: an advisory goes out with the first letter of a message;
+    they may delete what stands there, think, and begin again, which sends another one.
+    """
+    speeds = load_speeds()
+    reading = speeds.reading * rng.lognormvariate(0.0, SPREAD)
+    typing = speeds.typing * rng.lognormvariate(0.0, SPREAD)
+    for turn in turns:
+        while True:
+            yield at_s, "hint"
+            if rng.random() < LEFT_SHARE / (1 + len(turns)):
+                return
+            if rng.random() >= DELETED_SHARE:
+                break
+            at_s += rng.uniform(0.1, 1.0) * turn.said / typing * 60
+            if rng.random() < TAKEN_BACK_SHARE:
+                yield at_s, "take back"
+            at_s += rng.expovariate(1 / THINKING_S)
+        at_s += turn.said / typing * 60
+        yield at_s, "turn"
+        at_s += turn.answered / reading * 60 + rng.expovariate(1 / THINKING_S)
+
+
 def people(seed: int, *, place: str = "") -> Iterator[Event]:
     """What many people do, all at one address or each at their own."""
-    rng, dialogues, speeds = Random(seed), load_dialogues(), load_speeds()
+    rng, dialogues = Random(seed), load_dialogues()
     lives = []
     for number in range(NUM_PEOPLE):
         turns, at_s = rng.choice(dialogues), rng.uniform(0, BEGIN_S)
         name = f"p{number}"
-        acts = [(at, place or name, name, act) for at, act in live(turns, speeds, rng, at_s)]
+        acts = [(at, place or name, name, act) for at, act in live(turns, rng, at_s)]
         lives.append(acts)
     return merge(*lives)
 
@@ -106,7 +139,8 @@ def flood(place: str, seconds: float) -> Iterator[Event]:
         yield 60.0 + number / FLOOD_RATE, place, f"x{place}-{number}", "hint"
 
 
-needs_traces = pytest.mark.skipif(bool(why_absent()), reason=why_absent())
+why_absent = registry.why_absent("sharegpt-like")
+needs_traces = pytest.mark.skipif(bool(why_absent), reason=why_absent)
 
 
 @needs_traces

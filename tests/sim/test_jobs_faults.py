@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from loadtest.policies import POLICIES
+from services.scheduler.core.batching.rules import RULES
 from services.scheduler.core.jobs import JobsCore
 from tests.sim.heap import MS, SECOND
 from tests.sim.jobs_peers import Setup, SimModel
@@ -118,7 +118,7 @@ def run_seeds(seeds: range, setup: Setup, *more: Callable[[House], None]) -> lis
     return houses
 
 
-@pytest.mark.parametrize("policy", [each for each in POLICIES if each != "shepherd"])
+@pytest.mark.parametrize("policy", RULES)
 def test_every_request_ends_once_whatever_fails(policy: str) -> None:
     run_seeds(range(NUM_SEEDS), replace(FAULTY, policy=policy))
 

@@ -15,11 +15,7 @@ from cli.models.gguf.reading import Reading
 # see `places.OPERATIONS`.
 Names = Mapping[str, str]
 
-OUTER = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 ATTENTION = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -185,10 +181,7 @@ ARCHITECTURES = {
         readers.read_stablelm,
     ),
     "nemotron": Architecture(
-        "nemotron",
-        {**DENSE, **OFFSET_NORMS},
-        readers.read_nemotron,
-        GEMMA_OUTER,
+        "nemotron", {**DENSE, **OFFSET_NORMS}, readers.read_nemotron, GEMMA_OUTER
     ),
     "command-r": Architecture("cohere", {**DENSE, **HEAD_NORMS}, readers.read_command_r),
     "cohere2": Architecture("cohere2", DENSE, readers.read_cohere2),

@@ -24,10 +24,7 @@ class Reading:
     """
 
     def __init__(
-        self,
-        keys: Metadata,
-        shapes: Mapping[str, tuple[int, ...]],
-        load: Callable[[str], Vector],
+        self, keys: Metadata, shapes: Mapping[str, tuple[int, ...]], load: Callable[[str], Vector]
     ) -> None:
         self.keys = keys
         self.shapes = shapes

@@ -6,10 +6,10 @@ from typing import Any
 
 from services.worker.core.effects import Effect, LoadPages
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import EngineLimits
 from services.worker.core.step import Sampled, StepResult
 from services.worker.core.turns.request import TurnRequest
 from services.worker.core.turns.turn import Turn

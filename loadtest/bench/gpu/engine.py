@@ -115,9 +115,9 @@ class _Engine:
         idle = device_time.idle_ns / (device_time.busy_ns + device_time.idle_ns)
         return step_s, statistics.median(launching_s[2:]) / step_s, idle
 
-    def first_token(self, length: int, store: LocalStore | None = None) -> float:
+    def first_token(self, length: int) -> float:
         """Seconds to the first token of a new prompt."""
-        return self._first_token(self._prompt(length), store)
+        return self._first_token(self._prompt(length), None)
 
     def returning(self, folder: Path, rounds: int) -> dict[str, float]:
         """A turn whose history is in the arena, and what it is made of: loading alone, computing

@@ -23,6 +23,7 @@ FAR, NEAR = HostId("far"), HostId("near")
 POOL_SESSIONS = 5
 ARENA_SESSIONS = 6
 SPARE_BLOCKS = 4
+SEED = 1
 LOOK_S = 1.0
 ARRIVE_TRIES = 30  # of so long
 SETTLE_S = 0.3
@@ -50,20 +51,14 @@ class Session:
 
 
 class TwoHosts:
-    """Two hosts that run. Make with `open_hosts`.
+    """Two hosts that run. Make with `open_hosts`."""
 
-    Args:
-        seed: of what sessions say: of two houses with a host in common, each has its own.
-    """
-
-    def __init__(
-        self, far: Lab, near: Lab, redis: RedisClient, vocab_size: int, seed: int = 1
-    ) -> None:
+    def __init__(self, far: Lab, near: Lab, redis: RedisClient, vocab_size: int) -> None:
         self.far = far
         self.near = near
         self._redis = redis
         self._vocab_size = vocab_size
-        self._rng = random.Random(seed)
+        self._rng = random.Random(SEED)
         self._stages: list[KvStage] = []
         self._released = asyncio.Event()
         self._num_unanswered = 0
@@ -127,13 +122,13 @@ class TwoHosts:
         await wait_settled(self.near)
 
     async def come(
-        self, session: Session, num_new: int, kv_at: dict[HostId, int], num_reply: int = 1
+        self, session: Session, num_new: int, kv_at: dict[HostId, int]
     ) -> tuple[Trace, list[KvStage]]:
         """The session's next turn on the near host, and what of its history its kvstore was asked
         for meanwhile."""
         self._stages.clear()
         tokens = session.tokens + self.tokens(num_new)
-        trace = await self.near.turn(tokens, num_reply, session_id=session.session_id, kv_at=kv_at)
+        trace = await self.near.turn(tokens, session_id=session.session_id, kv_at=kv_at)
         asked = [each for each in self._stages if not each.is_hint]
         return trace, [each for each in asked if each.num_before < session.num_blocks]
 

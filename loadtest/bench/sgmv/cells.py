@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kernels.sgmv import AdapterTables, Segments, Site, add_lora, make_tables
-from kernels.sgmv.torch_ops import add_lora_bmm, add_lora_dense_loop, add_lora_gather_bmm
+from loadtest.bench.sgmv.dense import add_lora_bmm, add_lora_dense_loop, add_lora_gather_bmm
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.random_adapters import enter_image, segments_of
 from loadtest.streaming import Stream

@@ -26,15 +26,15 @@ KEPT = ("model", "num_tokens", "num_blocks", "num_turns", "last_used")
 ADVISED = ("state", "tenant", "model_id", "priority", "num_merged")
 
 
-def text_of(number: str, *, blocks: int = NUM_BLOCKS) -> str:
+def text_of(number: str) -> str:
     """A prompt that differs from every other one in its first block.
 
     >>> len(text_of("7"))
     261
     """
     begin = f"{number}: "
-    rest = "the wolf was seen at the old mill, and nobody dared to say so. " * (blocks + 1)
-    return (begin + rest)[: blocks * BLOCK_TOKENS + 5]
+    rest = "the wolf was seen at the old mill, and no one dared to say so. " * (NUM_BLOCKS + 1)
+    return (begin + rest)[: NUM_BLOCKS * BLOCK_TOKENS + 5]
 
 
 @dataclass(slots=True)

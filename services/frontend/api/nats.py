@@ -27,7 +27,7 @@ from services.frontend.api.text.completions import open_completion
 from services.frontend.api.text.delivery import answer_whole, prepared, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity, PayloadTooLarge
+from services.frontend.core.limits.capacity import HeldCapacity, PayloadTooLarge
 from services.frontend.http.errors import error_body
 from services.frontend.http.request import Origin, check_shape
 from services.frontend.observability import telemetry
@@ -124,7 +124,7 @@ async def _answer(app: App, keyring: Keyring, asked: _Asked) -> None:
         log.warning("a request without reply subject")
         return
     capacity = app.tenants.capacity if asked.tenant is None else app.capacity_of(asked.tenant)
-    with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
+    with HeldCapacity(capacity) as held:
         try:
             if asked.link.num_open > REQUESTS_MAX:
                 raise Overloaded(f"more than {REQUESTS_MAX} requests at once over NATS")

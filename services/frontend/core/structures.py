@@ -11,8 +11,7 @@ from services.frontend.core.schemas import rewritten
 
 Kind = Literal["json", "regex", "choice", "grammar", "lark", "tags"]
 
-# Between JSON's tokens: what models write who set it out nicely, and not without end, as small ones
-# write it.
+# Between JSON's tokens: what models write that format it, with an end, which small models forget.
 WHITESPACE = r"[ \n]?[ \t]{0,40}"
 GBNF_CHARS_MAX = 16_384  # to turn it into Lark's words takes ever longer
 OPTIONS = "x-guidance"  # by which a schema could have it otherwise

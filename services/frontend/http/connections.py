@@ -38,7 +38,7 @@ from shared.runtime.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
+SWEEP_S = 1.0  # between two checks of all connections; limits hold to this precision
 LINGER_S = 1.0  # a refusal is there to be read before the connection is reset
 CONNECTIONS_MAX = 16_384
 OTHER_FILES = 256  # of the process
@@ -51,13 +51,9 @@ WHY = {"head": "the request's head took too long", "body": "the request's body t
 
 
 class Connections:
-    """All of a server's connections, their limits and timeouts.
+    """All of a server's connections, their limits and timeouts."""
 
-    Args:
-        sweep_s: between two checks of all of them; limits hold to this precision.
-    """
-
-    def __init__(self, config: FrontendConfig, clock: Clock, sweep_s: float = SWEEP_S) -> None:
+    def __init__(self, config: FrontendConfig, clock: Clock) -> None:
         self.limits = TimeoutLimits(
             request_s=config.slow_request_s, reader_s=config.stalled_reader_s
         )
@@ -65,7 +61,7 @@ class Connections:
             config.connections_per_address, _connections_max(config)
         )
         # Never coarser than the limits.
-        self._sweep_s = min(sweep_s, config.slow_request_s / 4, config.stalled_reader_s / 4)
+        self._sweep_s = min(SWEEP_S, config.slow_request_s / 4, config.stalled_reader_s / 4)
         self._clock = clock
         self._responsive = ResponsiveClock(self._sweep_s, clock.now_ns() / 1e9)
         self._sparsely = Sparsely()

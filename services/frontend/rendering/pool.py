@@ -203,7 +203,7 @@ class Pool:
 
 
 def _error(why: Why, work_ns: int) -> Exception:
-    """Of a text; what took too long is named by who knows what it was."""
+    """Of a text. The caller names what took too long."""
     if why == "too_long":
         return TimeoutError()
     if why == "full":

@@ -107,14 +107,14 @@ function showHosts(view) {
     }));
 }
 
-function pairs(id, told) {
-  const rows = told.length ? told : [["nothing lately", ""]];
+function pairs(id, given) {
+  const rows = given.length ? given : [["nothing lately", ""]];
   at(id).replaceChildren(...rows.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
 }
 
 const rate = (value) => `${number.format(value)} /s`;
-const rates = (told, named = (name) => name) =>
-  Object.entries(told).sort((a, b) => b[1] - a[1]).map(([name, value]) => [named(name), rate(value)]);
+const rates = (perSecond, named = (name) => name) =>
+  Object.entries(perSecond).sort((a, b) => b[1] - a[1]).map(([name, value]) => [named(name), rate(value)]);
 
 function showLists(view) {
   const { advisories, adapters } = view;

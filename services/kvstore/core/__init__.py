@@ -31,7 +31,6 @@ from services.kvstore.core.base.events import (
     Renew,
     Stage,
 )
-from services.kvstore.core.base.limits import Counts, Limits
 from services.kvstore.core.base.runs import (
     Place,
     Run,
@@ -40,6 +39,7 @@ from services.kvstore.core.base.runs import (
     folder_of,
     run_of,
 )
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.exchange import Exchange

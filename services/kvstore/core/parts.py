@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.loading.finding import Finding
 from services.kvstore.core.loading.loads import Loads

@@ -16,8 +16,8 @@ from services.kvstore.core.base.effects import (
     SaveOutcome,
     WriteOutcome,
 )
-from services.kvstore.core.base.limits import Limits
 from services.kvstore.core.base.runs import Run
+from services.kvstore.core.base.store_limits import Limits
 from services.kvstore.core.disk.found_blocks import FoundBlocks
 from services.kvstore.core.exchange import Exchange
 from services.kvstore.core.parts import make_parts

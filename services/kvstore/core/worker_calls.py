@@ -6,19 +6,44 @@ from dataclasses import replace
 from itertools import chain
 
 from services.kvstore.core.base.effects import DiskWrite, Effect, TouchBlocks
-from services.kvstore.core.base.events import Commit, Open, Pinned, Release, Renew, Stage
-from services.kvstore.core.checks import check_commit
+from services.kvstore.core.base.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.loading.loads import Coming
 from services.kvstore.core.loading.staging import blocks_below, fill_prefix, pin_prefix
 from services.kvstore.core.parts import Parts
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
-from services.kvstore.core.tiers.workers import Ticket
+from services.kvstore.core.tiers.workers import OpenWorker, Ticket
 from services.kvstore.core.tiers.writes import new_block
-from shared.blocks import BlockKey
+from shared.blocks import BLOCK_TOKENS, BlockKey, child_key
 from shared.errors import InvalidRequest, NotFound
 from shared.expiry import NS_PER_S
 from shared.ids import WorkerId
+
+
+def check_commit(event: Commit, worker: OpenWorker) -> None:
+    """Raises:
+    InvalidRequest: the model was not announced, a list has the wrong length, a page is not leased
+        to the worker or named twice, or a key is not that of its tokens.
+    """
+    shape = worker.shapes.get(event.fingerprint)
+    if shape is None or shape[1] != event.page_bytes:
+        raise InvalidRequest("the model of this commit was not opened", "fingerprint")
+    pages = [page for block in event.blocks for page in block.pages]
+    num_meant = len(worker.meant(event.page_bytes, pages, event.last_lease))
+    if len(set(pages)) != len(pages) or num_meant != len(pages):
+        raise InvalidRequest("a page is not leased, or is named twice", "pages")
+    for block in event.blocks:
+        _check_block(block, num_layers=shape[0])
+
+
+def _check_block(block: NewBlock, num_layers: int) -> None:
+    if len(block.pages) != num_layers or len(block.checksums) != num_layers:
+        raise InvalidRequest(f"a block takes {num_layers} pages and checksums", "pages")
+    if not 0 < len(block.tokens) <= BLOCK_TOKENS:
+        raise InvalidRequest(f"a block has 1 to {BLOCK_TOKENS} tokens", "tokens")
+    if child_key(block.parent, block.tokens) != block.key:
+        raise InvalidRequest("the key is not that of these tokens after this parent", "key")
+
 
 USED_MAX = 256  # sequences that one renewal may name
 

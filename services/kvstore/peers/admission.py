@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.peers.handshake import Welcome
-from services.kvstore.peers.limits import Identity, ServerLimits
+from services.kvstore.peers.peer_limits import Identity, ServerLimits
 from services.kvstore.peers.serving import ServerCounts
 from services.kvstore.peers.stream import Stream, as_stream, drop_unsent
 from services.kvstore.peers.unproven import Unproven, group_of

@@ -16,7 +16,7 @@ from services.kvstore.core import PageReads
 from services.kvstore.peers.fetches import Fetch, Fetches, PeerRead, PeerReport
 from services.kvstore.peers.fetching import ClientCounts, Fetching
 from services.kvstore.peers.handshake import greet
-from services.kvstore.peers.limits import ClientLimits, Identity
+from services.kvstore.peers.peer_limits import ClientLimits, Identity
 from services.kvstore.peers.stream import Broken, Stream, open_stream
 from services.kvstore.peers.wire import WireError
 from shared.arena import ArenaView

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.kvstore.peers.admission import Admission
-from services.kvstore.peers.limits import Identity, ServerLimits
 from services.kvstore.peers.pace import Pace
+from services.kvstore.peers.peer_limits import Identity, ServerLimits
 from services.kvstore.peers.serving import ServerCounts, Serving
 from services.kvstore.peers.sources import PageSource
 from services.kvstore.peers.stream import Broken, Stream

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.kvstore.peers.limits import ServerLimits
 from services.kvstore.peers.pace import Pace
+from services.kvstore.peers.peer_limits import ServerLimits
 from services.kvstore.peers.sources import Pages, PageSource
 from services.kvstore.peers.stream import Broken, Stream, Views, after, as_views, send_all
 from services.kvstore.peers.wire import (

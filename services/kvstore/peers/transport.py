@@ -11,7 +11,7 @@ from typing import Protocol
 from services.kvstore.core import PageReads
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerReport
-from services.kvstore.peers.limits import Identity, ServerLimits
+from services.kvstore.peers.peer_limits import Identity, ServerLimits
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import PageSource
 from shared.arena import ArenaView

@@ -17,7 +17,7 @@ from services.scheduler.core.base.effects import (
     StartTurns,
     merge_effects,
 )
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.placement import DEFAULT_POLICY, POLICIES, PlacementPolicy
 from services.scheduler.core.turns.core import SchedulerCore
 

@@ -11,10 +11,10 @@ from services.tracker.core.effects import (
     ObserveLead,
     SendVerdicts,
 )
-from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
 from services.tracker.core.shards import Shards, check_foreseen
 from services.tracker.core.tracker import TrackerCore
+from services.tracker.core.tracker_limits import Limits
 
 __all__ = [
     "AgentTurns",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from services.tracker.core.agents import AgentFollower, AgentHint
 from services.tracker.core.agents.prefixes import AgentKey, AgentPrefixes
-from services.tracker.core.limits import SECOND_NS
+from services.tracker.core.tracker_limits import SECOND_NS
 from shared.blocks import prefix_keys
 from shared.errors import MalformedMessage
 from shared.ids import SessionId, TenantId

@@ -7,9 +7,9 @@ A restart loses all of it, which is safe: unknown senders are trusted.
 from dataclasses import replace
 
 from services.tracker.core.leads import Leads
-from services.tracker.core.limits import SECOND_NS, Limits
 from services.tracker.core.outcomes import Outcomes
 from services.tracker.core.records import Origin, Record
+from services.tracker.core.tracker_limits import SECOND_NS, Limits
 from services.tracker.core.verdicts import as_verdict, verdict_of
 from shared.wire.hint_accounts import HintAccounts
 from shared.wire.messages import Advisory, HintRate, HintStatus

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
+from services.tracker.core.tracker_limits import Limits
 from shared.errors import NoCapacity, TenantQuota
 from shared.ids import TenantId
 

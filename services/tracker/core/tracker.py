@@ -18,13 +18,13 @@ from services.tracker.core.effects import (
     SendVerdicts,
 )
 from services.tracker.core.learned import Learned
-from services.tracker.core.limits import Limits
 from services.tracker.core.live_limits import LiveLimits
 from services.tracker.core.order import AdvisoryOrder
 from services.tracker.core.records import Record, SessionKey
 from services.tracker.core.seen_turns import SeenTurns
 from services.tracker.core.shards import UNDIVIDED, Shards, handed_on
 from services.tracker.core.timers import RecordTimers
+from services.tracker.core.tracker_limits import Limits
 from services.tracker.core.unannounced import Unannounced
 from services.tracker.core.verdicts import Verdicts
 from shared.effects import WakeAt

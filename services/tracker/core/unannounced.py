@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from services.tracker.core.agent_turns import MS_NS, Foreseen
-from services.tracker.core.limits import SECOND_NS
 from services.tracker.core.records import SessionKey
+from services.tracker.core.tracker_limits import SECOND_NS
 
 UNANNOUNCED_MAX = 1024
 UNANNOUNCED_NS = 3 * SECOND_NS  # longer than a takeover: the last leader has announced older ones

@@ -18,8 +18,7 @@ import numpy as np
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.device.base.executor import Finished, ModelInfo
-from services.worker.device.base.failures import Failures
-from services.worker.device.base.tables import BlockTables
+from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
 from services.worker.device.copying.copies import HostCopier, PageCopier

@@ -26,10 +26,7 @@ def launch_isolated(executor: Executor, plan: StepPlan) -> Launched:
     except Exception:
         log.exception("a step failed: running its rows one by one", extra=_named(plan))
         executor.check_device()
-    result = StepResult(
-        sampled=[None] * plan.num_rows,
-        stall_ns=[0] * executor.info.num_layers,
-    )
+    result = StepResult(sampled=[None] * plan.num_rows, stall_ns=[0] * executor.info.num_layers)
     for index in range(plan.num_rows):
         alone = plan.alone(index)
         try:

@@ -9,7 +9,7 @@ import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.paged_attention import can_be_invariant
-from services.worker.core.limits import StoredDtype
+from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.copying.int8_pages import VERSION as INT8_VERSION
 from services.worker.device.decoder.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
@@ -27,11 +27,7 @@ READ_BYTES = 16 * 1024 * 1024
 
 
 def load_model(
-    source: str,
-    device: str,
-    dtype: str,
-    layers: Mode = "fast",
-    stored_dtype: StoredDtype = "model",
+    source: str, device: str, dtype: str, layers: Mode = "fast", stored_dtype: StoredDtype = "model"
 ) -> LoadedModel:
     """Load from a folder or a hub id.
 

@@ -22,13 +22,7 @@ from services.worker.oneshot.effects import (
 )
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, ModelId, WorkerId
-from shared.wire.messages import (
-    BatchDone,
-    BatchRef,
-    BatchStart,
-    JobResult,
-    OneshotCard,
-)
+from shared.wire.messages import BatchDone, BatchRef, BatchStart, JobResult, OneshotCard
 
 NOT_FINITE = "the model made a number that is not finite of this input"
 
@@ -110,11 +104,7 @@ class BatchCore:
         return [*pulls, *self._advance(now_ns)]
 
     def on_inputs(
-        self,
-        batch_id: BatchId,
-        frontend_id: FrontendId,
-        inputs: list[Pulled] | None,
-        now_ns: int,
+        self, batch_id: BatchId, frontend_id: FrontendId, inputs: list[Pulled] | None, now_ns: int
     ) -> list[Effect]:
         """A frontend's answer to a pull; None when it did not answer. What is still missing of a
         partial answer is asked for again.

@@ -42,13 +42,7 @@ from shared.wire.messages import (
     LeadershipFence,
     OneshotCard,
 )
-from shared.wire.subjects import (
-    BATCH_DONE,
-    BATCH_START,
-    INPUT_PULL,
-    JOB_RESULTS,
-    LEADER_CHANGED,
-)
+from shared.wire.subjects import BATCH_DONE, BATCH_START, INPUT_PULL, JOB_RESULTS, LEADER_CHANGED
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,11 @@ from transformers import (
 
 from services.worker.device.model import weights_digest
 from services.worker.models.weights import load_weights
-from services.worker.oneshot.files import (
-    IMAGE_FILES,
-    TOKENIZER_FILES,
-    digest_files,
-    read_json,
-)
+from services.worker.oneshot.files import IMAGE_FILES, TOKENIZER_FILES, digest_files, read_json
 from services.worker.oneshot.inputs import ImageInputs, TextInputs, load_image_inputs
-from services.worker.oneshot.loaded import Head, LoadedOneshot
+from services.worker.oneshot.loaded import Head, LoadedOneshot, probe
 from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values
 from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
-from services.worker.oneshot.probe import probe
 from shared.errors import ConfigError
 from shared.ids import ModelId
 from shared.wire.messages import OneshotCard, OneshotVariant, Task

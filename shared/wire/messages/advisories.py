@@ -31,9 +31,9 @@ class Advisory:
 
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
     advisories of this sender arrive in the order of their turns, so that a turn proves those before
-    its own to be wrong. Higher `priority` goes first. `agent` is who will ask the turn, in which
-    run of agents is `workflow_id`; empty: not said. After `ttl_ms` the turn is not expected any
-    more. `request_id` is what the sender calls it in logs.
+    its own to be wrong. Higher `priority` goes first. `agent` is the one that will ask the turn, in
+    which run of agents is `workflow_id`; empty: not said. After `ttl_ms` the turn is not expected
+    any more. `request_id` is what the sender calls it in logs.
 
     The others are a frontend's, and what a sender says of them is ignored: `adapter` is what it
     found under the name that it was sent as the model, `kv_at` how many leading blocks of the

@@ -76,7 +76,7 @@ class JobsCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRef:
-    """A job and who holds its input."""
+    """A job and the frontend that holds its input."""
 
     job_id: JobId
     frontend_id: FrontendId

@@ -156,7 +156,7 @@ class AdapterInfo:
     """An adapter as its owner is shown it; fields as of `AdapterRecord`.
 
     Attributes:
-        tenant: None: anybody may use it.
+        tenant: None: all tenants may use it.
         parent: its base.
     """
 

@@ -144,7 +144,7 @@ class SchedulerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderLease:
-    """Who leads; the one value under a lease's key in the store.
+    """The leader; the one value under a lease's key in the store.
 
     Attributes:
         instance: the holder, unlike any other process's name; empty when it was given back.

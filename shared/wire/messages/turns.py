@@ -295,7 +295,7 @@ class SessionForget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionForgotten:
-    """This worker has no block of the session any more, and none is on its way to a kvstore.
+    """This worker has no block of the session any more, and none is in flight to a kvstore.
 
     Attributes:
         was_known: it had some, or a turn of it, which goes on to its end.

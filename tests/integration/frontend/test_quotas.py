@@ -19,13 +19,7 @@ from shared.ids import SessionId, TenantId
 from shared.wire import messages as m
 from shared.wire.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import (
-    MODEL,
-    Deployment,
-    Reply,
-    deployment,
-    eventually,
-)
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.frontend.job_deployment import job_deployment
 from tests.integration.harness import client_of
 

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.base.children import free_port, start_child, start_nats_by, stop_child, wait_for_port
+from cli.base.children import free_port, start_child, start_nats_by, stop_child
 from loadtest.bench.lab import Lab
+from loadtest.servers import wait_for_port
 from services.kvstore.tiers.values import HEADER_BYTES
 from shared.arena import PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey

@@ -5,16 +5,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli.base.children import (
-    find_nats_server,
-    free_port,
-    start_child,
-    stop_child,
-    wait_for_port,
-)
+from cli.base.children import find_nats_server, free_port, start_child, stop_child
+from loadtest.servers import wait_for_port
 from services.scheduler.config import SchedulerConfig
 from shared.bus import Bus, RawMessage
 from shared.lease.lease import Lease
@@ -92,7 +88,7 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
             fence = await first.lead()
             assert first.lease.is_leading
             waiting = asyncio.create_task(spare.lead())
-            await eventually(lambda: spare.lease._core._watch._has_answered)
+            await eventually(lambda: hears_leader(spare))
             await sever(first.bus)
             assert await waiting > fence
             assert spare.lease.is_leading and not first.lease.is_leading
@@ -100,6 +96,15 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
             await eventually(lambda: first.told == ["suspend"])  # it cannot know more
 
     asyncio.run(scenario())
+
+
+def core_of(it: Candidate) -> Any:
+    return it.lease._core
+
+
+def hears_leader(it: Candidate) -> bool:
+    """Whether the leader has answered the question of who holds the lease."""
+    return bool(core_of(it)._watch._has_answered)
 
 
 def test_one_that_has_left_does_not_answer_for_the_next(nats_server: Server) -> None:
@@ -115,7 +120,7 @@ def test_one_that_has_left_does_not_answer_for_the_next(nats_server: Server) -> 
             await first.lease.release()
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             leads, waits = (second, third) if second.lease.is_leading else (third, second)
-            await eventually(lambda: waits.lease._core._watch._has_answered)
+            await eventually(lambda: hears_leader(waits))
             await sever(leads.bus)
             await eventually(lambda: waits.lease.is_leading)
             await asyncio.wait(waiting)
@@ -151,7 +156,7 @@ def test_a_released_lease_is_taken_without_waiting(nats_server: Server) -> None:
             fence = await first.lead()
             async with candidate(nats_server.url, ttl_ms=NEVER_MS) as spare:
                 waiting = asyncio.create_task(spare.lead())
-                await eventually(lambda: spare.lease._core._known is not None)
+                await eventually(lambda: core_of(spare)._known is not None)
                 await first.lease.release()
                 assert not first.lease.is_leading
                 assert await waiting == fence + 1

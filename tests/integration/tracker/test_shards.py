@@ -38,6 +38,7 @@ from shared.wire.subjects import (
 )
 from shared.wire.tracker_shards import arrival_wires, left_wire, shard_of
 from tests.conftest import Server
+from tests.counters import value_of
 from tests.integration.harness import connected, eventually, eventually_answers, running
 from tests.integration.scheduler.peers import fake_worker
 
@@ -89,10 +90,6 @@ async def placing(bus: Bus) -> Counter[str]:
     return expected
 
 
-def value(counter: object) -> float:
-    return float(counter._value.get())  # type: ignore[attr-defined]
-
-
 def test_what_comes_to_the_wrong_shard_is_acted_on_once_by_the_right_one(
     nats_server: Server,
 ) -> None:
@@ -104,12 +101,12 @@ def test_what_comes_to_the_wrong_shard_is_acted_on_once_by_the_right_one(
         ):
             expected = await placing(bus)
             await until_leading(bus, 2)
-            num_before = value(HANDED_ON), value(MISDIRECTED)
+            num_before = value_of(HANDED_ON), value_of(MISDIRECTED)
             sessions = names_of(20, of_2=1)
             for session_id in sessions:  # NATS gives each to whichever it likes
                 assert (await bus.request(ADVISORY_SUBMIT, advisory(session_id))).state == "placed"
             assert expected == dict.fromkeys(sessions, 1)
-            assert value(HANDED_ON) > num_before[0] and value(MISDIRECTED) == num_before[1]
+            assert value_of(HANDED_ON) > num_before[0] and value_of(MISDIRECTED) == num_before[1]
             statuses = await bus.gather(SERVICE_STATUS, Empty(), num_max=2)
             assert sorted(each.hints.num_live for each in statuses if each.hints) == [0, 20]
             for session_id in sessions:
@@ -223,12 +220,12 @@ def test_who_disagrees_about_the_number_of_shards_hands_on_once(nats_server: Ser
         ):
             expected = await placing(bus)
             await until_leading(bus, 2)
-            num_before = value(HANDED_ON), value(MISDIRECTED)
+            num_before = value_of(HANDED_ON), value_of(MISDIRECTED)
             sessions = names_of(10, of_2=1, of_3=0)
             for session_id in sessions:
                 assert (await bus.request(ADVISORY_SUBMIT, advisory(session_id))).state == "placed"
             assert expected == dict.fromkeys(sessions, 1)
-            num_after = value(HANDED_ON), value(MISDIRECTED)
+            num_after = value_of(HANDED_ON), value_of(MISDIRECTED)
             assert num_after == (num_before[0] + 10, num_before[1] + 10)
 
     asyncio.run(scenario())

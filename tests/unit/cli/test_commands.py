@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli import checks
 from cli.base.runfile import RunningService, RunState
-from cli.inspection import families, targets
+from cli.inspection import model_report
 from cli.inspection.description import describe
 from cli.inspection.doctor import Finding, examine
 from cli.inspection.snapshot import Snapshot, is_alive
@@ -125,8 +125,7 @@ def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: P
 
 def test_without_torch_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_demo_model(tmp_path / "models" / "symphony-demo")
-    monkeypatch.setattr(targets, "find_spec", lambda _: None)
-    monkeypatch.setattr(families, "find_spec", lambda _: None)
+    monkeypatch.setattr(model_report, "find_spec", lambda _: None)
     *_, adapters, model = examine(tmp_path, models=["demo"])
     said = "not known without torch, which `up` installs"
     assert adapters == Finding("adapters", True, f"on demo: {said}")

@@ -136,14 +136,15 @@ def test_it_stands_still_when_asked() -> None:
 
         transport = httpx.MockTransport(handle)
         app = TopApp(httpx.AsyncClient(transport=transport, base_url="http://house"))
+        show = app._show
         async with app.run_test() as pilot:
-            app._show(view())
+            show(view())
             await pilot.pause()
             await pilot.press("space")
-            app._show(view("draining"))
+            show(view("draining"))
             assert "draining" not in str(app.query_one("#status", Static).content)
             await pilot.press("space")
-            app._show(view("draining"))
+            show(view("draining"))
             assert "not ready: tracker-0" in str(app.query_one("#status", Static).content)
 
     asyncio.run(scenario())

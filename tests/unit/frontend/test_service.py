@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from services.frontend.rendering.tokenizer import ModelTokenizer
 from services.frontend.service import main
 from services.frontend.tenants.links import Connect
 from shared.bus import Bus
-from shared.errors import NobodyListens
 from shared.ids import HostId, ModelId, WorkerId
 from shared.runtime.clock import ManualClock
 from shared.service import Runtime
@@ -37,8 +35,8 @@ from shared.wire.subjects import (
     TURN_CANCEL,
     TURN_SUBMIT,
     WORKER_REPORT,
-    Subject,
 )
+from tests.memory_bus import MemoryBus
 
 IMPORT = re.compile(r"^\s*(?:import|from) ([\w.]+)", re.MULTILINE)
 OUTSIDE = {
@@ -52,61 +50,6 @@ PORTS = {
 }  # fmt: skip
 SAID = [2, 1, 0]
 WORDS = ["one", "two", "three", "four"]
-
-
-class MemoryBus:
-    """Passes messages to handlers by subject, encoded as on the wire."""
-
-    is_open = True
-    connected = True
-    steady_for_s = 1e9
-    payload_bytes_max = 1 << 20
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
-        self._servers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
-        self.num_drained = 0
-
-    async def subscribe(
-        self, subject: Subject[Any, Any], handler: Callable[[Any], None], *ids: str
-    ) -> None:
-        self._handlers[subject.name(*ids)].append(
-            lambda data: handler(m.decode(subject.request, data))
-        )
-
-    async def serve(
-        self, subject: Subject[Any, Any], handler: Callable[[Any], Awaitable[Any]], *ids: str
-    ) -> None:
-        async def answer(data: bytes) -> bytes:
-            return m.encode(await handler(m.decode(subject.request, data)))
-
-        self._servers[subject.name(*ids)] = answer
-
-    async def serve_tenants(self, *_: object, **__: object) -> None:
-        """Nobody comes over NATS."""
-
-    serve_raw = serve_tenants
-
-    async def publish(self, subject: Subject[Any, Any], message: Any, *ids: str) -> None:
-        for handler in self._handlers[subject.name(*ids)]:
-            asyncio.get_running_loop().call_soon(handler, m.encode(message))
-
-    async def request(
-        self, subject: Subject[Any, Any], message: Any, *ids: str, **_: object
-    ) -> Any:
-        server = self._servers.get(subject.name(*ids))
-        if server is None:
-            raise NobodyListens(f"nobody serves {subject.name(*ids)}")
-        return m.decode(subject.reply, await server(m.encode(message)))
-
-    def on_reconnect(self, _: Callable[[], None]) -> None:
-        """It never breaks."""
-
-    async def flush(self) -> None:
-        """Nothing waits."""
-
-    async def drain(self) -> None:
-        self.num_drained += 1
 
 
 class MemoryHttp:

@@ -12,7 +12,6 @@ from loadtest.partition import (
     NoPartition,
     Partition,
     PartitionModel,
-    imbalance,
     partition,
     random_partition,
 )
@@ -280,9 +279,3 @@ def test_random_keeps_the_bounds_and_follows_its_seed() -> None:
     with pytest.raises(NoPartition) as refused:
         random_partition([model(1, 6)] * 3, 2, 9, 10, rng=np.random.default_rng(1), num_tries=50)
     assert not refused.value.proven
-
-
-def test_imbalance_is_max_less_min_over_the_average() -> None:
-    models = [model(10, 4), model(20, 4), model(30, 4)]
-    assert imbalance([0, 0, 1], models) == pytest.approx((0.0, 4 / 6))
-    assert imbalance([0, 0, 0], models, num_subclusters=2) == (2.0, 2.0)

@@ -4,6 +4,9 @@ import pytest
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import Limits
+from services.scheduler.core.batching.batcher import WindowBatcher
+from services.scheduler.core.batching.job import Delays
+from services.scheduler.core.batching.rules import make_rules
 from shared.errors import ConfigError
 from shared.runtime.config import load_config
 
@@ -44,11 +47,18 @@ def test_a_placement_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch)
             load_config(SchedulerConfig)
 
 
-NEXUS = "loadtest.policies.nexus:NexusBatcher"
+class Own(WindowBatcher):
+    """A batch policy by its path."""
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__(make_rules("eager"), delays)
+
+
+OWN = f"{__name__}:Own"
 
 
 def test_a_batch_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy in ("timeout:5", NEXUS):
+    for policy in ("timeout:5", OWN):
         monkeypatch.setenv("SYMPHONY_BATCH_POLICY", policy)
         assert load_config(SchedulerConfig).batch_policy == policy
     monkeypatch.setenv("SYMPHONY_BATCH_POLICY", "nexus")
@@ -58,8 +68,8 @@ def test_a_batch_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_shard_s_batch_policy_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYMPHONY_SCHEDULER_ROLE", "shard")
-    monkeypatch.setenv("SYMPHONY_BATCH_POLICY", NEXUS)
-    with pytest.raises(ConfigError, match=r"SYMPHONY_BATCH_POLICY='loadtest.*steady, deferred"):
+    monkeypatch.setenv("SYMPHONY_BATCH_POLICY", OWN)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_BATCH_POLICY='tests.*steady, deferred"):
         load_config(SchedulerConfig)
 
 

@@ -13,10 +13,10 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
-from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turns.request import TurnRequest
 from services.worker.core.turns.turn import Turn
@@ -228,6 +228,11 @@ class Engine:
     def keep(self, effects: list[Effect]) -> list[Effect]:
         self.effects += effects
         return effects
+
+
+def stock_of(engine: Engine) -> list[int]:
+    """Arena pages that it has leased and not written yet."""
+    return engine.core.write_behind._stock
 
 
 def announce(engine: Engine, session_id: SessionId, **fields: Any) -> list[Effect]:

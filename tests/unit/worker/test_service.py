@@ -5,7 +5,7 @@ Its device computes pages that can be checked: each holds all tokens up to its l
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
@@ -39,7 +39,6 @@ from shared.wire.messages import (
     TurnsStart,
     TurnStart,
     WorkerReport,
-    decode,
     encode,
     pack_ints,
     unpack_ints,
@@ -54,9 +53,9 @@ from shared.wire.subjects import (
     TURNS_ENDED,
     WORKER_REPORT,
     WORKER_START,
-    Subject,
 )
 from tests.jumping_loop import JumpingLoop, LoopClock
+from tests.memory_bus import MemoryBus
 
 T = TypeVar("T")
 Content = tuple[int, ...]
@@ -90,44 +89,6 @@ def reply_to(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         tokens.append(next_token(tuple(tokens)))
     return tokens[len(prompt) :]
-
-
-class MemoryBus:
-    """Delivers what is published in this process, encoded and decoded as on the wire."""
-
-    connected = True
-    payload_bytes_max = 1 << 20
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Callable[[Any], Any]] = {}
-        self.published: list[tuple[Subject[Any, Any], Any]] = []
-
-    async def subscribe(
-        self, subject: Subject[Any, Any], handler: Callable[[Any], Any], *ids: str
-    ) -> None:
-        self._handlers[subject.name(*ids)] = handler
-
-    async def serve(
-        self, subject: Subject[Any, Any], handler: Callable[[Any], Awaitable[Any]], *ids: str
-    ) -> None:
-        self._handlers[subject.name(*ids)] = handler
-
-    async def publish(self, subject: Subject[Any, Any], message: Any, *ids: str) -> None:
-        message = decode(subject.request, encode(message))
-        self.published.append((subject, message))
-        if (handler := self._handlers.get(subject.name(*ids))) is not None:
-            handler(message)
-
-    async def request(
-        self, subject: Subject[Any, Any], message: Any, *ids: str, timeout_s: float = 5.0
-    ) -> Any:
-        await asyncio.sleep(0.001)
-        handler = self._handlers[subject.name(*ids)]
-        reply = await handler(decode(subject.request, encode(message)))
-        return decode(cast(Any, subject.reply), encode(reply))
-
-    async def flush(self) -> None:
-        pass
 
 
 class MemoryKvstore:

@@ -8,10 +8,10 @@ from statistics import mean, median
 
 import pytest
 
-from loadtest.typing_people import TRACES
 from loadtest.workloads import burstgpt, chats, metagpt, mooncake, registry
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script, ScriptedTurn
+from loadtest.workloads.traces import TRACES
 
 SECOND = 1_000_000_000
 USERS, DURATION_NS = 24, 240 * SECOND

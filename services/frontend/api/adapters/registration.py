@@ -1,4 +1,4 @@
-"""Adds and removes adapters: checks who owns them, and asks a kvstore."""
+"""Adds and removes adapters: checks their owner, and asks a kvstore."""
 
 import asyncio
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App, app_of
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.http.answers import Json
 from services.frontend.http.errors import ANTHROPIC_ERROR_RESPONSES
 from services.frontend.http.request import Origin, caller_of, read_body
@@ -58,7 +58,7 @@ async def open_message(app: App, body: MessagesBody, origin: Origin) -> MessageW
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message has."""
     app, tenant = app_of(request), caller_of(request).tenant
-    with HeldCapacity(app.capacity_of(tenant), FREE_BODY_BYTES) as held:
+    with HeldCapacity(app.capacity_of(tenant)) as held:
         body = parse(CountTokensBody, await read_body(request, app.config, held))
         with errors_named(own_words(body)):
             conversation = counted_conversation(body)

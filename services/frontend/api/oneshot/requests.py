@@ -19,7 +19,7 @@ from services.frontend.api.oneshot.inputs import Context, Preparation, image_job
 from services.frontend.api.oneshot.texts import text_jobs
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.core.turns.job_events import NewJob, NewRequest
 from services.frontend.http.answers import Json
 from services.frontend.http.request import (
@@ -68,7 +68,7 @@ async def respond(
     """
     app = app_of(request)
     capacity = app.capacity_of(caller_of(request).tenant)
-    with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
+    with HeldCapacity(capacity) as held:
         body = parse(kind, await read_body(request, app.config, held))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
         with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id_of(request)) as pending:

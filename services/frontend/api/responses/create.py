@@ -15,7 +15,7 @@ from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.core.sessions.response_items import items_of
 from services.frontend.core.sessions.stored_responses import Past, new_session
 from services.frontend.http.request import Origin
@@ -54,7 +54,7 @@ async def open_response(app: App, body: ResponsesBody, origin: Origin) -> Respon
         raise InvalidRequest("background: not in a stream: ask for it by its id", "background")
     items = items_of(body.input)
     _check_written(body)
-    with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
+    with HeldCapacity(app.capacity_of(origin.tenant)) as held:
         past = await _past(app, body, origin, held.grow_to)
         with errors_named(OWN_WORDS):
             chat, form = response_chat(body, items, past, origin), response_form(body, items, past)

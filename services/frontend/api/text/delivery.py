@@ -11,7 +11,7 @@ from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.text import Streamable
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.core.replies.choice import Piece
 from services.frontend.http.answers import EventStream, Json
 from services.frontend.http.request import Origin, caller_of, origin_of, read_body, watched
@@ -105,7 +105,7 @@ async def respond(
         begin: goes on without the client, and gives what it is answered; None: it waits.
     """
     app = app_of(request)
-    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant)) as held:
         writer = await prepared(
             app,
             parse(kind, await read_body(request, app.config, held)),

@@ -11,7 +11,7 @@ from services.frontend.api.bodies.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.api.bodies.text import DetokenizeBody, TokenizeBody
 from services.frontend.api.text.requests import conversation_of
 from services.frontend.app import App, app_of
-from services.frontend.core.limits.capacity import FREE_BODY_BYTES, HeldCapacity
+from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.http.answers import Json
 from services.frontend.http.request import caller_of, read_body
 from services.frontend.prepare.template import rendered
@@ -27,7 +27,7 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
     app = app_of(request)
-    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant)) as held:
         body = parse(TokenizeBody, await read_body(request, app.config, held))
         return await _tokenized(app, body, caller_of(request).tenant)
 
@@ -64,7 +64,7 @@ async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response
 async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
     app = app_of(request)
-    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant)) as held:
         body = parse(DetokenizeBody, await read_body(request, app.config, held))
         model = await app.adapters.model(caller_of(request).tenant, body.model)
         vocab_size = model.tokenizer.vocab_size

@@ -86,7 +86,7 @@ class HeldCapacity:
         free_bytes: bodies up to this length take nothing.
     """
 
-    def __init__(self, capacity: Taking, free_bytes: int) -> None:
+    def __init__(self, capacity: Taking, free_bytes: int = FREE_BODY_BYTES) -> None:
         self._capacity = capacity
         self._free_bytes = free_bytes
         self._num_bytes = 0

@@ -22,7 +22,7 @@ export class ChatPage {
   #turns = new Map(); // those that run in this tab, by chat
   #chat = null; // the one that is shown
   #unwatch = () => {};
-  #notices = new Map(); // what is told above the messages, by subject
+  #notices = new Map(); // shown above the messages, by subject
   #log = new Log($("log"), (at) => this.#actionsOf(at));
   #list = new ChatList((id, title) => this.#delete(id, title));
   #models = new ModelPicker($("model"), this.#symphony, {
@@ -358,8 +358,8 @@ export class ChatPage {
   #notice(subject, text) {
     if (text) this.#notices.set(subject, text);
     else this.#notices.delete(subject);
-    const told = [...this.#notices.values()].join(" ");
-    if ($("notice").textContent !== told) $("notice").textContent = told;
-    $("notice").hidden = told === "";
+    const shown = [...this.#notices.values()].join(" ");
+    if ($("notice").textContent !== shown) $("notice").textContent = shown;
+    $("notice").hidden = shown === "";
   }
 }

@@ -41,8 +41,8 @@ function placesOf({ prompt_tokens: numPrompt, prompt_tokens_details: details }) 
 }
 
 function memoryText({ prompt_tokens: numPrompt }, places) {
-  const told = places.map(({ num, text }) => `${num} ${text}`).join(", ");
-  return `${numPrompt} prompt tokens: ${told}`;
+  const counts = places.map(({ num, text }) => `${num} ${text}`).join(", ");
+  return `${numPrompt} prompt tokens: ${counts}`;
 }
 
 function bar(places) {

@@ -1,4 +1,4 @@
-/** What a chat is, and what of it the model is told. */
+/** What a chat is, and which of its messages the model gets. */
 
 import { randomId } from "./tabs.js";
 
@@ -20,21 +20,21 @@ export function titleFor(text) {
 
 /** The messages as the server takes them; what was never answered is left out. */
 export function historyOf({ settings, messages }) {
-  const told = settings.system ? [{ role: "system", content: settings.system }] : [];
+  const sent = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const message of messages) {
     const { role, content, state, reasoning_content, tool_calls, tool_call_id } = message;
     if (role !== "assistant") {
-      told.push(role === "tool" ? { role, content, tool_call_id } : { role, content });
+      sent.push(role === "tool" ? { role, content, tool_call_id } : { role, content });
     } else if (state === "unanswered") {
-      if (told.at(-1)?.role === "user") told.pop();
+      if (sent.at(-1)?.role === "user") sent.pop();
     } else if (state !== "running") {
       const answer = { role, content };
       if (reasoning_content) answer.reasoning_content = reasoning_content;
       if (tool_calls) answer.tool_calls = tool_calls;
-      told.push(answer);
+      sent.push(answer);
     }
   }
-  return told;
+  return sent;
 }
 
 /** The request's fields that a chat's settings stand for. */

@@ -1,4 +1,4 @@
-/** What a screen reader is told: news, and the answer sentence by sentence as it comes. */
+/** What a screen reader gets: news, and the answer sentence by sentence as it comes. */
 
 import { $, make } from "./dom.js";
 

@@ -62,7 +62,7 @@ export class Log {
     return this.#drawn[at]?.view;
   }
 
-  /** Draw a message anew at the next `show`, whatever became of its element. */
+  /** Draw a message again at the next `show`, whatever became of its element. */
   invalidate(at) {
     if (this.#drawn[at]) this.#drawn[at].key = "";
   }

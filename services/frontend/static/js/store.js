@@ -3,7 +3,7 @@
  *
  * Every change is a function of what is kept, applied in one transaction. So no tab writes over what
  * another one added. Where nothing can be kept, because the storage is full or there is none, the
- * chat goes on in this tab's memory, and its user is told.
+ * chat goes on in this tab's memory, and its user is notified.
  */
 
 import { tellChanged } from "./tabs.js";
@@ -24,7 +24,7 @@ export class Store {
   #unkept = new Set(); // those of which IndexedDB has not the latest
   #onUnkept;
 
-  /** @param {(error: Error | null) => void} onUnkept told when something cannot be kept, or can again */
+  /** @param {(error: Error | null) => void} onUnkept called when something cannot be kept, or can again */
   constructor(onUnkept) {
     this.#onUnkept = onUnkept;
   }

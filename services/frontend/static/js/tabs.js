@@ -5,9 +5,9 @@ export const TAB = randomId("tab-");
 const ANSWER_MS = 400;
 const channel = new BroadcastChannel("symphony-chat");
 const listeners = new Set();
-const asked = new Map(); // tab: those who wait for a sign of it
+const asked = new Map(); // tab: callbacks that wait for a sign of it
 
-/** A name that nobody else has; `crypto.randomUUID` is for HTTPS only. */
+/** A unique name; `crypto.randomUUID` is for HTTPS only. */
 export function randomId(prefix) {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return prefix + Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -18,7 +18,7 @@ export function tellChanged(id) {
   channel.postMessage({ kind: "changed", id });
 }
 
-/** Be told what other tabs changed. */
+/** Listen to what other tabs change. */
 export function onChanged(listener) {
   listeners.add(listener);
 }

@@ -18,7 +18,7 @@ export function callViews(calls, isCutOff) {
 }
 
 /**
- * @param {(results: object[]) => void} onResults told the messages that answer the calls.
+ * @param {(results: object[]) => void} onResults gets the messages that answer the calls.
  * @returns {Element}
  */
 export function resultsForm(calls, onResults) {

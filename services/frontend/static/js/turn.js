@@ -21,7 +21,7 @@ export class Turn {
   #abort = new AbortController();
   #sentAtMs = 0;
   #firstAtMs = null;
-  #heardAtMs = 0;
+  #eventAtMs = 0;
   #keptAtMs = 0;
   #keeping = null;
   #onReply;
@@ -65,7 +65,7 @@ export class Turn {
    */
   async take(chat) {
     this.#sentAtMs = this.#keptAtMs = performance.now();
-    this.#heardAtMs = Date.now();
+    this.#eventAtMs = Date.now();
     let error = null;
     try {
       const options = {
@@ -74,7 +74,7 @@ export class Turn {
         return_cached_tokens_details: true,
         signal: this.#abort.signal,
       };
-      for await (const event of this.#session.chat(historyOf(chat), options)) this.#hear(event);
+      for await (const event of this.#session.chat(historyOf(chat), options)) this.#onEvent(event);
     } catch (thrown) {
       if (thrown instanceof Conflict) throw thrown;
       error = thrown instanceof SymphonyError ? thrown : new SymphonyError(thrown.message);
@@ -91,13 +91,13 @@ export class Turn {
   wake() {
     const wokenAtMs = Date.now();
     setTimeout(() => {
-      if (this.#heardAtMs < wokenAtMs) this.#abort.abort(DEAD);
+      if (this.#eventAtMs < wokenAtMs) this.#abort.abort(DEAD);
     }, AWAKE_MS);
   }
 
-  #hear(event) {
+  #onEvent(event) {
     const now = performance.now();
-    this.#heardAtMs = Date.now();
+    this.#eventAtMs = Date.now();
     this.reply.add(event);
     if (event.type !== "start") this.#firstAtMs ??= now;
     this.#onReply(this.reply, event);

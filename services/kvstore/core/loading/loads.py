@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.kvstore.core.base.effects import Effect, LoadOutcome, PageReads, ReadPages
-from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.loading.read_queue import ReadQueue
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
@@ -92,10 +92,7 @@ class Loads:
         }
 
     def queue(
-        self,
-        blocks: list[ArenaBlock],
-        filled: list[tuple[ArenaBlock, list[int]]],
-        priority: int,
+        self, blocks: list[ArenaBlock], filled: list[tuple[ArenaBlock, list[int]]], priority: int
     ) -> Coming:
         """Queue what has no bytes yet, and move forward what another stage queued already."""
         by_source = queue_loads(self._queues, blocks, filled, priority)

@@ -1,7 +1,7 @@
 """What leaves for age or room: some at a time, so that no caller waits for long."""
 
 from services.kvstore.core.base.effects import DropMore, Effect
-from services.kvstore.core.base.limits import Counts, Limits
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.tiers.tiers import Tiers
 from shared.blocks import BlockKey
 

@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 
 from services.kvstore.core.base.arrived import PageFacts
-from services.kvstore.core.base.effects import (
-    DiskWrite,
-    Effect,
-    LoadOutcome,
-    PageReads,
-    SetWords,
-)
+from services.kvstore.core.base.effects import DiskWrite, Effect, LoadOutcome, PageReads, SetWords
 from services.kvstore.core.loading.peers import Deleted
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
@@ -35,12 +29,7 @@ class Arrivals:
     """
 
     def __init__(
-        self,
-        here: HostBlocks,
-        of_disk: Source,
-        writes: Writes,
-        queue: WriteQueue,
-        deleted: Deleted,
+        self, here: HostBlocks, of_disk: Source, writes: Writes, queue: WriteQueue, deleted: Deleted
     ) -> None:
         self._here = here
         self._of_disk = of_disk

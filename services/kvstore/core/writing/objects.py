@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import DropRuns, DropSession, Effect, SaveOutcome
-from services.kvstore.core.base.limits import Counts, Limits
 from services.kvstore.core.base.runs import Run
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.locations import Locations

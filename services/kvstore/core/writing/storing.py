@@ -14,7 +14,7 @@ from services.kvstore.core.base.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.base.limits import Counts
+from services.kvstore.core.base.store_limits import Counts
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.loading.loads import Loads
 from services.kvstore.core.tiers.arena_block import ArenaBlock

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import DiskWrite, Effect, WriteBlocks
-from services.kvstore.core.base.limits import COPY_REST_NS, WAIT_NS
+from services.kvstore.core.base.store_limits import COPY_REST_NS, WAIT_NS
 
 NEW_WAITING_BYTES = 32 * 1024 * 1024
 COPY_WAITS = 5  # times as long as what is new, while something is read

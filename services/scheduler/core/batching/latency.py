@@ -128,10 +128,7 @@ class BatchLatency:
 
     @classmethod
     def fit(
-        cls,
-        pairs: Sequence[tuple[int, int]],
-        size_max: int,
-        limits: LatencyLimits | None = None,
+        cls, pairs: Sequence[tuple[int, int]], size_max: int, limits: LatencyLimits | None = None
     ) -> "BatchLatency":
         """From measured (size, ns) pairs, by least squares.
 

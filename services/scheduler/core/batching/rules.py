@@ -81,8 +81,7 @@ def steady_rules(spec: ModelSpec, num_gpus: int) -> tuple[Window, Gathering]:
     # be. Among many GPUs one is free soon: the exponent was found by experiment, with 1 to 64 GPUs.
     others = SHARE_LEFT_TO_OTHERS * (spec.num_models - 1) / num_gpus**1.5
     early_ns = min(
-        max(int(JOBS_NOT_WAITED_FOR * 1e9 / spec.rate_rps), int(others * spec.slo_ns)),
-        spec.slo_ns,
+        max(int(JOBS_NOT_WAITED_FOR * 1e9 / spec.rate_rps), int(others * spec.slo_ns)), spec.slo_ns
     )
     window = EnoughWindow(
         smallest_as_fast(spec, full, ENOUGH_TO_START), early_ns, worth_ns(spec, full, num_gpus)

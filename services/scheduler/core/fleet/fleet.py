@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.kinds import Kinds, Steps
-from services.scheduler.core.fleet.limits import Limits
 from services.scheduler.core.fleet.records import NO_MODELS, Worker
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS, Speeds, reported_steps
 from shared.ids import HostId, ModelId, WorkerId

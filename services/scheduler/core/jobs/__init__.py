@@ -15,7 +15,7 @@ from services.scheduler.core.jobs.effects import (
     SendGrant,
     SendOffer,
 )
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.rank_core import RankCore
 from services.scheduler.core.jobs.shard_core import ShardJobsCore
 

@@ -5,7 +5,7 @@ from typing import cast
 
 from services.scheduler.core.batching.effects import Dispatch
 from services.scheduler.core.jobs.effects import SendBatch
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.records import (
     MAX_SILENT_REPORTS,
     Batch,

@@ -18,9 +18,9 @@ from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import Deposed, JobsEffect
 from services.scheduler.core.jobs.foreign import ForeignBatches
 from services.scheduler.core.jobs.intake import Intake
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.latencies import Latencies
 from services.scheduler.core.jobs.ledger import Ledger, model_key
-from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import Batch, Device, Submitted, records_of
 from shared.ids import FrontendId, WorkerId

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.scheduler.core.batching.job import Job
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.records import ModelKey, Submitted
 from shared.ids import FrontendId, JobId
 from shared.wire.messages import JobsSubmit, JobSubmit

@@ -12,7 +12,7 @@ from services.scheduler.core.batching.candidates import ExecutionCandidate
 from services.scheduler.core.batching.rank import Grant, RankTable
 from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import JobsEffect, SendGrant
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import ModelKey
 from shared.ids import BatchId, WorkerId

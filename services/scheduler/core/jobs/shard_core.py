@@ -6,7 +6,7 @@ from typing import Any
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.jobs.core import JobsCore
 from services.scheduler.core.jobs.effects import JobsEffect, SendBooked
-from services.scheduler.core.jobs.limits import JobLimits
+from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.records import Device, ModelKey
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher
 from shared.ids import WorkerId

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from services.scheduler.core.base.effects import PlacementReason
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.records import Worker
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.scheduler.core.base.effects import Effect
 from services.scheduler.core.base.timers import Timers
 from services.scheduler.core.fleet.fleet import Fleet
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.turns.placer import Placer
 from shared.wire.shards import Share
 

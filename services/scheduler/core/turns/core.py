@@ -3,7 +3,7 @@
 from services.scheduler.core.base.effects import Effect, ProbeWorker
 from services.scheduler.core.base.timers import Timers
 from services.scheduler.core.fleet.fleet import Fleet
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement import PlacementPolicy
 from services.scheduler.core.turns.bounds import bounded

@@ -8,20 +8,14 @@ from typing import Literal, TypeAlias
 
 from services.scheduler.core.base.effects import PlacementReason
 from services.scheduler.core.fleet.fleet import Fleet
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.records import SessionKey, Worker
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.placement import Demand, PlacementPolicy
 from shared.eviction import RECENT_NS
 from shared.ids import HostId, ModelId, TenantId, WorkerId
 from shared.locations import ANYWHERE, BLOCKS_MAX, worth_keeping
-from shared.wire.messages import (
-    AdapterRef,
-    AgentPrefix,
-    AgentRef,
-    TurnSubmit,
-    prefix_session,
-)
+from shared.wire.messages import AdapterRef, AgentPrefix, AgentRef, TurnSubmit, prefix_session
 from shared.wire.shards import Share
 
 WORKERS_OF_HOST_MAX = 8  # considered because a session's history is on their host
@@ -193,11 +187,7 @@ class Placer:
         return 0 if last is None or not last.fits(model_id, adapter) else last.num_tokens
 
     def prefix_at(
-        self,
-        tenant: TenantId,
-        prefix: AgentPrefix,
-        model_id: ModelId,
-        adapter: AdapterRef | None,
+        self, tenant: TenantId, prefix: AgentPrefix, model_id: ModelId, adapter: AdapterRef | None
     ) -> dict[HostId, int]:
         """Blocks of an agent's common prompt prefix by host: where its last turn ran, if that was
         on this model with this adapter.

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from services.scheduler.core.base.effects import DropPrefetch, Effect, NotifyFrontends, SendPrefetch
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.fleet.limits import Limits
+from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.records import Reservation, SessionKey, Worker
 from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.placer import Placer, last_of

@@ -120,11 +120,7 @@ class TurnTable:
         num_tokens = self._num_to_compute(submit)
         worker.num_tokens_dispatched += num_tokens
         start = start_of(
-            submit,
-            turn.attempt,
-            prompt,
-            was_lost=turn.num_placements > 1,
-            expected_as=expected_as,
+            submit, turn.attempt, prompt, was_lost=turn.num_placements > 1, expected_as=expected_as
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
         if not self._share.is_all:

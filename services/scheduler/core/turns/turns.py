@@ -26,14 +26,7 @@ from services.scheduler.core.turns.quarantine import Quarantine
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
 from shared.ids import ModelId, WorkerId
-from shared.wire.messages import (
-    TurnCancel,
-    TurnEnd,
-    TurnFailed,
-    TurnRef,
-    TurnSubmit,
-    WorkerReport,
-)
+from shared.wire.messages import TurnCancel, TurnEnd, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 from shared.wire.shards import Share
 
 REPORTS_TO_BE_MISSED = 2

@@ -2,10 +2,10 @@
 successors of a turn can be announced when it begins.
 """
 
+from services.tracker.core.agents.agent_limits import AgentLimits
 from services.tracker.core.agents.follower import AgentFollower, Reaction
 from services.tracker.core.agents.graph import CallGraph, Successor
 from services.tracker.core.agents.hints import AgentHint
-from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.stored import dump_graph, load_graph
 
 __all__ = [

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 
+from services.tracker.core.agents.agent_limits import AgentLimits
 from services.tracker.core.agents.graph import CallGraph, Successor, is_tool
 from services.tracker.core.agents.hints import AgentHint, LiveHint, Outcomes
-from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.workflow import AgentTurn, Workflow
 from shared.ids import SessionId, TenantId
 

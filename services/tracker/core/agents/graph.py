@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.tracker.core.agents.limits import AgentLimits
+from services.tracker.core.agents.agent_limits import AgentLimits
 from services.tracker.core.agents.table import Edge, SessionKind, Table
 
 Context = tuple[str, ...]  # the last agents, the running one last

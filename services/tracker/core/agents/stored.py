@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from services.tracker.core.agents.agent_limits import AgentLimits
 from services.tracker.core.agents.delays import LAST_BUCKET, Delays
 from services.tracker.core.agents.graph import CallGraph
-from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import WEIGHTS, Edge, Table
 from shared.errors import ConfigError
 

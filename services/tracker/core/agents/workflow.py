@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.tracker.core.agents.agent_limits import AgentLimits
 from services.tracker.core.agents.graph import (
     TOOL,
     CallGraph,
@@ -13,7 +14,6 @@ from services.tracker.core.agents.graph import (
     standing_of,
 )
 from services.tracker.core.agents.hints import LiveHints, Outcomes
-from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import SessionKind
 from shared.ids import SessionId
 

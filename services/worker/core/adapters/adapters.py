@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from services.worker.core.adapters.image import NO_LINE, Image
-from services.worker.core.adapters.known import KnownAdapters
+from services.worker.core.adapters.image import NO_LINE, AdapterUse, Image, KnownAdapters
 from services.worker.core.adapters.loading import ImageLoading
 from services.worker.core.adapters.stats import AdapterStats, Source
 from services.worker.core.adapters.streaming import FirstPass
-from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.residency import Chain, Residency

@@ -1,11 +1,13 @@
-"""An adapter's image, on the device or loading."""
+"""An adapter's image, on the device or loading; which turns use it; which were here lately."""
 
 from dataclasses import dataclass, field
 
+from services.worker.core.adapters.stats import Start
 from services.worker.core.adapters.streaming import Pace
-from services.worker.core.kv.pages import Block
+from services.worker.core.kv.pages import Block, PagePool
 from services.worker.core.kv.residency import Chain
 from services.worker.core.kv.staged import Staged
+from shared.blocks import BlockKey
 from shared.wire.messages import AdapterRef
 
 NO_LINE = -1
@@ -51,3 +53,48 @@ class Image:
     def is_ready(self) -> bool:
         """Whether all of it is here."""
         return not (self.chain.missing or self.chain.coming)
+
+
+KNOWN_MAX = 4096  # adapters that reports may name
+
+
+@dataclass(slots=True)
+class KnownAdapters:
+    """Adapters that were here lately, the latest used last, each with its image's last block."""
+
+    _last_blocks: dict[str, BlockKey] = field(default_factory=dict)
+
+    def note(self, adapter_hash: str, last: BlockKey) -> None:
+        """An adapter is used."""
+        self._last_blocks.pop(adapter_hash, None)
+        self._last_blocks[adapter_hash] = last
+        if len(self._last_blocks) > KNOWN_MAX:
+            del self._last_blocks[next(iter(self._last_blocks))]
+
+    def resident(self, pool: PagePool) -> list[str]:
+        """Hashes of the adapters that are here as a whole, the latest used first."""
+        here = []
+        for adapter_hash, last in reversed(self._last_blocks.items()):
+            block = pool.blocks.get(last)
+            if block is not None and pool.is_whole(block) and not (block.lost or block.loading):
+                here.append(adapter_hash)
+        return here
+
+
+@dataclass(slots=True, eq=False)
+class AdapterUse:
+    """One turn's use of an adapter, or of the base model.
+
+    Attributes:
+        ref: the adapter; None: the turn runs on the base model.
+        num_image_blocks: of the adapter's image.
+        can_be_assisted: helpers can compute all that the adapter adds.
+        image: the adapter's, here or loading; shared with other turns.
+        start: how the turn came to its adapter, as far as is known.
+    """
+
+    ref: AdapterRef | None = None
+    num_image_blocks: int = 0
+    can_be_assisted: bool = False
+    image: Image | None = None
+    start: Start = "waited"

@@ -4,13 +4,12 @@ before all of it is here.
 
 from dataclasses import dataclass
 
-from services.worker.core.adapters.image import Image
+from services.worker.core.adapters.image import AdapterUse, Image
 from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes, keeps_up
-from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, StageImage
+from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.write_behind import WriteBehind
-from services.worker.core.limits import Estimates
 from shared.blocks import BlockKey, image_keys, image_root
 from shared.wire.messages import AdapterRef
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.core.costs.costs import Line
-from services.worker.core.limits import LoraStart
+from services.worker.core.engine_limits import LoraStart
 
 TRY_AGAIN = 100  # what helpers took once may be different now
 MARGIN = 1.5  # loads may take so much longer than measured, or the pass be so much shorter

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from services.worker.core.costs.costs import StepCosts
-from services.worker.core.limits import Estimates
+from services.worker.core.engine_limits import Estimates
 from shared.ids import ModelId
 from shared.wire.messages import ModelSpeeds
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.costs.costs import StepCosts
-from services.worker.core.limits import EngineLimits
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.turns.history import History
 from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.targets import TargetCounts

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.effects import Effect, ReleaseTicket
+from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.expecting import (
     ASK_AHEAD_NS,
     LEAD_FACTOR,
@@ -14,7 +15,6 @@ from services.worker.core.kv.expecting import (
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.staging import Stager
 from services.worker.core.kv.write_behind import WriteBehind
-from services.worker.core.limits import Estimates
 from shared.hints import HINT_HOLD_NS
 from shared.owners import OwnerKey
 from shared.wire.urgency import is_urgent

@@ -28,13 +28,13 @@ from services.worker.core.engine.announcements import Announcements
 from services.worker.core.engine.landing import Landing
 from services.worker.core.engine.planner import PlannedStep, Planner
 from services.worker.core.engine.steps_in_flight import StepsInFlight
+from services.worker.core.engine_limits import EngineLimits, Estimates
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.staging import Stager
 from services.worker.core.kv.write_behind import WriteBehind
-from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.forgetting import forget_session
 from services.worker.core.turns.history import History

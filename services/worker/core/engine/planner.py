@@ -277,10 +277,10 @@ class Planner:
             if is_lost or self.history.is_overdue(turn, draft.now_ns, len(draft.rows)):
                 draft.effects += self.recompute(turn, draft.now_ns)
                 return
-            told_ns = self._wait_ns(turn, num_tokens, draft) if turn.cache.prefix.coming else 0
-            if told_ns is None:
+            left_ns = self._wait_ns(turn, num_tokens, draft) if turn.cache.prefix.coming else 0
+            if left_ns is None:
                 return  # let the others run while it arrives
-            wait_ns = told_ns
+            wait_ns = left_ns
         if self._add_row(turn, num_tokens, draft, wait_ns):
             draft.budget -= num_tokens
 

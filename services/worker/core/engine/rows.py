@@ -46,10 +46,7 @@ class Row(NamedTuple):
 
 
 def step_plan(
-    rows: list[Row],
-    pool: PagePool,
-    streams: dict[int, list[list[int]]],
-    sources: dict[int, Staged],
+    rows: list[Row], pool: PagePool, streams: dict[int, list[list[int]]], sources: dict[int, Staged]
 ) -> StepPlan:
     """The plan of these rows. It has only block table entries that no earlier plan had."""
     turns = [row.turn for row in rows]

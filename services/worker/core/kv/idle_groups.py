@@ -39,10 +39,7 @@ class IdleGroups:
     """
 
     def __init__(
-        self,
-        policy: EvictionName,
-        num_layers: int,
-        highest_layer: Callable[[list[Block]], int],
+        self, policy: EvictionName, num_layers: int, highest_layer: Callable[[list[Block]], int]
     ) -> None:
         self.num_candidates = 0
         self._is_whole = policy == "lru"

@@ -238,11 +238,7 @@ class KvLink:
         return self._seq
 
     def _stage(
-        self,
-        keys: str,
-        session_id: SessionId | None,
-        tenant: TenantId,
-        priority: int,
+        self, keys: str, session_id: SessionId | None, tenant: TenantId, priority: int
     ) -> KvStage:
         return KvStage(
             worker_id=self.worker_id,

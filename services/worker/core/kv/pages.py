@@ -13,14 +13,7 @@ import numpy as np
 
 from services.worker.core.effects import NO_KEY
 from services.worker.core.kv.idle_groups import ALL_LAYERS, IdleGroups
-from services.worker.core.kv.page_table import (
-    NO_PAGE,
-    NO_ROW,
-    ROWS_MIN,
-    Block,
-    Pages,
-    PageTable,
-)
+from services.worker.core.kv.page_table import NO_PAGE, NO_ROW, ROWS_MIN, Block, Pages, PageTable
 from shared.blocks import BlockKey
 from shared.eviction import EvictionName
 from shared.owners import OwnedKeys, OwnerKey

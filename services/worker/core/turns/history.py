@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.joining import PATIENCE_MIN_NS
 from services.worker.core.effects import Effect, ReleaseTicket, StageTurn
+from services.worker.core.engine_limits import EngineLimits, Estimates
 from services.worker.core.kv.fetching import Supply, blocks_to_fetch
 from services.worker.core.kv.pages import NO_KEY, Block
 from services.worker.core.kv.residency import Residency
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.write_behind import WriteBehind
-from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.turns.tails import Tails
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.blocks import BlockKey, child_key

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.worker.core.adapters.use import AdapterUse
+from services.worker.core.adapters.image import AdapterUse
 from services.worker.core.kv.expecting import Expected
 from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.turns.turn import Turn

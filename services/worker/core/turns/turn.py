@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.worker.core.adapters.use import AdapterUse
+from services.worker.core.adapters.image import AdapterUse
 from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,12 +29,98 @@ from services.worker.device.assist.channel import (
     Outcome,
 )
 from services.worker.device.assist.orders import ArenaFile, AssistedImage, Pass, Spec
-from services.worker.device.assist.pages import ArenaPages
-from services.worker.device.assist.profiling import profile
+from services.worker.device.assist.sharing import most_ns, rows_per_core
 from services.worker.device.assist.waiting import wait_for
 from services.worker.device.lora.tables import LoraLines, segments_of
-from shared.arena import Arena, ArenaError
+from shared.adapters.layout import SAME_LAYER, ImageLayout, layout_image
+from shared.arena import Arena, ArenaError, Pages, Words, ready_words
 from shared.runtime.dying import die_with_parent
+from shared.wire.messages import LoraCard
+
+LORA_RANK = 16
+ROUNDS = 5
+
+
+def profile(spec: Spec) -> int:
+    """How many rows one core is given before another one helps: in the site with the most weights,
+    at a common rank."""
+    site_number = max(
+        range(len(spec.sites)), key=lambda site: spec.num_in(site) + spec.num_out(site)
+    )
+    site, num_in = spec.sites[site_number], spec.num_in(site_number)
+    known = (*spec.card.targets, *spec.card.outer)
+    rank = min(LORA_RANK, spec.card.rank_max)
+    ranks = {known[target].name: rank for target in site.targets}
+    num_blocks = layout_image(spec.card, ranks).num_blocks
+    elements = spec.card.page_bytes // spec.card.element_bytes
+    pool = torch.zeros(num_blocks, elements, dtype=spec.dtype)
+    lines = LoraLines(spec.card)
+    pages = np.repeat(np.arange(num_blocks, dtype=np.int32)[:, None], spec.card.num_layers, 1)
+    lines.enter([ImageEntry(0, "", ranks, pages)])
+    x = torch.randn(spec.tokens_max, num_in).to(spec.dtype)
+    y = torch.zeros(spec.tokens_max, spec.num_out(site_number))
+    times_ns: dict[int, int] = {}
+    num_rows = 1
+    while num_rows <= spec.tokens_max:
+        segments = segments_of(np.zeros(num_rows, np.int32))
+        took_ns = []
+        for _ in range(ROUNDS):
+            started_ns = time.perf_counter_ns()
+            add_lora(x[:num_rows], y[:num_rows], pool, 0, site, segments, lines.tables)
+            took_ns.append(time.perf_counter_ns() - started_ns)
+        times_ns[num_rows] = min(took_ns)
+        if times_ns[num_rows] > most_ns(times_ns[1]):
+            break
+        num_rows *= 2
+    return rows_per_core(times_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPages:
+    """Where an image lies.
+
+    Attributes:
+        pages: ``[num_layers, num_blocks]``.
+        words: ``[num_layers, num_blocks]``, of the arena while it holds the image.
+    """
+
+    image: AssistedImage
+    pages: Pages
+    words: Words
+    _layout: ImageLayout
+    _places: dict[tuple[int, Site], tuple[Pages, Words]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, card: LoraCard, image: AssistedImage) -> "ArenaPages":
+        """An image's."""
+        return cls(
+            image,
+            np.array(image.pages, np.int64),
+            ready_words(image.generations),
+            layout_image(card, image.ranks),
+        )
+
+    def are_in(self, arena: Arena) -> bool:
+        """Whether an arena has pages of these numbers."""
+        return bool(self.pages.min() >= 0 and self.pages.max() < arena.num_pages)
+
+    def are_there(self, arena: Arena, layer: int, site: Site) -> bool:
+        """Whether all pages that a site's weights in this layer are in hold the promised bytes."""
+        known = self._places.get((layer, site))
+        if known is None:
+            known = self._places[layer, site] = self._find(layer, site)
+        return arena.hold(*known)
+
+    def _find(self, layer: int, site: Site) -> tuple[Pages, Words]:
+        """Pages that a site's weights in this layer are in, and their words."""
+        places = {(layer, 0)}  # the scales
+        for number in site.targets:
+            of = self._layout.targets[number]
+            for tile in (*of.a, *of.b):
+                places.add((layer if tile.layer == SAME_LAYER else tile.layer, tile.block))
+        layers, blocks = np.array(sorted(places), np.int64).T
+        return self.pages[layers, blocks], self.words[layers, blocks]
+
 
 LET_GO_S = 10.0  # without a pass: memory of an arena that has been replaced is held no longer
 PR_SET_TIMERSLACK = 29

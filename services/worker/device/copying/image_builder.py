@@ -27,11 +27,7 @@ class ImageBuilder:
     """Owns a thread. `on_moved` is called from it, and by `submit` with what cannot be built."""
 
     def __init__(
-        self,
-        read: ReadImage,
-        copier: PageCopier,
-        gate: PageGate,
-        on_moved: Callable[[Moved], None],
+        self, read: ReadImage, copier: PageCopier, gate: PageGate, on_moved: Callable[[Moved], None]
     ) -> None:
         self._read = read
         self._copier = copier

@@ -15,9 +15,8 @@ from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.assist.assistance import assist
 from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.base.executor import Finished
-from services.worker.device.base.failures import Failures
 from services.worker.device.base.step import StepContext, running
-from services.worker.device.base.tables import BlockTables
+from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.image_builder import ImageBuilder
@@ -28,8 +27,13 @@ from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.grammar import Grammars, Vocabulary, asked_of
 from services.worker.device.layers.invariant import ROWS
 from services.worker.device.lora.tables import LoraLines
-from services.worker.device.sampling.sampler import sample, token_logprobs
-from services.worker.device.sampling.scoring import NOT_FINITE, enter_scores, wanted_logits
+from services.worker.device.sampling.sampler import (
+    NOT_FINITE,
+    enter_scores,
+    sample,
+    token_logprobs,
+    wanted_logits,
+)
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 512
@@ -152,11 +156,7 @@ class TorchExecutor:
         )
 
     def _forward(
-        self,
-        plan: StepPlan,
-        wanted: list[int],
-        step: StepContext,
-        result: StepResult,
+        self, plan: StepPlan, wanted: list[int], step: StepContext, result: StepResult
     ) -> None:
         starts = step.batch.query_starts
         tokens = self._tables.tokens(plan)

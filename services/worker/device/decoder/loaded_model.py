@@ -8,13 +8,12 @@ import torch
 from transformers import GenerationConfig
 
 from kernels.sgmv import Site
-from services.worker.core.limits import StoredDtype
+from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.base.executor import ModelInfo
 from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.copying.int8_pages import Int8Pages
-from services.worker.device.decoder.attention import UnsupportedModelError
+from services.worker.device.decoder.attention import UnsupportedModelError, note_positions
 from services.worker.device.decoder.embeddings import embed_by_row
-from services.worker.device.decoder.positions import note_positions
 from services.worker.device.decoder.rotary import freeze_rotaries
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card

@@ -20,8 +20,8 @@ from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import Ints, RowSampling, StepPlan
 from services.worker.device.assist.stream_assistance import stream_assist
 from services.worker.device.assist.stream_crew import StreamCrew
-from services.worker.device.base.failures import Failures
 from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.tables import Failures
 from services.worker.device.base.upload import ReadBack, upload
 from services.worker.device.copying.copies import PageCopier
 from services.worker.device.copying.gate import PageGate
@@ -32,10 +32,9 @@ from services.worker.device.gpu.decode_graphs import DecodeGraphs, DecodeInputs,
 from services.worker.device.gpu.device_tables import DeviceTables
 from services.worker.device.gpu.launched import GpuLaunched, Pass, StepChosen
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, asked_of
-from services.worker.device.lora.device import DeviceLines
+from services.worker.device.lora.tables import DeviceLines
 from services.worker.device.sampling.batch_sampler import NO_CARRIED, Chosen, choose
-from services.worker.device.sampling.sampler import top_logprobs
-from services.worker.device.sampling.scoring import wanted_logits
+from services.worker.device.sampling.sampler import top_logprobs, wanted_logits
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 4096
@@ -267,12 +266,7 @@ class GpuExecutor:
         """A step of decodes whose history is there, to be recorded; logits of every row."""
         positions, slots = inputs.positions, inputs.slots
         on_device = DeviceBatch(
-            inputs.query_starts,
-            inputs.context_lens,
-            slots,
-            len(slots),
-            1,
-            self.info.max_model_len,
+            inputs.query_starts, inputs.context_lens, slots, len(slots), 1, self.info.max_model_len
         )
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
         step = StepContext(

@@ -10,8 +10,7 @@ from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.device.assist.stream_assistance import StreamAssistance
 from services.worker.device.base.upload import ReadBack
 from services.worker.device.copying.gate import STALL_TIMEOUT_NS, PageGate
-from services.worker.device.sampling.sampler import TopLogprobs
-from services.worker.device.sampling.scoring import NOT_FINITE, enter_scores
+from services.worker.device.sampling.sampler import NOT_FINITE, TopLogprobs, enter_scores
 
 
 @dataclass(slots=True)

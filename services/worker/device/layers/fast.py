@@ -1,9 +1,11 @@
 """Making a loaded model fast: what is replaced, in which order, and how it is checked."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,16 +15,22 @@ from kernels import pointwise
 from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.layers.gated import fast_mlp
 from services.worker.device.layers.invariant import fix_rows, products_seen
-from services.worker.device.layers.memory import free_bytes
 from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling, joined
 from services.worker.device.layers.norms import fast_norm
 from services.worker.device.layers.packed import PackedLinear, can_pack, is_plain
-from services.worker.device.layers.rotary import (
-    RotaryProbe,
-    fast_rotary,
-    rotary_users,
-    use_rotary,
-)
+from services.worker.device.layers.rotary import RotaryProbe, fast_rotary, rotary_users, use_rotary
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def free_bytes() -> int:
+    """What the kernel says it can hand out without swapping; 0: it does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
 
 Mode = Literal["fast", "plain", "invariant"]
 ProductOf = Callable[..., nn.Module]  # of linear layers that share an input

@@ -18,13 +18,7 @@ from services.frontend.rendering.pool import Pool
 from services.worker.models.demo_model import make_demo_model
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import (
-    MODEL,
-    Deployment,
-    Reply,
-    deployment,
-    eventually,
-)
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

@@ -14,13 +14,7 @@ from services.frontend.observability import access_log as access
 from shared.runtime.logs import JsonFormatter
 from shared.wire.subjects import INFERENCE_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.deployment import (
-    MODEL,
-    Deployment,
-    Reply,
-    deployment,
-    eventually,
-)
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.harness import client_of
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

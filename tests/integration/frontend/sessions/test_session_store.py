@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from cli.base.children import free_port, start_redis, stop_child, wait_for_port
+from cli.base.children import free_port, stop_child
+from loadtest.servers import start_redis, wait_for_port
 from services.frontend.config import TURN_S_MAX, FrontendConfig
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.sessions import aof

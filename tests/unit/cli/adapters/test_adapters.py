@@ -9,9 +9,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cli.adapters.catalog import KNOWN
 from cli.adapters.client import AdapterClient
-from cli.adapters.offered import Offer, check_offers, make_offers, models_for, parse_offer
+from cli.adapters.offered import KNOWN, Offer, check_offers, make_offers, models_for, parse_offer
 from cli.adapters.offline import base_card, check
 from cli.adapters.showing import lines_of
 from cli.main import app

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.adapters.catalog import KNOWN, TRAINED
+from cli.adapters.offered import KNOWN, TRAINED
 from cli.base.runfile import DEFAULT_DATA_DIR
 from cli.models.catalog import DEFAULT, PACKAGED
 from cli.models.prepare import packaged_folder

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.chat.address import base_url
-from cli.chat.models import ServedModel, first_that_chats, require_chat
+from cli.chat.server import ServedModel, first_that_chats, require_chat
 from cli.main import app
 from shared.errors import InvalidRequest, NotFound
 from tests.unit.cli.chat.fake_server import fake_server

@@ -16,7 +16,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from cli.base.children import ROOT
-from cli.chat.history import open_history
+from cli.chat.app import open_history
 from cli.chat.reading import TerminalReader
 from tests.unit.cli.chat.fake_server import fake_server
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from transformers import LlamaTokenizer
 
 from cli.models.gguf.keys import Metadata
-from cli.models.gguf.tokenizer import build_tokenizer, end_ids, read_special
-from cli.models.gguf.words import WORD_RULES
+from cli.models.gguf.tokenizer import WORD_RULES, build_tokenizer, end_ids, read_special
 from services.worker.models.demo_model import byte_symbols
 from shared.errors import ConfigError
 

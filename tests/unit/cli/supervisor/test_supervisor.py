@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,9 +302,15 @@ def scripted_asker(
     return lambda: start_child(command, log_path=tmp_path / "asker.log", is_piped=True)
 
 
+def asking_of(supervisor: Supervisor) -> Any:
+    """What asks its children whether they still work, None where nothing does."""
+    return supervisor._asking
+
+
 def watch_until(supervisor: Supervisor, is_enough: Callable[[], bool]) -> None:
-    assert supervisor._asking is not None
-    supervisor._asking.begin(time.monotonic_ns())
+    asking = asking_of(supervisor)
+    assert asking is not None
+    asking.begin(time.monotonic_ns())
     while not is_enough():
         watch(supervisor, 5.0)
 
@@ -328,7 +335,8 @@ def test_a_child_that_does_not_answer_is_killed_even_if_it_is_stopped_and_replac
     ]
     assert silent_in(tmp_path) == []
     supervisor.stop()
-    assert supervisor._asking is not None and not supervisor._asking.files
+    asking = asking_of(supervisor)
+    assert asking is not None and not asking.files
 
 
 def silent_in(tmp_path: Path) -> list[str]:
@@ -362,7 +370,7 @@ def test_nobody_is_asked_whom_it_would_cost_his_life_for_good(
     supervisor, _ = make_supervisor(
         tmp_path, signals, child, restart=restart, start_asker=asker, stuck_after_s=stuck_after_s
     )
-    assert supervisor._asking is None
+    assert asking_of(supervisor) is None
 
 
 @pytest.mark.parametrize(

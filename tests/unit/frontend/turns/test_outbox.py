@@ -6,11 +6,11 @@ from functools import partial
 from services.frontend.observability import telemetry
 from services.frontend.turns.outbox import Outbox, Submits
 from shared.errors import PeerUnavailable
+from tests.counters import value_of
 
 
 def num_unsent(kind: str) -> float:
-    value: float = telemetry.UNSENT.labels(kind)._value.get()
-    return value
+    return value_of(telemetry.UNSENT.labels(kind))
 
 
 def test_the_newest_submits_are_dropped_when_it_is_full_and_cancels_have_room() -> None:

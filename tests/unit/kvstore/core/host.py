@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.kvstore.core import (
     Commit,
@@ -153,6 +153,16 @@ class Host:
         self.incarnations: defaultdict[WorkerId, str] = defaultdict(str)
         self.opened: list[tuple[WorkerId, str]] = []
         self.leased_at_ns: dict[int, int] = {}
+
+    @property
+    def loading(self) -> Any:
+        """What the core loads, and from where."""
+        return self.core._loads
+
+    @property
+    def writing(self) -> Any:
+        """What the core has written to disk meanwhile."""
+        return self.core._writes
 
     def grow(self, num_pages: int) -> None:
         """More pages of the arena can be used."""

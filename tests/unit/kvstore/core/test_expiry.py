@@ -78,7 +78,7 @@ def test_a_write_that_is_late_does_not_set_its_session_back(host: Host) -> None:
         host.finish_write()
     assert TouchBlocks([key_of(0, 0)], 5000) in host.effects, "it was written with 60"
     assert len(on_disk(host, 4000 * SECOND)) == 2
-    assert not host.core._writes._num_of and not host.core._writes._expiry_s
+    assert not largest_table(host.writing)
 
 
 def test_a_turn_of_which_all_is_here_says_it_too(host: Host) -> None:

@@ -30,6 +30,7 @@ from shared.ids import HostId, SessionId, TenantId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.wire.urgency import DEMAND_PRIORITY
+from tests.tables import largest_table
 from tests.unit.kvstore.core.host import (
     LAYERS,
     PAGE_BYTES,
@@ -198,9 +199,9 @@ def test_what_the_first_page_said_stays_said(host: Host) -> None:
 
 def test_hosts_without_number_are_not_remembered(host: Host) -> None:
     for number in range(SOURCES_MAX + 3):
-        host.core._loads.peer(HostId(f"h{number}"))
-    assert len(host.core._loads._peers) == SOURCES_MAX
-    assert host.core._loads.peer(PEERS[0]) is host.core._loads.peer(PEERS[0])
+        host.loading.peer(HostId(f"h{number}"))
+    assert largest_table(host.loading) == SOURCES_MAX + 1, "and the disk"
+    assert host.loading.peer(PEERS[0]) is host.loading.peer(PEERS[0])
 
 
 def test_once_a_peer_breaks_off_nobody_waits_for_the_rest(host: Host) -> None:
@@ -405,7 +406,7 @@ def test_another_host_gives_what_one_did_not(host: Host) -> None:
 def test_a_broken_transfer_says_nothing_of_the_link(host: Host) -> None:
     host.stage(0, 2, offer=FROM_PEER)
     host.finish_fetch(duration_ns=1000)
-    speed = host.core._loads.peer(PEERS[0]).speed
+    speed = host.loading.peer(PEERS[0]).speed
     before = speed.bytes_per_s
     host.finish_fetch(outcome=LoadOutcome.FAILED, duration_ns=10**10)
     assert speed.bytes_per_s == before

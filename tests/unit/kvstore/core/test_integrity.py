@@ -71,7 +71,7 @@ def lose_a_block(host: Host) -> None:
 
 
 def forget_a_write(host: Host) -> None:
-    host.core._writes.end(next(iter(host.core._writes._writing)))
+    host.writing.end(next(iter(host.writing._writing)))
 
 
 def queue_without_a_batch(host: Host) -> None:
@@ -79,7 +79,7 @@ def queue_without_a_batch(host: Host) -> None:
 
 
 def queue_without_a_page(host: Host) -> None:
-    host.core._loads.disk.num_batches = 1
+    host.loading.disk.num_batches = 1
     block = host.arena.blocks[key_of(1, 0)]
     host.arena.give(block.strip([0]), [])
     block.queued.add(0)

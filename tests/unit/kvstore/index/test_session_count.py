@@ -19,6 +19,7 @@ from services.kvstore.index.session_count import (
 )
 from shared.ids import HostId
 from shared.runtime.clock import SystemClock
+from tests.counters import value_of
 
 
 class Names:
@@ -125,7 +126,7 @@ def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
     redis: Any = Names()
     redis.is_stuck = True
     monkeypatch.setattr("services.kvstore.index.session_count.TIMEOUT_S", 0.001)
-    failures = REDIS_FAILURES._value.get()
+    failures = value_of(REDIS_FAILURES)
 
     async def scenario() -> None:
         index = RedisIndex(redis, HostId("h"), 60, Locations(DiskTier(1)), SystemClock())
@@ -135,4 +136,4 @@ def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
         await index._sessions.learn()
 
     asyncio.run(scenario())
-    assert redis.num_scans == 1 and REDIS_FAILURES._value.get() == failures
+    assert redis.num_scans == 1 and value_of(REDIS_FAILURES) == failures

@@ -15,7 +15,7 @@ from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
 from services.kvstore.peers.handshake import Welcome, greet
-from services.kvstore.peers.limits import ClientLimits, Identity, ServerLimits
+from services.kvstore.peers.peer_limits import ClientLimits, Identity, ServerLimits
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource, PageSource
 from services.kvstore.peers.stream import PlainStream

@@ -14,8 +14,8 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.peers import serving as serving_module
-from services.kvstore.peers.limits import CLIENT_STALL_S, CONNECTIONS_MAX
 from services.kvstore.peers.pace import SAVED_S, Pace
+from services.kvstore.peers.peer_limits import CLIENT_STALL_S, CONNECTIONS_MAX
 from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import typing_people
 from loadtest.planning.demand import READING_WPM, TYPING_WPM, Demand
 from loadtest.planning.people import people
 from loadtest.planning.share import GPUS_LEAST, part_of
 from loadtest.sim.timeline import SECOND
+from loadtest.workloads.people import SPEEDS, load_speeds
 from loadtest.workloads.script import Script
+from loadtest.workloads.traces import path_of
 
 LASTS_NS = 200 * SECOND
 
@@ -77,9 +78,9 @@ def test_people_wait_as_long_as_is_reckoned_with() -> None:
 
 
 def test_speeds_are_those_of_the_studies() -> None:
-    if why := typing_people.why_absent():
-        pytest.skip(why)
-    speeds = typing_people.load_speeds()
+    if not path_of(SPEEDS).is_file():
+        pytest.skip(f"no {SPEEDS} in ../shared/traces")
+    speeds = load_speeds()
     assert (speeds.reading, speeds.typing) == (READING_WPM, TYPING_WPM)
 
 

@@ -1,15 +1,14 @@
 """Random days for the batchers that deferred batching is compared with, and what must hold in them.
 
-GPUs take exactly as long as the batcher expects, unless told otherwise; so whatever it dispatches
-must be in time.
+GPUs take exactly as long as the batcher expects, so whatever it dispatches must be in time.
 """
 
 import random
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
+from loadtest.policies import Policy
 from loadtest.policies.shepherd import Preempt
-from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Job, ModelSpec
 
@@ -32,7 +31,7 @@ def jobs_at(model: Hashable, deadline_ns: int, num: int, now_ns: int = 0) -> lis
     return [Job(model, deadline_ns, now_ns) for _ in range(num)]
 
 
-def offer(batcher: Batcher, jobs: list[Job], now_ns: int = 0) -> list[Effect]:
+def offer(batcher: Policy, jobs: list[Job], now_ns: int = 0) -> list[Effect]:
     """All of the effects of some arrivals."""
     return [effect for job in jobs for effect in batcher.on_job(job, now_ns)]
 
@@ -49,19 +48,14 @@ class World:
         batcher: with no model and no GPU.
         seed: of everything that happens.
         queue_max: batches that may be at a GPU, counting the one that runs.
-        jitter: share by which a batch may take longer or shorter than expected.
     """
 
-    def __init__(
-        self, batcher: Batcher, seed: int, queue_max: int = 1, jitter: float = 0.0
-    ) -> None:
+    def __init__(self, batcher: Policy, seed: int, queue_max: int = 1) -> None:
         self.batcher = batcher
         self.rng = random.Random(seed)
         self.queue_max = queue_max
-        self.jitter = jitter
         self.now_ns = 0
         self.gpus: dict[int, list[str]] = {}
-        self.models: set[Hashable] = set()
         self.at_gpu: dict[int, list[Dispatch]] = {}
         self.ends: list[tuple[int, int, Dispatch]] = []
         self.outcome: dict[int, str] = {}
@@ -71,67 +65,28 @@ class World:
 
     def run(self, num_events: int, gap_ns: int) -> None:
         """Let so many things happen, `gap_ns` apart on average, then let everything end."""
-        for key in KEYS:
-            self.add_model(key)
+        for spec in MODELS:
+            self.batcher.add_model(spec)
         for gpu in range(self.rng.randint(1, 4)):
             self.add_gpu(gpu)
         for _ in range(num_events):
             self.advance(self.now_ns + self.rng.randint(0, 2 * gap_ns))
-            self.happen()
+            self.arrive()
         self.advance(self.now_ns + 10_000)
         undecided = [job for job in self.jobs if id(job) not in self.outcome]
         assert not undecided, f"neither run nor dropped: {undecided}"
 
-    def happen(self) -> None:
-        """Mostly arrivals."""
-        what = self.rng.random()
-        if what < 0.9:
-            self.arrive()
-        elif what < 0.92:
-            self.add_gpu(self.rng.randrange(5))
-        elif what < 0.94 and len(self.gpus) > 1:
-            self.remove_gpu(self.rng.choice(sorted(self.gpus)))
-        elif what < 0.95 and len(self.models) > 1:
-            key = self.rng.choice([key for key in KEYS if key in self.models])
-            self.models.discard(key)
-            self.perform(self.batcher.remove_model(key))
-        elif what < 0.97:
-            self.add_model(self.rng.choice(KEYS))
-        else:
-            self.cancel()
-
     def arrive(self) -> None:
-        spec = SPECS[self.rng.choice([key for key in KEYS if key in self.models])]
+        spec = self.rng.choice(MODELS)
         slo_ns = spec.slo_ns if self.rng.random() < 0.8 else self.rng.randint(1, spec.slo_ns)
         job = Job(spec.key, self.now_ns + slo_ns, self.now_ns)
         self.jobs.append(job)
         self.perform(self.batcher.on_job(job, self.now_ns))
 
-    def cancel(self) -> None:
-        waiting = [job for job in self.jobs[-20:] if id(job) not in self.outcome]
-        running = {id(j) for batches in self.at_gpu.values() for b in batches for j in b.jobs}
-        waiting = [job for job in waiting if id(job) not in running]
-        if waiting:
-            job = self.rng.choice(waiting)
-            self.outcome[id(job)] = "cancelled"
-            self.perform(self.batcher.on_cancel(job, self.now_ns))
-
-    def add_model(self, key: Hashable) -> None:
-        self.models.add(key)
-        self.batcher.add_model(SPECS[key])
-
     def add_gpu(self, gpu: int) -> None:
         self.gpus[gpu] = [key for key in map(str, KEYS) if self.rng.random() < 0.8]
-        self.at_gpu.setdefault(gpu, [])
+        self.at_gpu[gpu] = []
         self.perform(self.batcher.add_gpu(gpu, self.gpus[gpu], self.now_ns))
-
-    def remove_gpu(self, gpu: int) -> None:
-        del self.gpus[gpu]
-        for batch in self.at_gpu.pop(gpu):
-            self.preempted.add(batch.number)
-            for job in batch.jobs:
-                self.end(job, "lost with its GPU")
-        self.perform(self.batcher.remove_gpu(gpu, self.now_ns))
 
     def advance(self, until_ns: int) -> None:
         """Batches end and timers fire, batches first."""
@@ -188,13 +143,7 @@ class World:
         assert batch.end_at_ns - batch.start_at_ns == duration_ns
         assert all(job.model == batch.model for job in batch.jobs)
         assert not any(id(job) in self.outcome for job in batch.jobs)
-        end_at_ns = batch.end_at_ns
-        if self.jitter:
-            last_ns = max((at for at, _, b in self.ends if b in before), default=self.now_ns)
-            factor = 1 + self.rng.uniform(-self.jitter, self.jitter)
-            end_at_ns = max(last_ns, self.now_ns) + max(int(duration_ns * factor), 1)
-        else:
-            assert not before or batch.start_at_ns >= before[-1].end_at_ns, "two at once"
-            assert batch.end_at_ns <= min(job.deadline_ns for job in batch.jobs), "late"
+        assert not before or batch.start_at_ns >= before[-1].end_at_ns, "two at once"
+        assert batch.end_at_ns <= min(job.deadline_ns for job in batch.jobs), "late"
         before.append(batch)
-        heappush(self.ends, (end_at_ns, batch.number, batch))
+        heappush(self.ends, (batch.end_at_ns, batch.number, batch))

@@ -86,24 +86,6 @@ def test_a_batch_is_as_large_as_that_instant_allows() -> None:
     assert sizes(list(batcher.on_batch_done(0, 6))) == [(0, "m", 2)]
 
 
-def test_an_overdue_gpu_gets_nothing_until_its_batch_is_done() -> None:
-    batcher = clockwork(table(1, 5, 9, 50), ahead_ns=100)
-    offer(batcher, jobs_at("m", 50, 1))
-    assert not offer(batcher, jobs_at("m", 50, 1, 7), 7)
-    (batch,) = batcher.on_batch_done(0, 8)
-    assert isinstance(batch, Dispatch)
-    assert batch.start_at_ns == 8
-
-
-def test_what_is_queued_behind_a_batch_moves_with_its_end() -> None:
-    batcher = clockwork(table(1, 5, 9, 50), ahead_ns=10)
-    offer(batcher, jobs_at("m", 50, 2))
-    assert not offer(batcher, jobs_at("m", 50, 1))  # 12 to do
-    (batch,) = batcher.on_batch_done(0, 5)  # 1 early
-    assert isinstance(batch, Dispatch)
-    assert batch.start_at_ns == 11
-
-
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
@@ -117,9 +99,3 @@ def test_nothing_is_lost_doubled_or_late(
 ) -> None:
     world = World(ClockworkBatcher(delays, ahead_ns, slack_ns), seed, queue_max=100)
     world.run(120, gap_ns)
-
-
-def test_unpunctual_gpus_lose_nothing() -> None:
-    for seed in range(20):
-        batcher = ClockworkBatcher(Delays(), ahead_ns=10, slack_ns=2)
-        World(batcher, seed, queue_max=100, jitter=0.5).run(200, 2)

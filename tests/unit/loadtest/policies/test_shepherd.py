@@ -13,10 +13,8 @@ from services.scheduler.core.batching.job import Delays, Job, ModelSpec
 from tests.unit.loadtest.policies.baseline_world import World, jobs_at, offer, sizes, table
 
 
-def shepherd(
-    *specs: ModelSpec, num_gpus: int = 1, preempt_factor: float = 3, abort_ns: int = 0
-) -> ShepherdBatcher:
-    batcher = ShepherdBatcher(Delays(), preempt_factor, abort_ns)
+def shepherd(*specs: ModelSpec, num_gpus: int = 1, preempt_factor: float = 3) -> ShepherdBatcher:
+    batcher = ShepherdBatcher(Delays(), preempt_factor)
     for spec in specs:
         batcher.add_model(spec)
     for gpu in range(num_gpus):
@@ -102,23 +100,6 @@ def test_what_is_about_to_end_or_only_half_as_small_is_left_alone() -> None:
     assert not offer(eager, jobs_at("b", 50, 3), 1)
 
 
-def test_stopping_takes_its_time() -> None:
-    batcher = shepherd(table(1, 5, 9, 50, "a"), table(1, 5, 9, 50, "b"), abort_ns=4)
-    offer(batcher, jobs_at("a", 50, 1))
-    _, batch = offer(batcher, jobs_at("b", 50, 3), 1)
-    assert isinstance(batch, Dispatch)
-    assert (batch.start_at_ns, batch.end_at_ns) == (5, 13)
-
-
-def test_a_preempted_job_whose_model_has_gone_is_dropped() -> None:
-    batcher = shepherd(table(1, 5, 9, 50, "a"), table(1, 5, 9, 50, "b"))
-    running = jobs_at("a", 50, 1)
-    offer(batcher, running)
-    batcher.remove_model("a")
-    effects = offer(batcher, jobs_at("b", 50, 3), 1)
-    assert effects[2] == Drop(running, "no_gpu")
-
-
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 2**32), gap_ns=st.sampled_from([1, 3, 10]))
 @pytest.mark.parametrize("delays", [Delays(), Delays(ctrl_ns=1, data_ns=1)])
@@ -129,7 +110,7 @@ def test_nothing_is_lost_doubled_or_late(delays: Delays, seed: int, gap_ns: int)
 def test_preemption_happens_in_those_days_and_its_jobs_run_or_are_dropped() -> None:
     counts: Counter[str] = Counter()
     for seed in range(30):
-        world = World(ShepherdBatcher(Delays()), seed, jitter=0.3)
+        world = World(ShepherdBatcher(Delays()), seed)
         world.run(200, 2)
         counts["preempted"] += len(world.preempted)
         counts.update(world.outcome.values())

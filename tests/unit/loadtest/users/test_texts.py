@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.trace_files import FILES, NOT_HERE
-from loadtest.typing_people import TRACES
 from loadtest.users.replay import REPLAYS, replay, why_absent
 from loadtest.users.texts import (
     DIALOGUES,
@@ -19,7 +18,7 @@ from loadtest.users.texts import (
     heavy,
     made_up,
 )
-from loadtest.workloads.traces import path_of
+from loadtest.workloads.traces import TRACES, path_of
 from shared.errors import InvalidRequest
 
 HOUR_NS = 3600 * 10**9

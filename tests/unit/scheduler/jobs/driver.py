@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from loadtest.policies import make_batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.jobs import (
@@ -17,6 +16,7 @@ from services.scheduler.core.jobs import (
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from services.scheduler.policies import make_batcher
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
 from shared.wire.messages import (

@@ -176,9 +176,7 @@ def test_cancelling_a_job_in_a_batch_changes_nothing() -> None:
     assert driver.counts() == {"done": 1}
 
 
-@pytest.mark.parametrize(
-    "policy", ["steady", "deferred", "eager", "clockwork", "nexus", "shepherd"]
-)
+@pytest.mark.parametrize("policy", ["steady", "deferred", "eager"])
 def test_what_cannot_be_served_whatever_happens_is_told_so_on_arrival(policy: str) -> None:
     """8 jobs take 13 ms, so at most 30 can be done in 50 ms, beside those that left at once."""
     driver = ready(policy)

@@ -1,5 +1,9 @@
 """How long batches are expected to take, learnt from those that ran."""
 
+from collections.abc import Collection, Hashable, Sequence
+
+from services.scheduler.core.batching.effects import Dispatch, Effect
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, Driver, ready, with_limits
 
 
@@ -20,11 +24,42 @@ def test_times_follow_what_batches_take() -> None:
     assert 8 * MS < expected_ns(driver) < 10 * MS
 
 
+class Ahead:
+    """A policy that sends each job at once, to a GPU that may still run the one before."""
+
+    wake_at_ns = NEVER_NS
+
+    def __init__(self, delays: Delays) -> None:
+        self._specs: dict[Hashable, ModelSpec] = {}
+        self._gpu = self._number = self._free_ns = 0
+
+    def add_model(self, spec: ModelSpec) -> None:
+        self._specs[spec.key] = spec
+
+    def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
+        self._gpu = gpu
+        return []
+
+    def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
+        self._number += 1
+        start_ns = max(now_ns, self._free_ns)
+        self._free_ns = start_ns + self._specs[job.model].batch_ns[1]
+        return [Dispatch(self._number, self._gpu, job.model, [job], start_ns, self._free_ns)]
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        return 0
+
+    def nothing(self, *_: object) -> Sequence[Effect]:
+        return []
+
+    remove_model = remove_gpu = on_cancel = on_batch_done = on_wake = nothing
+
+
 def test_a_batch_behind_one_that_ended_early_is_timed_from_that_end() -> None:
-    """Every batch takes 5 ms instead of 6. Clockwork sends the second one while the first runs, and
-    expects it to begin a millisecond later than it does.
+    """Every batch takes 5 ms instead of 6. The second one is sent while the first runs, and is
+    expected to begin a millisecond later than it does.
     """
-    driver = ready("clockwork")
+    driver = ready(f"{__name__}:Ahead")
     for number in range(40):
         driver.submit(f"a{number}", slo_ms=60)
         [(_, first)] = driver.sent()

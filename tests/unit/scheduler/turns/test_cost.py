@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.fleet.expected_turns import SLICE_NS, ExpectedTurns
 from services.scheduler.core.fleet.kinds import GUESSED, Steps
+from services.scheduler.core.fleet.records import SLICE_NS, ExpectedTurns
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.placement.cost import TurnWork, cost_of
 from shared.ids import HostId, ModelId

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from shared.runtime.clock import ManualClock
 from shared.tracing import NO_SPAN, NO_TRACER, TraceContext, parse_trace
 from shared.tracing.otlp import SPANS, OtlpTracer
+from tests.counters import value_of
 
 SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -127,9 +128,9 @@ def test_a_collector_that_takes_nothing_is_told_of_once(caplog: pytest.LogCaptur
             tracer.begin_request("POST /x", "", 0).end(1)
         await tracer.close()
 
-    before = SPANS.labels("lost")._value.get()
+    before = value_of(SPANS.labels("lost"))
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
-    assert SPANS.labels("lost")._value.get() - before == 2_000
+    assert value_of(SPANS.labels("lost")) - before == 2_000
     (line,) = caplog.records
     assert line.getMessage() == "traces not sent" and line.url == "http://nobody:1"  # type: ignore[attr-defined]

@@ -230,9 +230,10 @@ def test_nobody_is_forgotten_for_another_tenant_s_many_addresses(
         assert may(accounts, place=f"p{number}")
     for number in range(3):
         assert may(accounts, tenant=TenantId("c"), place=f"c{number}")
-    kept = [tenant for tenant, _ in accounts._places.of]
+    places = accounts._places.of
+    kept = [tenant for tenant, _ in places]
     assert [kept.count(TenantId(each)) for each in "abc"] == [22, 5, 3]
-    assert (A, "p199") in accounts._places.of and (A, "p170") not in accounts._places.of
+    assert (A, "p199") in places and (A, "p170") not in places
     for number in range(100):
         assert may(accounts, tenant=TenantId(f"t{number}"))
     assert largest_table(accounts) == 30

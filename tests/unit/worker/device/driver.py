@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import Any
 
-from services.worker.core.adapters.use import AdapterUse
+from services.worker.core.adapters.image import AdapterUse
 from services.worker.core.effects import BuildImage, Effect, Emit, LoadPages, PageLoads
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
-from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepPlan
 from services.worker.core.turns.request import TurnRequest
 from services.worker.core.turns.turn import Turn

@@ -12,10 +12,9 @@ import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.device import emulated
-from services.worker.device.chain import words_of
 from services.worker.device.copying.copies import HostCopier
 from services.worker.device.copying.mover import Moved
-from services.worker.device.emulated import EmulatedExecutor
+from services.worker.device.emulated import EmulatedExecutor, words_of
 from services.worker.load import make_emulated
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -138,15 +137,16 @@ def test_an_adapter_s_pages_are_full_of_it_and_looked_at() -> None:
         driver.submit("t", [1, 2, 3], adapter, max_tokens=2, ignore_eos=True)
         driver.run()
         assert bytes(driver.tokens("t")) == b"I "
-        image = executor._adapters[0]
-        page = executor._bytes[image.pages].reshape(-1, executor.info.page_bytes)
+        image, check = executor._adapters[0], executor._check_image
+        pages = pool_of(executor).view(np.uint8).reshape(executor.info.num_pages, -1)
+        page = pages[image.pages].reshape(-1, executor.info.page_bytes)
         assert (page == np.tile(page[0, :256], page.shape[1] // 256)).all()
         for place in (0, -1):
-            executor._bytes[image.pages[-1, -1], place] ^= 1
+            pages[image.pages[-1, -1], place] ^= 1
             with pytest.raises(AssertionError, match="not its adapter's"):
-                executor._check_image(image)
-            executor._bytes[image.pages[-1, -1], place] ^= 1
-        executor._check_image(image)
+                check(image)
+            pages[image.pages[-1, -1], place] ^= 1
+        check(image)
 
 
 def test_a_worker_s_pool_of_true_pages_is_its_memory_for_kv(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from services.worker.core.step import StepPlan
-from services.worker.device.base.failures import Failures
+from services.worker.device.base.tables import Failures
 from tests.unit.worker.device.test_isolate import plan_of
 
 

@@ -61,10 +61,16 @@ def run(executor: TorchExecutor, *poisons: list[int]) -> Driver:
     return driver
 
 
+def trap(executor: TorchExecutor) -> Trapped:
+    """Let its model fail on what is poison from now on."""
+    model = executor._model
+    model.module = trapped = Trapped(model.module)
+    return trapped
+
+
 def test_poison_ends_alone_and_nobody_else_notices(executor: TorchExecutor) -> None:
     quiet = run(executor)
-    trapped = Trapped(executor._model.module)
-    executor._model.module = trapped
+    trapped = trap(executor)
     disturbed = run(executor, [POISON], [1, SPOILED], [1, 2, POISON, 4])
     for number in range(len(INNOCENT)):
         name = f"innocent-{number}"
@@ -80,7 +86,7 @@ def test_poison_ends_alone_and_nobody_else_notices(executor: TorchExecutor) -> N
 
 
 def test_what_a_spoiled_turn_alone_ran_on_serves_nobody(executor: TorchExecutor) -> None:
-    executor._model.module = Trapped(executor._model.module)
+    trap(executor)
     driver = Driver(make_core(executor, prefill_tokens_max=64), executor)
     spoiled = driver.submit("spoiled", [*range(1, 65), *range(64), SPOILED])
     driver.run()

@@ -132,7 +132,7 @@ def test_rows_of_blocks_that_are_gone_are_given_again() -> None:
     assert disk.keys == [name(number) for number in range(495, 500)]
     disk.clear()
     disk.add(block(1))
-    assert disk.keys == [name(1)] and len(disk._table) == 2
+    assert disk.keys == [name(1)] and largest_table(disk) <= 2
 
 
 def test_the_collector_has_nothing_to_look_at_and_bytes_are_kept_once() -> None:
@@ -142,9 +142,10 @@ def test_the_collector_has_nothing_to_look_at_and_bytes_are_kept_once() -> None:
     for number, owner in zip(every, owners, strict=True):
         disk.add(block(number, BlockKey(bytes(name(number - 1))), owner))
     assert len(gc.get_objects()) - before < 30
-    keys, parents = disk._table.keys, disk._table.parents
-    rows = disk._table.rows
-    assert all(parents[rows[name(n)]] is keys[rows[name(n - 1)]] for n in every[1:])
+    table = disk._table
+    for n in every[1:]:
+        parent = table.parents[table.rows[name(n)]]
+        assert parent is table.keys[table.rows[name(n - 1)]]
 
 
 def test_few_shapes_are_told_of_many_blocks() -> None:

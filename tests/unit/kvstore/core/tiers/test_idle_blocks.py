@@ -14,6 +14,7 @@ from services.kvstore.core.tiers.idle_blocks import IdleBlocks
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import BlockKey
 from shared.eviction import RECENT_NS, STALE_MIN, EvictionName
+from tests.tables import largest_table
 from tests.unit.kvstore.core.host import pages_that_go
 
 INSTANT_NS = RECENT_NS // 2
@@ -132,9 +133,6 @@ def test_instants_of_which_nothing_is_left_are_not_kept(policy: EvictionName) ->
     for now_ns in range(10 * STALE_MIN):
         block.used_at_ns = now_ns
         idle.add(block)
-    order = idle._order
-    assert len(order._places) == 2
-    for queue in (order._by_use, order._by_layer, order._expected, order._expiries):
-        assert len(queue._heap) <= STALE_MIN + 4
+    assert largest_table(idle) <= STALE_MIN + 4
     is_stored: Callable[[BlockKey], bool] = {oldest.key, block.key}.__contains__
     assert idle.take(2, is_stored, 0) == ([0, 1], [oldest, block])

@@ -7,8 +7,8 @@ import pytest
 from services.kvstore.core.base.backoff import RETRY_MAX_NS, RETRY_NS
 from services.kvstore.core.base.budget import BURST_NS, Budget
 from services.kvstore.core.base.effects import DropRuns, DropSession, Effect, SaveOutcome, SaveRun
-from services.kvstore.core.base.limits import Counts, Limits
 from services.kvstore.core.base.runs import BLOCKS_MAX, Run, named
+from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.writing.objects import DROPPED_MAX, Objects

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kvstore.core.base.effects import DiskWrite, Effect, WriteBlocks
-from services.kvstore.core.base.limits import COPY_REST_NS, WAIT_NS
+from services.kvstore.core.base.store_limits import COPY_REST_NS, WAIT_NS
 from services.kvstore.core.writing.write_queue import (
     COPY_WAITING_BYTES,
     COPY_WAITS,

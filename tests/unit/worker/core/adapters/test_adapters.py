@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.worker.core.adapters.adapters import AHEAD_MAX, PAUSES_NS
-from services.worker.core.adapters.image import NO_LINE
+from services.worker.core.adapters.image import NO_LINE, AdapterUse
 from services.worker.core.adapters.streaming import TRY_AGAIN, StartModes
-from services.worker.core.adapters.use import AdapterUse
 from services.worker.core.costs.costs import Line
 from services.worker.core.costs.step_models import LoraLoad
 from services.worker.core.effects import (
@@ -22,7 +21,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine.integrity import check_integrity
-from services.worker.core.limits import LoraStart
+from services.worker.core.engine_limits import LoraStart
 from services.worker.core.step import StepPlan
 from services.worker.core.turns.turn import Turn
 from shared.blocks import image_keys

@@ -6,7 +6,7 @@ import pytest
 
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.speeds import MS_MIN, REPORT_EVERY, SpeedReports, speeds_of
-from services.worker.core.limits import Estimates
+from services.worker.core.engine_limits import Estimates
 from shared.ids import HostId, ModelId
 from shared.wire.messages import ModelSpeeds
 from tests.unit.worker.core.costs.test_costs import BASE_NS, ROW_NS, TOKEN_NS, taught

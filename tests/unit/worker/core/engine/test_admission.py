@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.worker.core.engine.admission import LATE_SHARE, RESERVE_MIN, Punctuality
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.limits import AdmissionName
+from services.worker.core.engine_limits import AdmissionName
 from services.worker.core.step import Sampled, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.wire.messages import SamplingParams

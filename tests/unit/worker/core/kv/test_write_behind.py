@@ -19,6 +19,7 @@ from tests.unit.worker.driver import (
     new_core,
     new_turn,
     of_kind,
+    stock_of,
     take_pages,
 )
 
@@ -216,7 +217,7 @@ class TestGivenUp:
         engine.now_ns += LEASE_PAUSE_NS
         engine.write()
         engine.core.on_leased(list(range(NUM_LAYERS, 5 * NUM_LAYERS)))
-        assert engine.core.write_behind._stock and self.pass_pause(engine) == []
+        assert stock_of(engine) and self.pass_pause(engine) == []
         check_integrity(engine.core)
 
     def write_in_time(self, engine: Engine) -> list[bytes]:
@@ -303,6 +304,9 @@ class TestLeases:
         assert len(engine.write()) == 2
         assert engine.effects[-1] == LeasePages(4)
 
+    def pages_wanted(self, engine: Engine) -> int:
+        return engine.core.write_behind._pages_wanted
+
     def test_it_follows_the_steps_and_forgets_a_large_one(self) -> None:
         engine = Engine(new_core(num_blocks=64, lease_target_blocks=2, stage_timeout_max_ns=0))
         write_behind = engine.core.write_behind
@@ -316,10 +320,10 @@ class TestLeases:
         assert 2 * 9 * NUM_LAYERS < asked <= 2 * 10 * NUM_LAYERS
         engine.core.on_leased(list(range(100, 100 + asked)))
         engine.plan()
-        assert write_behind._pages_wanted > 2 * 9 * NUM_LAYERS, "the next large step may come soon"
+        assert self.pages_wanted(engine) > 2 * 9 * NUM_LAYERS, "the next large step may come soon"
         for _ in range(200):
             engine.plan()
-        assert write_behind._pages_wanted == 2 * NUM_LAYERS
+        assert self.pages_wanted(engine) == 2 * NUM_LAYERS
 
     def test_a_kvstore_without_room_is_asked_again_after_a_pause(self, engine: Engine) -> None:
         write_behind = engine.core.write_behind

@@ -33,6 +33,7 @@ from tests.unit.worker.driver import (
     new_turn,
     of_kind,
     staged_blocks,
+    stock_of,
 )
 
 S = SessionId("s")
@@ -365,7 +366,7 @@ class TestBelow:
         engine = connected()
         engine.run(turn_of("t", SAID))
         if at == "waiting":
-            engine.core.write_behind._stock.clear()
+            stock_of(engine).clear()
         engine.write()
         if at == "committing":
             engine.store_all()

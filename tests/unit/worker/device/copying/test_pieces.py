@@ -15,6 +15,7 @@ from services.worker.device.copying.mover import KvMover
 from services.worker.device.copying.pieces import Pieces
 from services.worker.device.copying.piecewise_copier import ARENA_DETOURS, PiecewiseCopier
 from shared.arena import Arena, Bytes
+from tests.counters import value_of
 from tests.unit.worker.device.copying.copiers import CheckedLink
 
 PAGE_BYTES = 4096
@@ -107,7 +108,7 @@ def test_a_piece_that_is_refused_stays_slow_and_right(
     link = CheckedLink(pool, refused=[0, 2])
     refused = pieces_module.ARENA_PIECES.labels("refused")
     detours = [ARENA_DETOURS.labels(way) for way in ("load", "store")]
-    before = [each._value.get() for each in (refused, *detours)]
+    before = [value_of(each) for each in (refused, *detours)]
     copier = PiecewiseCopier(link, PIECE_BYTES)
     copier.attach(arena)
     copier.wait_registered(arena)
@@ -122,7 +123,7 @@ def test_a_piece_that_is_refused_stays_slow_and_right(
     copier.store(copier.mark(), [2], arena, [4]).wait()
     assert arena.pages[:, 0].tolist() == [0, 1, 6, 2, 3, 5, 6]
     assert (arena.pages == arena.pages[:, :1]).all() and (pool == pool[:, :1]).all()
-    after = [each._value.get() for each in (refused, *detours)]
+    after = [value_of(each) for each in (refused, *detours)]
     assert [now - then for now, then in zip(after, before, strict=True)] == [2, 2, 1]
     mover = KvMover(copier, PageGate(PAGES), lambda _: None)
     mover.close()

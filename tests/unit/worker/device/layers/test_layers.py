@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from services.worker.device.layers import fast
+from services.worker.device.layers.fast import free_bytes
 from services.worker.device.layers.gated import GatedMlp, fast_mlp
-from services.worker.device.layers.memory import free_bytes
 from services.worker.device.layers.merged import Merged, Sibling, joined
 from services.worker.device.layers.norms import FastRmsNorm, fast_norm
 from services.worker.device.layers.packed import ROWS_MAX, PackedLinear, can_pack
@@ -89,7 +89,7 @@ def test_copies_of_weights_that_stay_have_a_limit() -> None:
 def test_free_memory_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "meminfo"
     path.write_text("MemTotal: 9 kB\nMemAvailable:   12 kB\n")
-    monkeypatch.setattr("services.worker.device.layers.memory.MEMINFO", path)
+    monkeypatch.setattr("services.worker.device.layers.fast.MEMINFO", path)
     assert free_bytes() == 12 * 1024
     path.unlink()
     assert free_bytes() == 0

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.device.decoder.attention import UnsupportedModelError
+from services.worker.device.decoder.attention import UnsupportedModelError, chunk_of, note_positions
 from services.worker.device.decoder.embeddings import PositionTable, embed_by_row
-from services.worker.device.decoder.positions import chunk_of, note_positions
 from services.worker.device.model import load_model
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, gpu_executor

@@ -1,4 +1,4 @@
-from services.worker.core.limits import Estimates
+from services.worker.core.engine_limits import Estimates
 from shared.ids import HostId
 
 
