@@ -1,6 +1,6 @@
 """A GPU by its latency profile: passes and copies take their time, and nothing is in its pages.
 
-It does what `loadtest.world.device` does without content, in runs of pages instead of single ones.
+It does what `loadtest.sim.device` does without content, in runs of pages instead of single ones.
 A pass goes through its layers evenly, and waits at one for history that is still on its way.
 """
 

@@ -1,9 +1,10 @@
-"""A worker of a simulated cluster: the world's, on a GPU that has only costs."""
+"""A worker of a simulated cluster, on a GPU that has only costs."""
 
 from dataclasses import replace
 from typing import Any
 
 from loadtest.cluster.device import CostDevice
+from loadtest.cluster.engine_worker import EngineWorker
 from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.plant import Plant
@@ -11,7 +12,6 @@ from loadtest.cluster.stats import Stats
 from loadtest.policies.placement import HistoryFrom
 from loadtest.sim.timeline import MS
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.worker import Worker
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.engine_limits import EngineLimits
@@ -27,7 +27,7 @@ PREFILL_TOKENS_MAX = 2048
 TURNS_RUNNING_MAX = 256
 
 
-class ClusterWorker(Worker):
+class ClusterWorker(EngineWorker):
     """Args:
     limits: of the engine; with the profile's own model length.
     """

@@ -8,11 +8,11 @@ from typing import Any
 
 from loadtest.sim.frontend import Frontend, key_of
 from loadtest.sim.http import Exchange, Request
+from loadtest.sim.oneshot import JOB_MODEL, SLO_NS, value_of
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.sim.tokenizer import TOOL
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hint, Hinters
-from loadtest.world.jobs import JOB_MODEL, SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
 from shared.ids import SessionId, TenantId
@@ -153,19 +153,20 @@ class Clients:
 
     # Turns.
 
-    def _ask_in(self, delay_ns: int, session: Session) -> None:
+    def _ask_in(self, delay_ns: int, session: Session, *, is_again: bool = False) -> None:
         self._num_waiting += 1
-        self._timeline.after(delay_ns, lambda: self._ask(session))
+        self._timeline.after(delay_ns, lambda: self._ask(session, is_again=is_again))
 
-    def _ask(self, session: Session) -> None:
-        """The session's next turn, on all that was said before."""
+    def _ask(self, session: Session, *, is_again: bool = False) -> None:
+        """The session's next turn, on all that was said before. What is asked again has no twin:
+        while all are refused they would multiply."""
         self._num_waiting -= 1
         random = self._random
         frontend = self._some_frontend()
         if frontend is None:
             self._ask_in(random.randrange(RETRY_MAX_NS) + 1, session)
             return
-        if self._deployment.has_twin():
+        if not is_again and self._deployment.has_twin():
             twin = replace(session, history=list(session.history), turns_left=1)
             self._ask_in(0, twin)
         turn = self._new_turn(session)
@@ -277,7 +278,7 @@ class Clients:
     def _again(self, turn: ClientTurn, end: str) -> None:
         self._end(turn, end)
         turn.session.turns_left += 1
-        self._ask_in(self._random.randrange(RETRY_MAX_NS), turn.session)
+        self._ask_in(self._random.randrange(RETRY_MAX_NS), turn.session, is_again=True)
 
     def _end(self, turn: ClientTurn, how: str) -> None:
         turn.end = how

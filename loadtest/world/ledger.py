@@ -48,6 +48,10 @@ class ClientTurn:
     ended_at_ns: int = 0
 
     @property
+    def tenant(self) -> TenantId:
+        return self.session.tenant
+
+    @property
     def adapter_hash(self) -> str:
         return "" if self.adapter is None else self.adapter.adapter_hash
 
@@ -69,6 +73,7 @@ class Ledger:
         self.job_ends: dict[str, list[str]] = {}
         self.is_calm = False
         self._started: set[tuple[TurnId, int]] = set()
+        self._turn_of: dict[TurnId, ClientTurn] = {}
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
         """No attempt is given out twice; where nothing goes wrong, no turn that was served. (One
@@ -76,9 +81,14 @@ class Ledger:
         name = (start.turn_id, start.attempt)
         assert name not in self._started, f"{name} is started twice"
         self._started.add(name)
-        is_over = self.turns[start.request_id].end not in (None, "gone")
+        turn = self._turn_of[start.turn_id] = self.turns[start.request_id]
+        is_over = turn.end not in (None, "gone")
         assert not (self.is_calm and is_over), f"{start.request_id} is over, and placed again"
         self._timeline.note(f"{start.request_id}.{start.attempt} -> {worker_id}")
+
+    def turn_of(self, turn_id: TurnId) -> ClientTurn:
+        """What the client of a turn that was started asked for."""
+        return self._turn_of[turn_id]
 
     def on_jobs(self, job_ids: Iterable[JobId], what: str) -> None:
         """Where nothing goes wrong, a job that is over is over for the scheduler, too."""

@@ -17,12 +17,17 @@ Content = tuple[int, Origin, tuple[int, ...]]  # layer, of what it continues, th
 GARBAGE: Content = (-1, (), ())
 
 
-def origins(root: Origin, tokens: list[int], block_tokens: int) -> list[Origin]:
-    """What each block of `tokens`, the partial last one included, continues."""
-    chain = [root]
-    for start in range(0, len(tokens) - block_tokens, block_tokens):
-        chain.append((hash((chain[-1], tuple(tokens[start : start + block_tokens]))),))
-    return chain
+IMAGE = "image"  # what an adapter's pages are of
+
+
+def next_origin(origin: Origin, tokens: tuple[int, ...]) -> Origin:
+    """What the block behind one of these tokens continues."""
+    return (hash((origin, tokens)),)
+
+
+def image_page(adapter_hash: str, layer: int, number: int) -> Content:
+    """What a page of an adapter's image holds: block `number` of it, in one layer."""
+    return (layer, (IMAGE, adapter_hash), (number,))
 
 
 class PageLoad(NamedTuple):

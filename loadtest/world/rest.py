@@ -6,8 +6,9 @@ from loadtest.sim.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.sim.redis import RedisServer
 from loadtest.sim.scheduler import Leadership, Tracker
 from loadtest.sim.timeline import SECOND
+from loadtest.sim.worker import Worker
+from loadtest.sim.worker_watch import FAR_NS
 from loadtest.world.hinters import FLOOD_ADDRESSES, LAST_ADDRESS, LAST_TENANT, SPAMMERS
-from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
 from services.kvstore.core.tiers.arena_block import NO_PAGE
 from services.kvstore.tiers.values import HEADER_BYTES
@@ -108,9 +109,10 @@ def _check_hints(accounts: HintAccounts, now_ns: int) -> None:
 
 def _check_idle(worker: Worker) -> None:
     core, stager = worker.core, worker.core.stager
-    assert not worker.device.is_busy and not core.flights, f"{worker.name} still computes"
+    assert worker.device is not None and not worker.device.is_busy, f"{worker.name} still computes"
+    assert not core.flights, f"{worker.name} still computes"
     assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
-    assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
+    assert not worker.batches.num_held, f"{worker.name} holds batches"
     assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
     assert not len(stager.flights) and not stager._tickets and not stager._prefetches
     assert not stager._expected and stager.flights.num_prefetching == 0
@@ -123,8 +125,8 @@ def _check_idle(worker: Worker) -> None:
 def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
     for each in workers:
         if each.host_id == kvstore.host_id:
-            is_open = kvstore.core.incarnation_of(each.worker_id) is not None
-            assert is_open, f"{kvstore.name} does not know {each.worker_id}"
+            is_open = kvstore.core.incarnation_of(each.kv_id) is not None
+            assert is_open, f"{kvstore.name} does not know {each.kv_id}"
     leased = {
         page
         for worker in kvstore.core.workers

@@ -12,6 +12,10 @@ LEADERSHIP = "services/scheduler/leadership.py"
 SCHEDULER = "services/scheduler/service.py"
 JOBS = "services/scheduler/job_service.py"
 TRACKER = "services/tracker/service.py"
+RUNNER = "services/worker/runner.py"
+STEP_LOOP = "services/worker/step_loop.py"
+KV_CLIENT = "services/worker/kv_client.py"
+PROMPTS = "services/worker/prompts.py"
 KVSTORE = "services/kvstore/service.py"
 PERFORMER = "services/kvstore/performer.py"
 KV_WRITER = "services/kvstore/tiers/disk/disk_writer.py"
@@ -150,6 +154,39 @@ SHELL_MUTANTS = (
         "a drop that fails ends the tracker", TRACKER,
         "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except SymphonyError as error:",
         "key, shard, timeout_s=PLACEMENT_TIMEOUT_S)\n        except KeyError as error:",
+    ),
+    # The worker.
+    Mutant(
+        "the end of a step wakes nothing", STEP_LOOP,
+        "        work.add_done_callback(self._on_done)\n", "",
+    ),
+    Mutant(
+        "an event does not wake the step loop", RUNNER,
+        "        self._perform(effects)\n        self._steps.wake()\n",
+        "        self._perform(effects)\n",
+    ),
+    Mutant(
+        "a step counts as stuck after a millisecond", STEP_LOOP,
+        "limit_ns = self._core.step_limit_ns(plan)", "limit_ns = 1_000_000",
+    ),
+    Mutant(
+        "a kvstore that is not there ends the worker", KV_CLIENT,
+        "            except (SymphonyError, OSError) as error:\n                if not has_warned",
+        "            except OSError as error:\n                if not has_warned",
+    ),
+    Mutant(
+        "only the first ends of turns are sent", RUNNER,
+        "        self._is_sending_ends = False\n        ends, self._ends",
+        "        ends, self._ends",
+    ),
+    Mutant(
+        "a prompt that did not come is never answered", PROMPTS,
+        "            log.warning(\"no prompt\", extra=",
+        "            return\n            log.warning(\"no prompt\", extra=",
+    ),
+    Mutant(
+        "a prompt is waited for one millisecond", PROMPTS,
+        "PULL_TIMEOUT_S = 5.0\n", "PULL_TIMEOUT_S = 0.001\n",
     ),
     # The frontend.
     Mutant(

@@ -22,6 +22,8 @@ from loadtest.sim.scheduler import (
 )
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
+from loadtest.sim.worker import Worker
+from loadtest.sim.worker_watch import tap_workers
 from loadtest.world.clients import Clients
 from loadtest.world.deployment import SimDeployment
 from loadtest.world.faults import Faults, draw_faults
@@ -30,7 +32,6 @@ from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import PlainGround, Process
 from loadtest.world.wires import Wires
-from loadtest.world.worker import Worker
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
 from shared.ids import HostId
@@ -48,6 +49,11 @@ TWINS_SHARE = 0.15  # of worlds: people send the same session's next turn from t
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
+TOKEN_NS = (
+    MS // 10,
+    MS,
+    3 * MS,
+)  # so fast that history is recomputed, or loaded
 TRACKER_SHARDS = (1, 1, 2, 3)
 
 
@@ -94,7 +100,11 @@ class World:
         forms = Random(f"forms {seed}")
         tracker_random = Random(f"trackers {seed}")
         num_trackers = tracker_random.choice([1, 2])
-        model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
+        model = Model(
+            num_layers=random.choice([1, 2]),
+            step_ns=random.choice([5, 20, 60]) * MS,
+            token_ns=Random(f"tokens {seed}").choice(TOKEN_NS),
+        )
         hosts = [HostId(f"h{number}") for number in range(random.choice([1, 2, 3]))]
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
         is_crowded = random.random() < CROWDED_SHARE
@@ -125,6 +135,7 @@ class World:
         publish_adapters(redis, timeline)
         self.ledger = ledger = Ledger(timeline)
         tap_turns(deployment.wires, ledger)
+        tap_workers(deployment.wires)
         HintWatch(deployment.wires)
         self.store = store = Store()
         self._dropped_before = events_dropped()
@@ -136,7 +147,13 @@ class World:
         workers_min = min(len(hosts), options.workers_max)
         num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
         self.workers = [
-            Worker(deployment, self.kvstores[hosts[number % len(hosts)]], number)
+            Worker(
+                deployment,
+                self.kvstores[hosts[number % len(hosts)]],
+                number,
+                store,
+                ledger.turn_of,
+            )
             for number in range(num_workers)
         ]
         has_spare = random.choice([False, True])
@@ -167,6 +184,7 @@ class World:
             *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
             *self.frontends,
         ]  # fmt: skip
+        self._services = [each for each in self.processes if isinstance(each, Service)]
         for process in self.processes:
             process.start()
         outside = Random(f"outside {seed}")
@@ -196,9 +214,8 @@ class World:
 
     def dispose(self) -> None:
         """Close what still waits in services, once the simulation is over."""
-        for process in self.processes:
-            if isinstance(process, Service):
-                process.dispose()
+        for service in self._services:
+            service.dispose()
 
     def lose_host(self, host_id: HostId) -> None:
         """Everybody on this machine dies for good, and with it all that was kept there."""

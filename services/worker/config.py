@@ -6,6 +6,7 @@ from pydantic import Field
 
 from services.worker.core.engine_limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
+from shared.eviction import EvictionName
 from shared.runtime.config import ServiceConfig, constant
 from shared.wire.messages import SLO_MS_MAX
 
@@ -65,6 +66,8 @@ class WorkerConfig(ServiceConfig):
     cooperative: bool = constant(True)
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
+    # Which idle blocks leave the pool first.
+    eviction: EvictionName = constant("layer")
     # How a turn starts whose adapter is loading: `wait` for all of it, `stream` its layers behind
     # the pass, `assist` by computing on the host what is missing, or `auto`, the best that works.
     lora_start: LoraStart = constant("auto")

@@ -6,11 +6,12 @@ The bus, the clocks and the tracer come with `shared.service.Runtime`.
 import fcntl
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from services.worker.config import WorkerConfig
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread
@@ -74,6 +75,7 @@ class WorkerPorts:
             the callback for the page copies of the model of this name, callable from any thread.
         pid: of the process, as reports name it.
         on_stuck: called with the reason when a step does not end: ends the process.
+        limits: of engines, where neither settings nor the model say.
     """
 
     thread: DeviceThread
@@ -81,6 +83,7 @@ class WorkerPorts:
     load: LoadModels
     pid: int
     on_stuck: Callable[[str], None] = die
+    limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_model_len=0))
 
 
 class _FileLock:

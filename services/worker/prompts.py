@@ -26,6 +26,9 @@ class PromptPuller:
     Args:
         on_prompt: called with each start and its prompt; the prompt is None, or `gone`, when the
             frontend does not answer or no longer wants the turn.
+
+    Attributes:
+        core: which prompts are wanted.
     """
 
     def __init__(
@@ -34,23 +37,23 @@ class PromptPuller:
         self._bus = bus
         self._clock = clock
         self._on_prompt = on_prompt
-        self._core = Pulling()
+        self.core = Pulling()
         self._tasks = Tasks("pulling prompts failed")
 
     def __len__(self) -> int:
-        return len(self._core)
+        return len(self.core)
 
     def is_pulling(self, turn_id: TurnId) -> bool:
         """Whether an attempt at this turn waits for its prompt."""
-        return self._core.is_pulling(turn_id)
+        return self.core.is_pulling(turn_id)
 
     def refs(self) -> list[TurnRef]:
         """Attempts whose prompt is in flight."""
-        return self._core.refs()
+        return self.core.refs()
 
     def start(self, start: TurnStart) -> None:
         """Hand over this turn's prompt, or pull it soon."""
-        prompt = self._core.on_start(start, self._clock.now_ns())
+        prompt = self.core.on_start(start, self._clock.now_ns())
         if prompt is not None:
             self._on_prompt(start, prompt)
         else:
@@ -58,20 +61,20 @@ class PromptPuller:
 
     def cancel(self, turn_id: TurnId, attempt: int) -> None:
         """Forget a turn whose prompt has not come, unless it is of a later attempt (0: any)."""
-        self._core.on_cancel(turn_id, attempt)
+        self.core.on_cancel(turn_id, attempt)
 
     def forget(self, tenant: TenantId, session_id: SessionId) -> None:
         """A session was deleted: its prompts in flight do not say so."""
-        self._core.on_forget(tenant, session_id, self._clock.now_ns())
+        self.core.on_forget(tenant, session_id, self._clock.now_ns())
 
     def _flush(self) -> None:
-        for pull in self._core.take_pulls():
+        for pull in self.core.take_pulls():
             self._tasks.spawn(self._pull(pull))
 
     async def _pull(self, pull: Pull | None) -> None:
         while pull is not None:
             await self._pull_some(pull)
-            pull = self._core.again(pull)
+            pull = self.core.again(pull)
 
     async def _pull_some(self, pull: Pull) -> None:
         request = PromptPull(turns=pull.refs)
@@ -82,5 +85,5 @@ class PromptPuller:
             )
         except SymphonyError as error:
             log.warning("no prompt", extra={"frontend": pull.frontend_id, "error": error.message})
-        for start, prompt in self._core.on_reply(pull, reply):
+        for start, prompt in self.core.on_reply(pull, reply):
             self._on_prompt(start, prompt)

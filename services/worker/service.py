@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Literal
 
@@ -88,6 +88,7 @@ class Worker:
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
+        runtime.parts["prompts"] = self._puller.core
         self._traces = TurnTraces(runtime.tracer, runtime.clock, self._worker_id)
         self._num_reports = 0
         self._speed_reports = SpeedReports()
@@ -151,6 +152,7 @@ class Worker:
             self._ports.thread,
             on_leader=self._report_now.set,
         )
+        runtime.parts["batches"] = self._oneshot.core
         runtime.stack.callback(self._oneshot.close)
         runtime.spawn(self._oneshot.run(), "one-shot models")
         for model in models:
@@ -159,25 +161,7 @@ class Worker:
 
     def _add(self, executor: Executor, number: int) -> None:
         runtime, config, info = self._runtime, self._config, executor.info
-        limits = EngineLimits(
-            max_model_len=info.max_model_len,
-            prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
-            turns_running_max=config.turns_running_max,
-            prefill_admission=config.prefill_admission,
-            layerwise=config.layerwise,
-            slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
-            lora_start=config.lora_start,
-            short_rope_max=info.short_rope_max,
-        )
-        core = EngineCore(
-            limits,
-            PagePool(info.num_pages, info.num_layers, is_cooperative=config.cooperative),
-            info.page_bytes,
-            info.end_token_ids,
-            info.block_tokens,
-            info.fingerprint,
-            info.stored_page_bytes,
-        )
+        core = _make_core(config, executor, self._ports.limits)
         hooks = KvHooks(
             on_connected=partial(self._on_kv_connected, info.model_id),
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
@@ -199,6 +183,7 @@ class Worker:
             runtime.bus, runtime.clock, core, executor, kv, ports.thread, listeners
         )
         self._runners[info.model_id] = runner
+        runtime.parts[f"engine {info.model_id}"] = core
         self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
         runtime.stack.callback(executor.close)
         runtime.stack.callback(kv.close)
@@ -343,6 +328,30 @@ class Worker:
             await asyncio.wait_for(asyncio.gather(*drains), self._config.drain_ms / 1e3)
         except TimeoutError:
             log.warning("stopping with unfinished work, which schedulers will place again")
+
+
+def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -> EngineCore:
+    info = executor.info
+    limits = replace(
+        limits,
+        max_model_len=info.max_model_len,
+        prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
+        turns_running_max=config.turns_running_max,
+        prefill_admission=config.prefill_admission,
+        layerwise=config.layerwise,
+        slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
+        lora_start=config.lora_start,
+        short_rope_max=info.short_rope_max,
+    )
+    return EngineCore(
+        limits,
+        PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),
+        info.page_bytes,
+        info.end_token_ids,
+        info.block_tokens,
+        info.fingerprint,
+        info.stored_page_bytes,
+    )
 
 
 def machine_ports() -> WorkerPorts:

@@ -56,6 +56,9 @@ class OneshotRunner:
     Args:
         models: by id.
         on_leader: called when a scheduler has begun to lead, with the fence raised already.
+
+    Attributes:
+        core: which batches are held.
     """
 
     def __init__(
@@ -74,9 +77,9 @@ class OneshotRunner:
         self._models = models
         self._thread = thread
         self._on_leader = on_leader
-        self._core = BatchCore(worker_id, [model.card for model in models.values()], limits)
+        self.core = BatchCore(worker_id, [model.card for model in models.values()], limits)
         self._events: EventQueue[Effect] = EventQueue(
-            EVENTS_MAX, clock, self._core.on_wake, metrics.ONESHOT_DROPPED
+            EVENTS_MAX, clock, self.core.on_wake, metrics.ONESHOT_DROPPED
         )
         self._stop = threading.Event()  # of the running batch
         self._tasks = Tasks("performing an effect failed")
@@ -87,7 +90,7 @@ class OneshotRunner:
         """Highest fencing token seen in each leadership."""
         return [
             LeadershipFence(leadership=name, fence=fence)
-            for name, fence in self._core.fences.items()
+            for name, fence in self.core.fences.items()
         ]
 
     def cards(self) -> list[OneshotCard]:
@@ -96,7 +99,7 @@ class OneshotRunner:
 
     def refs(self) -> list[BatchRef]:
         """Every batch held here."""
-        return self._core.refs(self._clock.now_ns())
+        return self.core.refs(self._clock.now_ns())
 
     async def listen(self) -> None:
         """Subscribe."""
@@ -109,13 +112,13 @@ class OneshotRunner:
         while True:
             for effect in await self._events.next_effects():
                 await self._perform(effect)
-            if not self._core.num_held:
+            if not self.core.num_held:
                 self._went_idle.set()
 
     async def drain(self) -> None:
         """Refuse new batches; wait until those held have ended and their results are out."""
-        self._core.drain()
-        while self._core.num_held:
+        self.core.drain()
+        while self.core.num_held:
             self._went_idle.clear()
             await self._went_idle.wait()
 
@@ -128,11 +131,11 @@ class OneshotRunner:
     # Events.
 
     def _on_batch_start(self, start: BatchStart) -> None:
-        self._events.put(partial(self._core.on_batch_start, start))
+        self._events.put(partial(self.core.on_batch_start, start))
 
     def _on_leader_changed(self, leader: LeaderChanged) -> None:
         def event(_: int) -> list[Effect]:
-            self._core.on_fence(leader.leadership, leader.fence)
+            self.core.on_fence(leader.leadership, leader.fence)
             self._on_leader()
             return []
 
@@ -166,7 +169,7 @@ class OneshotRunner:
             log.warning("no inputs", extra={"frontend": effect.frontend_id, "error": str(error)})
             inputs = None
         await self._events.put_surely(
-            partial(self._core.on_inputs, effect.batch_id, effect.frontend_id, inputs)
+            partial(self.core.on_inputs, effect.batch_id, effect.frontend_id, inputs)
         )
 
     def _decode(self, effect: PullInputs, job: JobInput) -> Pulled:
@@ -181,7 +184,7 @@ class OneshotRunner:
     async def _run(self, effect: RunBatch) -> None:
         ran = await self._thread.run(partial(self._compute, effect))
         metrics.count_batch(effect.model_id, len(effect.values), ran)
-        await self._events.put_surely(partial(self._core.on_ran, effect.batch_id, ran))
+        await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))
 
     def _compute(self, effect: RunBatch) -> Ran:
         """On the device's thread."""

@@ -1,17 +1,14 @@
-"""A worker: the production cores of engine, puller and kvstore link in a shell."""
+"""A worker of a simulated cluster without its device: the production cores in a shell."""
 
+from abc import abstractmethod
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.checks import check_deferred, check_worker, watch_step
 from loadtest.world.deployment import SimDeployment
-from loadtest.world.device import Device
-from loadtest.world.jobs import WorkerJobs, job_card
-from loadtest.world.model import LORA_CARD, NUM_HARDWARE
+from loadtest.world.model import LORA_CARD
 from loadtest.world.process import Process
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.speeds import SpeedReports
@@ -33,7 +30,7 @@ from services.worker.core.effects import (
     TrimTicket,
 )
 from services.worker.core.engine.engine import EngineCore
-from services.worker.core.engine_limits import AdmissionName, EngineLimits
+from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
@@ -49,7 +46,6 @@ from shared.wire.messages import (
     Empty,
     KvOpened,
     KvStage,
-    LeadershipFence,
     ModelCard,
     Prefetch,
     PrefetchDrop,
@@ -86,12 +82,6 @@ REPORT_EVERY_NS = 500 * MS
 RENEW_EVERY_NS = SECOND
 FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 REOPEN_AFTER_NS = 500 * MS
-RESTART_NS = 300 * MS
-ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
-STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
-ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
-TARGET_STEPS = (5, 30, 100)
-POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
 class KvHost(Protocol):
@@ -103,50 +93,23 @@ class KvHost(Protocol):
     def lock(self, path: Path, holder: Process) -> None: ...
 
 
-class Worker(Process):
+class EngineWorker(Process):
     """Attributes:
     core: the engine, of this life.
     device: pool memory and the forward pass, of this life.
     """
 
     deployment: SimDeployment
+    _limits: EngineLimits
+    _num_pages: int
+    _shape: ModelShape
 
     def __init__(self, deployment: SimDeployment, kvstore: KvHost, number: int) -> None:
         super().__init__(deployment, f"worker-{number}")
         self.host_id = kvstore.host_id
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")
         self._kvstore = kvstore
-        self._hardware = number % NUM_HARDWARE
-        random, model = deployment.random, deployment.draw_model()
-        self._model = model
-        admissions = Random(f"admission {model.step_ns} {len(deployment.fault_kinds)} {number}")
-        admission = admissions.choice(ADMISSIONS)
-        target_ns = admissions.choice(TARGET_STEPS) * model.step_ns
-        self._limits = EngineLimits(
-            max_model_len=model.max_model_len,
-            prefill_tokens_max=random.choice([3, 8, 16]),
-            turns_running_max=random.choice([2, 4, 16]),
-            stage_timeout_min_ns=10 * MS,
-            stage_timeout_max_ns=random.choice([20, 500]) * MS,
-            lease_target_blocks=random.choice([2, 8]),
-            prefill_admission=admission,
-            slo_ttft_ns=target_ns if admission == "deferred" else 0,
-        )
-        self._num_pages = model.num_layers * (
-            POOL_BLOCKS
-            if deployment.is_crowded
-            else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
-        )
-        self._shape = ModelShape(
-            fingerprint=model.fingerprint,
-            num_layers=model.num_layers,
-            block_tokens=model.block_tokens,
-            vocab_size=model.vocab_size,
-            lora=LORA_CARD,
-        )
-
-    def check(self) -> None:
-        check_worker(self.core)
+        self._model = deployment.model
 
     def on_start(self) -> None:
         model = self._model
@@ -155,8 +118,6 @@ class Worker(Process):
         self._num_reports = 0
         self._telling = SpeedReports()
         self._num_opens = 0
-        self.jobs: WorkerJobs | None = None
-        self.num_deferred = 0
         pool = PagePool(
             self._num_pages,
             model.num_layers,
@@ -168,10 +129,6 @@ class Worker(Process):
             model.block_tokens, model.fingerprint,
         )  # fmt: skip
         self._teach(self.core.costs)
-        self.core.adapters.loading.start_modes.assist_tokens = self.deployment.random.choice(
-            ASSIST_TOKENS
-        )
-        self.core.adapters.loading.is_stored = not model.is_rounded
         self.device = self.new_device()
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
@@ -184,18 +141,13 @@ class Worker(Process):
         self._open()
         self.later(self.deployment.random.randrange(200 * MS), self._get_ready)
 
+    @abstractmethod
     def new_device(self) -> Any:
         """For a new life."""
-        return Device(self, self._model, self._hardware, self.deployment.random)
 
+    @abstractmethod
     def _teach(self, costs: StepCosts) -> None:
-        """What it would know of its speed if turns were longer."""
-        model = self.deployment.model
-        is_deferred = self._limits.prefill_admission == "deferred"  # which needs to know of rows
-        for number in range(1, STEPS_KNOWN + 1):
-            rows = number if is_deferred else 1
-            costs.on_step(0, rows, model.step_ns + (rows - 1) * model.token_ns)
-        costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
+        """What it knows of its speed from the beginning."""
 
     def _get_ready(self) -> None:
         wires, me = self.deployment.wires, self.worker_id
@@ -206,13 +158,7 @@ class Worker(Process):
             self, WORKER_PREFETCH_DROP, lambda message, _: self._on_prefetch_drop(message), me
         )
         wires.listen(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
-        self.jobs = WorkerJobs(self, me, self.report)
         self._report_for_ever()
-
-    def die_of_poison(self) -> None:
-        """What it computes ends the process; its supervisor starts it again."""
-        self.deployment.timeline.note(f"{self.name} is poisoned")
-        self.end(RESTART_NS + self.deployment.random.randrange(SECOND))
 
     # What comes over the bus.
 
@@ -282,7 +228,6 @@ class Worker(Process):
 
     def report(self) -> None:
         """Tell the schedulers what is held here."""
-        assert self.jobs is not None
         if not self.deployment.wires.has_connection(self):
             return
         self._num_reports += 1
@@ -308,24 +253,11 @@ class Worker(Process):
             num_pages_clean=num_clean,
             num_pages_dirty=pool.num_pages - num_free - num_clean,
             interval_ns=REPORT_EVERY_NS,
-            oneshot=[job_card()],
-            batches=self.jobs.core.refs(self.now_ns),
-            fences=[
-                LeadershipFence(leadership=name, fence=fence)
-                for name, fence in self.jobs.core.fences.items()
-            ],
             speeds=self._telling.next([core.speeds(model.model_id)]),
         )
         self.deployment.wires.send(self, WORKER_REPORT, report)
 
     # The engine.
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether blocks are on their way below: also some that were given up at first, while
-        there are no requests."""
-        write_behind = self.core.write_behind
-        return bool(write_behind._storing or write_behind._committing)
 
     def feed(self, effects: list[Effect]) -> None:
         """Perform what an event led to, then plan the next step if it is time."""
@@ -339,8 +271,6 @@ class Worker(Process):
                 break
             planned = self.core.flights[-1]
             assert planned.plan is plan
-            if self._limits.prefill_admission == "deferred":
-                self.num_deferred += check_deferred(self.core, plan, now_ns)
             self.device.start(plan, planned.turns)
             at_ns = self.core.plan_at_ns()
         self._flush()
@@ -355,9 +285,7 @@ class Worker(Process):
     def on_step(self, result: StepResult) -> None:
         """The device is done with the step."""
         self.is_touched = True
-        check = watch_step(self.core, result)
         self._perform(self.core.on_step(result, self.now_ns))
-        check()
         self.feed([])
 
     def on_loaded(self, page: int, *, is_good: bool) -> None:
