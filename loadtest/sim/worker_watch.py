@@ -16,10 +16,11 @@ from services.worker.core.pulling import Pull, Pulling
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.oneshot import effects as batch_effects
 from services.worker.oneshot.core import BatchCore
-from shared.ids import SessionId, TenantId, TurnId
+from shared.ids import SessionId, TenantId, TurnId, WorkerId
 from shared.wire.messages import (
     BatchStart,
     KvCommit,
+    KvOpen,
     KvStage,
     Prompt,
     PromptReply,
@@ -27,7 +28,7 @@ from shared.wire.messages import (
     decode,
     unpack_ints,
 )
-from shared.wire.subjects import KV_COMMIT, KV_STAGE
+from shared.wire.subjects import KV_COMMIT, KV_OPEN, KV_STAGE
 
 FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 
@@ -127,13 +128,20 @@ def watch_batches(core: BatchCore) -> None:
 
 def tap_workers(network: Network) -> None:
     """Check what workers send to kvstores, as it leaves them."""
+    connections: dict[WorkerId, str] = {}  # the latest of each worker
+
+    def on_open(_: Peer, message: Message) -> None:
+        opening = decode(KvOpen, message.data)
+        connections[opening.worker_id] = opening.incarnation
 
     def on_commit(process: Peer, message: Message) -> None:
         """What is offloaded to the kvstore is, in every layer, the KV that its key names."""
         mover = getattr(process, "mover", None)
-        if mover is None or mover.arena is None:
+        commit = decode(KvCommit, message.data)
+        is_lost = commit.incarnation != connections.get(commit.worker_id)
+        if mover is None or mover.arena is None or is_lost:
             return  # the connection was lost meanwhile: the kvstore will refuse it
-        for block in decode(KvCommit, message.data).blocks:
+        for block in commit.blocks:
             expected = tuple(unpack_ints(block.tokens))
             for layer, page in enumerate(unpack_ints(block.pages)):
                 kind, _, tokens = mover.arena.content(page)
@@ -150,5 +158,6 @@ def tap_workers(network: Network) -> None:
         ahead_ns = worker.arrives_at_ns[(stage.tenant, stage.session_id)] - worker.now_ns
         assert ahead_ns < FAR_NS, f"{stage.session_id} is not expected before tomorrow"
 
+    network.tap(KV_OPEN.pattern.rpartition(".")[2], on_open)
     network.tap(KV_COMMIT.pattern.rpartition(".")[2], on_commit)
     network.tap(KV_STAGE.pattern.rpartition(".")[2], on_stage)
