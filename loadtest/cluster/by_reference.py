@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from loadtest.sim.client import SimBus
 from loadtest.sim.network import Message
-from loadtest.world.wires import Wires
+from loadtest.sim.wires import Wires
 from shared.wire.messages import decode
 from shared.wire.subjects import Subject
 

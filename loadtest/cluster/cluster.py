@@ -13,24 +13,24 @@ from loadtest.cluster.control import (
     advisory_outcomes,
 )
 from loadtest.cluster.door import SimulatedDoor
-from loadtest.cluster.frontend import Frontend
 from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
 from loadtest.cluster.plant import Plant, build_plant
+from loadtest.cluster.shells.frontend import Frontend
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.policies.placement import SYSTEMS, Home
 from loadtest.sim.client import Store
+from loadtest.sim.process import Process
 from loadtest.sim.redis import server_on
+from loadtest.sim.services.checks import check_worker
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.ledger import Ledger
+from loadtest.sim.services.model import Model
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
-from loadtest.world.checks import check_worker
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.ledger import Ledger
-from loadtest.world.model import Model
-from loadtest.world.process import Process
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import DEFAULT_POLICY
 from shared.ids import HostId, WorkerId

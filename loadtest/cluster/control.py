@@ -5,9 +5,9 @@ from collections import Counter
 from loadtest.cluster.by_reference import ReferenceBus
 from loadtest.cluster.migration import Migration
 from loadtest.sim.client import SimClient, Store
-from loadtest.sim.service import Service
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.process import Process
+from loadtest.sim.process import Process
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.service import Service
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main as scheduler_main
 from services.tracker.config import TrackerConfig

@@ -1,6 +1,7 @@
 """A GPU by its latency profile: passes and copies take their time, and nothing is in its pages.
 
-It does what `loadtest.sim.device` does without content, in runs of pages instead of single ones.
+It does what `loadtest.sim.services.device` does without content, in runs of pages instead of single
+ones.
 A pass goes through its layers evenly, and waits at one for history that is still on its way.
 """
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from loadtest.cluster.frontend import Frontend
+from loadtest.cluster.shells.frontend import Frontend
+from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.timeline import SECOND
-from loadtest.world.deployment import SimDeployment
 from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.wire.messages import Advisory, AgentRef, SamplingParams

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from loadtest.cluster.arena import ClusterArena
-from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.links import Link
-from loadtest.cluster.peering import PeerHost, Peering
 from loadtest.cluster.plant import Plant
+from loadtest.cluster.shells.kv_process import Kvstore
+from loadtest.cluster.shells.peering import PeerHost, Peering
 from loadtest.sim.redis import RedisServer
-from loadtest.world.deployment import SimDeployment
+from loadtest.sim.services.deployment import SimDeployment
 from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,

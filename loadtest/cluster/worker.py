@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from loadtest.cluster.device import CostDevice
-from loadtest.cluster.engine_worker import EngineWorker
-from loadtest.cluster.kv_process import Kvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.plant import Plant
+from loadtest.cluster.shells.engine_worker import EngineWorker
+from loadtest.cluster.shells.kv_process import Kvstore
 from loadtest.cluster.stats import Stats
 from loadtest.policies.placement import HistoryFrom
+from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.timeline import MS
-from loadtest.world.deployment import SimDeployment
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.engine_limits import EngineLimits

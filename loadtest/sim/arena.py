@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from loadtest.sim.memory import GARBAGE, Content
 from loadtest.sim.timeline import Action
-from loadtest.world.memory import GARBAGE, Content
 from shared.arena import ArenaView, Bytes, PageState
 
 PAGE_BYTES = 64

@@ -3,7 +3,7 @@
 from functools import partial
 from random import Random
 
-from loadtest.world.process import Ground, Process
+from loadtest.sim.process import Ground, Process
 from shared.errors import SymphonyError
 from shared.ids import SessionId, TenantId
 from shared.wire.messages import AdvisoryKey, AdvisoryState

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from loadtest.world.faults import Faults, draw_faults
+from loadtest.sim.services.faults import Faults, draw_faults
 from loadtest.world.run import run_seed, run_world
 from loadtest.world.world import Options, World
 
@@ -23,6 +23,7 @@ class Tally:
 
     Attributes:
         ends: turns by how they ended; `job_ends` the same of requests for one-shot jobs.
+        met: how often what the worlds are for happened: rare events of workers.
         failures: of each seed that failed, the first line of why.
     """
 
@@ -34,6 +35,7 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     job_ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
@@ -46,6 +48,7 @@ class Tally:
         self.ends += other.ends
         self.job_ends += other.job_ends
         self.faults += other.faults
+        self.met += other.met
         self.failures |= other.failures
 
     def count(self, world: World) -> None:
@@ -58,6 +61,16 @@ class Tally:
         self.ends.update(str(turn.end) for turn in ledger.turns.values())
         self.job_ends.update(end for ends in ledger.job_ends.values() for end in ends)
         self.faults.update(fault.kind for fault in world.faults.once)
+        for worker in world.workers:
+            core, device = worker.core, worker.device
+            self.met["prefix hit"] += core.history.num_prefix_hits
+            self.met["eviction"] += core.pool.num_evicted
+            self.met["write-behind skipped"] += core.write_behind.num_given_up
+            self.met["preemption"] += core.planner.num_preemptions
+            self.met["staging failed"] += core.stager.num_failures
+            self.met["deferred admission"] += worker.num_deferred
+            self.met["adapter streamed"] += device.num_streamed if device is not None else 0
+            self.met["adapter assisted"] += device.num_assisted if device is not None else 0
 
 
 def run_seeds(first: int, num: int, *, stop_at_first: bool = False) -> Tally:

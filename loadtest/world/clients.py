@@ -6,15 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from loadtest.sim.frontend import Frontend, key_of
 from loadtest.sim.http import Exchange, Request
-from loadtest.sim.oneshot import JOB_MODEL, SLO_NS, value_of
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.frontend import Frontend, key_of
+from loadtest.sim.services.ledger import ClientTurn, Ledger, Session
+from loadtest.sim.services.model import ADAPTERS, BREAKER, KILLER
+from loadtest.sim.services.oneshot import JOB_MODEL, SLO_NS, value_of
 from loadtest.sim.timeline import MS, SECOND
 from loadtest.sim.tokenizer import TOOL
-from loadtest.world.deployment import SimDeployment
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hint, Hinters
-from loadtest.world.ledger import ClientTurn, Ledger, Session
-from loadtest.world.model import ADAPTERS, BREAKER, KILLER
 from shared.ids import SessionId, TenantId
 from shared.wire.messages import AdapterRef, AgentRef, SamplingParams
 

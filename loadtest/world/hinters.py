@@ -9,10 +9,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from loadtest.sim.frontend import Frontend, key_of
 from loadtest.sim.http import Request
+from loadtest.sim.services.frontend import Frontend, key_of
+from loadtest.sim.services.model import MODEL
 from loadtest.sim.timeline import Timeline
-from loadtest.world.model import MODEL
 from shared.ids import SessionId, TenantId
 
 TENANTS = (TenantId("a"), TenantId("b"))

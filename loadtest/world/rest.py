@@ -1,13 +1,13 @@
 """Invariants of all processes at rest, after the last request has ended."""
 
 from loadtest.sim.bucket import Bucket
-from loadtest.sim.frontend import Frontend
-from loadtest.sim.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.sim.redis import RedisServer
-from loadtest.sim.scheduler import Leadership, Tracker
+from loadtest.sim.services.frontend import Frontend
+from loadtest.sim.services.kvstore import OBJECTS_REST_NS, Kvstore
+from loadtest.sim.services.scheduler import Leadership, Tracker
+from loadtest.sim.services.worker import Worker
+from loadtest.sim.services.worker_watch import FAR_NS
 from loadtest.sim.timeline import SECOND
-from loadtest.sim.worker import Worker
-from loadtest.sim.worker_watch import FAR_NS
 from loadtest.world.hinters import FLOOD_ADDRESSES, LAST_ADDRESS, LAST_TENANT, SPAMMERS
 from loadtest.world.world import World
 from services.kvstore.core.tiers.arena_block import NO_PAGE

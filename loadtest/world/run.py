@@ -2,10 +2,10 @@
 
 from random import Random
 
+from loadtest.sim.services.faults import Faults
+from loadtest.sim.services.model import BREAKER, KILLER
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.faults import Faults
 from loadtest.world.hinters import LAST_TENANT
-from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.rest import check_rest
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World

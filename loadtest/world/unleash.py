@@ -5,10 +5,10 @@ from functools import partial
 from random import Random
 
 from loadtest.sim.redis import WAY_MAX_NS
-from loadtest.sim.scheduler import QUEUE_MAX
-from loadtest.sim.service import Service
+from loadtest.sim.services.faults import Fault
+from loadtest.sim.services.scheduler import QUEUE_MAX
+from loadtest.sim.services.service import Service
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.faults import Fault
 from loadtest.world.world import World
 
 RESTART_MAX_NS = 4 * SECOND

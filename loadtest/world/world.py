@@ -7,12 +7,17 @@ from typing import get_args
 from loadtest.sim.arena import PAGE_BYTES
 from loadtest.sim.bucket import Bucket
 from loadtest.sim.client import Store
-from loadtest.sim.frontend import Frontend, publish_adapters
-from loadtest.sim.hint_watch import HintWatch
-from loadtest.sim.kvstore import Host, Kvstore
 from loadtest.sim.outsider import Outsider
+from loadtest.sim.process import PlainGround, Process
 from loadtest.sim.redis import server_on
-from loadtest.sim.scheduler import (
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.faults import Faults, draw_faults
+from loadtest.sim.services.frontend import Frontend, publish_adapters
+from loadtest.sim.services.hint_watch import HintWatch
+from loadtest.sim.services.kvstore import Host, Kvstore
+from loadtest.sim.services.ledger import Ledger
+from loadtest.sim.services.model import Model
+from loadtest.sim.services.scheduler import (
     Leadership,
     Role,
     Scheduler,
@@ -20,18 +25,13 @@ from loadtest.sim.scheduler import (
     events_dropped,
     tap_turns,
 )
-from loadtest.sim.service import Service
+from loadtest.sim.services.service import Service
+from loadtest.sim.services.worker import Worker
+from loadtest.sim.services.worker_watch import tap_workers
 from loadtest.sim.timeline import MS, SECOND, Timeline
-from loadtest.sim.worker import Worker
-from loadtest.sim.worker_watch import tap_workers
+from loadtest.sim.wires import Wires
 from loadtest.world.clients import Clients
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.hinters import ALL_TENANTS, Hinters
-from loadtest.world.ledger import Ledger
-from loadtest.world.model import Model
-from loadtest.world.process import PlainGround, Process
-from loadtest.world.wires import Wires
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
 from shared.ids import HostId

@@ -5,8 +5,8 @@ and who leads after standstills, cuts, and a store that was away or forgot.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from loadtest.sim.leading import BEAT_MS, TTL_MS, Instance, Instances
-from loadtest.sim.scheduler import Candidate
+from loadtest.sim.services.leading import BEAT_MS, TTL_MS, Instance, Instances
+from loadtest.sim.services.scheduler import Candidate
 from loadtest.sim.timeline import MS, SECOND
 from shared.lease.core.times import LeaseTimes
 

@@ -11,8 +11,8 @@ import pytest
 from starlette.types import Message
 
 from loadtest.sim.http import Exchange
+from loadtest.sim.services.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
-from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.mutant import Mutant
 from loadtest.world.mutants import MUTANTS, ROOT
 from loadtest.world.run import run_seed
@@ -21,7 +21,7 @@ from shared.eviction import EvictionName
 
 
 @pytest.mark.parametrize(
-    ("first", "num_seeds"), [(0, 250), pytest.param(250, 1750, marks=pytest.mark.slow)]
+    ("first", "num_seeds"), [(0, 100), pytest.param(100, 1900, marks=pytest.mark.slow)]
 )
 def test_every_seed_holds(first: int, num_seeds: int) -> None:
     tally = run_campaign(first, num_seeds)
@@ -32,6 +32,11 @@ def test_every_seed_holds(first: int, num_seeds: int) -> None:
     assert tally.ends.total() > 5 * num_seeds
     assert tally.ends["stop"] + tally.ends["length"] > 0.75 * tally.ends.total()
     assert tally.job_ends["done"] > 0.5 * tally.job_ends.total()
+    assert tally.met["prefix hit"] > num_seeds and tally.met["eviction"] > num_seeds
+    for each in ("preemption", "staging failed", "deferred admission"):
+        assert tally.met[each] > num_seeds / 10, each
+    for each in ("write-behind skipped", "adapter streamed", "adapter assisted"):
+        assert tally.met[each] > 0, each
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
@@ -39,20 +44,6 @@ def test_a_seed_gives_the_same_run_again() -> None:
     past, again = first.deployment.timeline, second.deployment.timeline
     assert past.trace == again.trace
     assert past.num_events == again.num_events > 500
-
-
-def test_the_worlds_meet_what_they_are_for() -> None:
-    workers = [worker for seed in range(60) for worker in run_seed(seed).workers]
-    devices = [worker.device for worker in workers if worker.device is not None]
-    assert sum(device.num_streamed for device in devices) > 0
-    assert sum(device.num_assisted for device in devices) > 0
-    cores = [worker.core for worker in workers]
-    assert sum(core.history.num_prefix_hits for core in cores) > 100
-    assert sum(core.pool.num_evicted for core in cores) > 100
-    assert sum(core.write_behind.num_given_up for core in cores) > 0
-    assert sum(core.planner.num_preemptions for core in cores) > 10
-    assert sum(core.stager.num_failures for core in cores) > 10
-    assert sum(worker.num_deferred for worker in workers) > 10
 
 
 def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:

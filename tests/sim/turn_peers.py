@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from loadtest.sim.client import Store
-from loadtest.sim.service import Service
+from loadtest.sim.process import PlainGround, Process
+from loadtest.sim.services.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
-from loadtest.world.process import PlainGround, Process
-from loadtest.world.wires import Reply, Wires
+from loadtest.sim.wires import Reply, Wires
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
 from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId

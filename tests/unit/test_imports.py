@@ -3,6 +3,7 @@ even for its types. So do the folders that they are in.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,15 +12,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("cli", "kernels", "loadtest", "services", "shared")
-# Where folders still import one another. Take out what is untied; add none.
-TIED = ("loadtest",)
+FILES_MAX = 20
 
 
 def modules(root: Path) -> dict[str, Path]:
     """Files by module name."""
-    files = (file for place in PLACES for file in (root / place).rglob("*.py"))
+    files = (file for place in PLACES for file in files_in(root / place))
     names = {".".join(file.relative_to(root).with_suffix("").parts): file for file in files}
     return {name.removesuffix(".__init__"): file for name, file in names.items()}
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Sources in a folder and all below it."""
+    return folder.rglob("*.py")
 
 
 def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
@@ -67,18 +72,15 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
     return reached
 
 
-def is_under(folder: str, top_folder: str) -> bool:
-    """Whether a folder is this one or somewhere in it."""
-    return folder == top_folder or folder.startswith(f"{top_folder}/")
-
-
 def test_folders_form_no_knot() -> None:
-    left = {
-        tied: {knot for knot in knots(ROOT) if all(is_under(each, tied) for each in knot)}
-        for tied in TIED
-    }
-    assert knots(ROOT) == set().union(*left.values()), "these folders import one another"
-    assert [tied for tied in TIED if not left[tied]] == [], "untied: take it out of TIED"
+    assert knots(ROOT) == set(), "these folders import one another"
+
+
+def test_folders_are_small() -> None:
+    """A reader looks through one at a glance."""
+    counts = Counter(file.parent for place in (*PLACES, "tests") for file in files_in(ROOT / place))
+    large = {folder: count for folder, count in counts.items() if count > FILES_MAX}
+    assert not large
 
 
 def test_a_knot_of_folders_is_found(tmp_path: Path) -> None:

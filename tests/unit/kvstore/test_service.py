@@ -11,14 +11,14 @@ import pytest
 from loadtest.sim.arena import PAGE_BYTES, SimArena
 from loadtest.sim.bucket import Bucket
 from loadtest.sim.client import Store
-from loadtest.sim.kvstore import Host, Kvstore
+from loadtest.sim.memory import Content
 from loadtest.sim.redis import server_on
-from loadtest.sim.service import Service
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.kvstore import Host, Kvstore
+from loadtest.sim.services.model import Model
+from loadtest.sim.services.service import Service
 from loadtest.sim.timeline import SECOND, Timeline
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.memory import Content
-from loadtest.world.model import Model
-from loadtest.world.wires import Wires
+from loadtest.sim.wires import Wires
 from services.scheduler.core import DEFAULT_POLICY
 from shared.arena import PageState, checksum
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key

@@ -2,8 +2,8 @@
 
 import pytest
 
+from loadtest.sim.services.ledger import ClientTurn, Ledger, Session
 from loadtest.sim.timeline import Timeline
-from loadtest.world.ledger import ClientTurn, Ledger, Session
 from shared.ids import FrontendId, JobId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.wire.messages import SamplingParams, TurnStart
 

@@ -3,11 +3,11 @@
 import pytest
 
 from loadtest.sim.http import Request
-from loadtest.sim.scheduler import QUEUE_MAX, Leadership, Scheduler
+from loadtest.sim.services.faults import KINDS, Faults
+from loadtest.sim.services.scheduler import QUEUE_MAX, Leadership, Scheduler
 from loadtest.sim.timeline import SECOND
-from loadtest.world.faults import KINDS, Faults
+from loadtest.sim.wires import Weather
 from loadtest.world.unleash import heal, unleash
-from loadtest.world.wires import Weather
 from loadtest.world.world import Options, World
 
 

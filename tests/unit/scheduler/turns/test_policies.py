@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from loadtest.world.checks import check_scheduler
+from loadtest.sim.services.checks import check_scheduler
 from services.scheduler.core import (
     POLICIES,
     Effect,

@@ -11,8 +11,8 @@ from typing import Any
 
 from loadtest.sim.client import SimBus, SimClient, Store
 from loadtest.sim.loop import SimLoop
+from loadtest.sim.process import Ground, Process
 from loadtest.sim.timeline import MS
-from loadtest.world.process import Ground, Process
 from shared.bus import Bus
 from shared.runtime.config import ServiceConfig
 from shared.service import Machine, Runtime, run_on

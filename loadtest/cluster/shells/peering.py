@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from loadtest.sim.arena import SimArena
+from loadtest.sim.process import Process
+from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.timeline import MS
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.process import Process
 from services.kvstore.core import (
     FetchedPages,
     KvCore,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 
+from loadtest.sim.process import Process
 from loadtest.sim.redis import RedisServer
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.process import Process
 from services.kvstore.core import Locations
 from shared.ids import HostId
 from shared.locations import (

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from loadtest.sim.client import SimBus, SimClient, Store
 from loadtest.sim.http import Exchange, Reader, Request, SimHttp
-from loadtest.sim.oneshot import JOB_MODEL
 from loadtest.sim.redis import RedisServer, SimRedis
-from loadtest.sim.service import Service
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.model import ADAPTERS, MODEL
+from loadtest.sim.services.oneshot import JOB_MODEL
+from loadtest.sim.services.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.sim.tokenizer import SimModelFiles, SimTexts
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.model import ADAPTERS, MODEL
 from services.frontend.app import App
 from services.frontend.compiling.maker import GrammarMaker
 from services.frontend.config import FrontendConfig

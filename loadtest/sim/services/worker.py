@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.client import Store
-from loadtest.sim.copying import Copies
-from loadtest.sim.device import Device
-from loadtest.sim.device_thread import SimThread
-from loadtest.sim.forward import Asked
-from loadtest.sim.oneshot import SimOneshot
-from loadtest.sim.service import RESTART_NS, Service
+from loadtest.sim.process import Process
+from loadtest.sim.services.checks import check_worker
+from loadtest.sim.services.copying import Copies
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.device import Device
+from loadtest.sim.services.device_thread import SimThread
+from loadtest.sim.services.forward import Asked
+from loadtest.sim.services.model import NUM_HARDWARE, Model
+from loadtest.sim.services.oneshot import SimOneshot
+from loadtest.sim.services.service import RESTART_NS, Service
+from loadtest.sim.services.worker_watch import watch_batches, watch_engine, watch_prompts
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.sim.worker_watch import watch_batches, watch_engine, watch_prompts
-from loadtest.world.checks import check_worker
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.model import NUM_HARDWARE, Model
-from loadtest.world.process import Process
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.engine.engine import EngineCore

@@ -10,11 +10,11 @@ from functools import partial
 from random import Random
 
 from loadtest.sim.arena import SimArena
-from loadtest.sim.copying import Copies, Host
-from loadtest.sim.forward import Asked, Forward, image_of
+from loadtest.sim.memory import Content
+from loadtest.sim.services.copying import Copies, Host
+from loadtest.sim.services.forward import Asked, Forward, image_of
+from loadtest.sim.services.model import BREAKER, KILLER, LORA_CARD, Model
 from loadtest.sim.timeline import US
-from loadtest.world.memory import Content
-from loadtest.world.model import BREAKER, KILLER, LORA_CARD, Model
 from services.worker.core.step import ImageEntry, Sampled, StepPlan, StepResult
 from services.worker.device.base.executor import Launched, ModelInfo
 from services.worker.device.base.tables import BlockTables

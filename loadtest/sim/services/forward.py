@@ -6,8 +6,8 @@ shows in everything behind it. What they should hold is known from what the clie
 
 from typing import Protocol
 
-from loadtest.world.memory import GARBAGE, Content, Origin, image_page, next_origin
-from loadtest.world.model import NO_ADAPTER, Model
+from loadtest.sim.memory import GARBAGE, Content, Origin, image_page, next_origin
+from loadtest.sim.services.model import NO_ADAPTER, Model
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, PlannedRow
 from services.worker.device.base.tables import BlockTables

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any, Protocol
 
 from loadtest.sim.arena import SimArena
+from loadtest.sim.memory import GARBAGE, IMAGE, Content, PageLoad, each_page, image_page
+from loadtest.sim.services.model import Model
 from loadtest.sim.timeline import SECOND, US, Action
-from loadtest.world.memory import GARBAGE, IMAGE, Content, PageLoad, each_page, image_page
-from loadtest.world.model import Model
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.device.copying.mover import CalledBack, Loaded, Stored
 from services.worker.ports import OnMoved

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from loadtest.sim.network import PENDING_BYTES_MAX
 from loadtest.sim.timeline import SECOND, Action, Timeline
-from loadtest.world.wires import Wires
+from loadtest.sim.wires import Wires
 
 DRIFT_MAX_PPM = 200
 

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.cluster.peering import PeerHost, Peering
-from loadtest.cluster.telling import Telling
+from loadtest.cluster.shells.peering import PeerHost, Peering
+from loadtest.cluster.shells.telling import Telling
+from loadtest.sim.process import Process
 from loadtest.sim.redis import RedisServer
+from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.timeline import MS, SECOND, US
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.process import Process
-from loadtest.world.wires import Reply
+from loadtest.sim.wires import Reply
 from services.kvstore.core import (
     Commit,
     DeleteBlocks,

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from loadtest.sim.process import Process
 from loadtest.sim.redis import RedisServer
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.ledger import Ledger
 from loadtest.sim.timeline import MS, SECOND, Action
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.ledger import Ledger
-from loadtest.world.process import Process
-from loadtest.world.wires import Reply
+from loadtest.sim.wires import Reply
 from services.frontend.core.turns.turns import (
     AnswerPull,
     AskScheduler,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from loadtest.world.checks import held_blocks
+from loadtest.sim.services.checks import held_blocks
 from services.kvstore.core import Commit, Effect, FetchedPages, KvCore, LoadOutcome, PageReads
 from services.kvstore.core.tiers.arena_block import NO_PAGE
 from shared.errors import InvalidRequest, NotFound

@@ -1,7 +1,7 @@
 """What trackers may act on: sessions and prompts that the tenant's own messages named before."""
 
 from loadtest.sim.network import Message, Network, Peer
-from loadtest.sim.scheduler import Tracker
+from loadtest.sim.services.scheduler import Tracker
 from services.tracker.core import check_foreseen
 from shared.blocks import BlockKey, unpack_keys
 from shared.ids import SessionId, TenantId

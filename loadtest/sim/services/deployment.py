@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from loadtest.sim.arena import Contents
+from loadtest.sim.services.model import Model
 from loadtest.sim.timeline import Timeline
-from loadtest.world.model import Model
-from loadtest.world.wires import Wires
+from loadtest.sim.wires import Wires
 from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 

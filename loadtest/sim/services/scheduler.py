@@ -6,13 +6,13 @@ from typing import Literal
 
 from loadtest.sim.client import Store
 from loadtest.sim.network import Message, Network, Peer
-from loadtest.sim.service import Service
+from loadtest.sim.process import Ground
+from loadtest.sim.services.checks import check_batches, check_scheduler, check_tracker
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.faults import LOSING
+from loadtest.sim.services.ledger import Ledger
+from loadtest.sim.services.service import Service
 from loadtest.sim.timeline import SECOND
-from loadtest.world.checks import check_batches, check_scheduler, check_tracker
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.faults import LOSING
-from loadtest.world.ledger import Ledger
-from loadtest.world.process import Ground
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import Limits
 from services.scheduler.core.turns.turn_table import first_attempt

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadtest.sim.arena import SimArena
+from loadtest.sim.process import Process
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.model import LORA_CARD
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.model import LORA_CARD
-from loadtest.world.process import Process
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.costs.speeds import SpeedReports
 from services.worker.core.effects import (
@@ -85,7 +85,7 @@ REOPEN_AFTER_NS = 500 * MS
 
 
 class KvHost(Protocol):
-    """A host's kvstore, as its workers need it; see `loadtest.sim.kvstore.Kvstore`."""
+    """A host's kvstore, as its workers need it; see `loadtest.sim.services.kvstore.Kvstore`."""
 
     @property
     def host_id(self) -> HostId: ...

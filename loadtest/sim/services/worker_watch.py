@@ -5,10 +5,10 @@ The service's own cores are watched: each gets a subclass that checks what passe
 
 from typing import Protocol
 
-from loadtest.sim.copying import Copies
 from loadtest.sim.network import Message, Network, Peer
+from loadtest.sim.services.checks import check_deferred, watch_step
+from loadtest.sim.services.copying import Copies
 from loadtest.sim.timeline import SECOND
-from loadtest.world.checks import check_deferred, watch_step
 from services.worker.core.effects import Effect
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.kv.expecting import Expected

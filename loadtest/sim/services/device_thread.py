@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from loadtest.sim.device import SimStep
+from loadtest.sim.services.device import SimStep
 from loadtest.sim.timeline import US, Action
 from services.worker.core.step import StepResult
 from services.worker.device.base.executor import Launched

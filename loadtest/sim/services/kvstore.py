@@ -11,15 +11,15 @@ from loadtest.sim.arena import PAGE_BYTES, SimArena
 from loadtest.sim.bucket import Bucket, SimObjects
 from loadtest.sim.client import Store
 from loadtest.sim.disk import SimDisk
-from loadtest.sim.kv_watch import KvWatch
 from loadtest.sim.peers import SimTransport
+from loadtest.sim.process import Process
 from loadtest.sim.redis import RedisServer, SimRedis
-from loadtest.sim.service import Service
+from loadtest.sim.services.checks import EXPIRY_NS, check_expired, check_kvstore
+from loadtest.sim.services.deployment import SimDeployment
+from loadtest.sim.services.kv_watch import KvWatch
+from loadtest.sim.services.service import Service
 from loadtest.sim.threads import Pool
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
-from loadtest.world.deployment import SimDeployment
-from loadtest.world.process import Process
 from services.kvstore.adapters.files import Found
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import DiskWrite, KvCore, Limits

@@ -3,10 +3,10 @@
 from random import Random
 
 from loadtest.sim.client import Store
-from loadtest.sim.scheduler import Candidate, Leadership
+from loadtest.sim.process import PlainGround
+from loadtest.sim.services.scheduler import Candidate, Leadership
 from loadtest.sim.timeline import MS, Timeline
-from loadtest.world.process import PlainGround
-from loadtest.world.wires import Wires
+from loadtest.sim.wires import Wires
 from shared.lease.lease import Lease
 from shared.lease.settings import LeaseConfig
 from shared.service import Runtime
