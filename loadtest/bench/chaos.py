@@ -28,6 +28,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     options = _parser().parse_args(argv)
     if options.seeds < 1:
         raise InvalidRequest("--seeds: at least 1")
+    if options.seed is not None and (options.mutants or options.sim):
+        raise InvalidRequest("--seed: of --kill, --stop, --away; a simulation has --first, --seeds")
     if options.mutants:
         return run_mutants(options.first, options.seeds)
     if options.sim:

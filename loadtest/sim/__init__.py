@@ -1,1 +1,4 @@
-"""The production services in virtual time, on a bad network, with bad machines."""
+"""What a simulation is made of: event loops whose clocks jump, a network, Redis, disks, peers and
+an object store with faults. `services` has the production services on it; `loadtest.world` puts a
+deployment together.
+"""

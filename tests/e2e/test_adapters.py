@@ -24,7 +24,7 @@ STEP_MS = 25.0
 WIDTH = 4  # of its only target
 NUM_LAYERS = 2
 NUM_STREAMS, LATER = 64, 8
-REPLY_TOKENS = 160  # four seconds
+REPLY_TOKENS = 480  # twelve seconds: on a machine that stalls, too, they outlive what is done
 SAID_TOKENS = 120
 
 
