@@ -1,6 +1,7 @@
 """One deployment: who is in it, and what they share."""
 
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 from typing import get_args
 
@@ -94,11 +95,8 @@ class World:
     def __init__(self, seed: int, options: Options, faults: Faults | None = None) -> None:
         self.seed, self.options = seed, options
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
-        memory_random = Random(f"memory {seed}")
-        random, timeline = Random(f"world {seed}"), Timeline()
-        expiries, twins = Random(f"expiries {seed}"), Random(f"twins {seed}")
-        forms = Random(f"forms {seed}")
-        tracker_random = Random(f"trackers {seed}")
+        memory_random, tracker_random = Random(f"memory {seed}"), Random(f"trackers {seed}")
+        random = Random(f"world {seed}")
         num_trackers = tracker_random.choice([1, 2])
         model = Model(
             num_layers=random.choice([1, 2]),
@@ -110,7 +108,46 @@ class World:
         is_crowded = random.random() < CROWDED_SHARE
         slowness = random.choice(CROWDED_SLOWNESS) if is_crowded else 1
         self.bucket = Bucket() if memory_random.random() < BUCKET_SHARE else None
-        self.deployment = deployment = SimDeployment(
+        self.deployment = deployment = self._draw_deployment(
+            random, memory_random, tracker_random, model, len(hosts), is_crowded
+        )
+        timeline = deployment.timeline
+        self.redis = server_on(timeline)
+        publish_adapters(self.redis, timeline)
+        self.ledger = ledger = Ledger(timeline)
+        tap_turns(deployment.wires, ledger)
+        tap_workers(deployment.wires)
+        HintWatch(deployment.wires)
+        self.store = Store()
+        self._dropped_before = events_dropped()
+        self._add_hosts(hosts, model.num_layers * num_blocks, slowness)
+        self._add_leaders(tracker_random, num_trackers)
+        self.frontends = [
+            Frontend(deployment, self.store, self.redis, ALL_TENANTS, number)
+            for number in range(random.choice([1, 2]))
+        ]
+        self.processes: list[Process] = [
+            *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
+            *self.frontends,
+        ]  # fmt: skip
+        self._services = [each for each in self.processes if isinstance(each, Service)]
+        for process in self.processes:
+            process.start()
+        self._add_clients()
+
+    def _draw_deployment(
+        self,
+        random: Random,
+        memory_random: Random,
+        tracker_random: Random,
+        model: Model,
+        num_hosts: int,
+        is_crowded: bool,
+    ) -> SimDeployment:
+        seed, timeline = self.seed, Timeline()
+        expiries, twins = Random(f"expiries {seed}"), Random(f"twins {seed}")
+        forms = Random(f"forms {seed}")
+        return SimDeployment(
             timeline=timeline,
             random=random,
             fault_random=Random(f"details {seed}"),
@@ -121,7 +158,7 @@ class World:
             is_crowded=is_crowded,
             eviction=memory_random.choice(EVICTIONS),
             is_cooperative=memory_random.random() >= UNCOOPERATIVE_SHARE,
-            is_scattered=len(hosts) > 1 and memory_random.random() < SCATTERED_SHARE,
+            is_scattered=num_hosts > 1 and memory_random.random() < SCATTERED_SHARE,
             disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
             placement=_draw_placement(memory_random),
@@ -131,35 +168,33 @@ class World:
             num_tracker_shards=tracker_random.choice(TRACKER_SHARDS),
             twins=twins if twins.random() < TWINS_SHARE else None,
         )
-        self.redis = redis = server_on(timeline)
-        publish_adapters(redis, timeline)
-        self.ledger = ledger = Ledger(timeline)
-        tap_turns(deployment.wires, ledger)
-        tap_workers(deployment.wires)
-        HintWatch(deployment.wires)
-        self.store = store = Store()
-        self._dropped_before = events_dropped()
-        num_pages = model.num_layers * num_blocks
+
+    def _add_hosts(self, hosts: list[HostId], num_pages: int, slowness: int) -> None:
+        """A kvstore on each, and workers on some.
+
+        Args:
+            num_pages: of each arena.
+            slowness: of disks.
+        """
+        deployment, store, workers_max = self.deployment, self.store, self.options.workers_max
         self.kvstores: dict[HostId, Kvstore] = {}
         for host_id in hosts:
             host = Host(host_id, self.redis, self.bucket, self.kvstores)
             self.kvstores[host_id] = Kvstore(deployment, store, host, num_pages, slowness)
-        workers_min = min(len(hosts), options.workers_max)
-        num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
+        num_workers = 1
+        if not deployment.is_crowded:
+            num_workers = deployment.random.randint(min(len(hosts), workers_max), workers_max)
         self.workers = [
-            Worker(
-                deployment,
-                self.kvstores[hosts[number % len(hosts)]],
-                number,
-                store,
-                ledger.turn_of,
-            )
-            for number in range(num_workers)
+            Worker(deployment, self.kvstores[host_id], number, store, self.ledger.turn_of)
+            for number, host_id in zip(range(num_workers), cycle(hosts), strict=False)
         ]
-        has_spare = random.choice([False, True])
-        shards = range(deployment.num_shards)
+
+    def _add_leaders(self, tracker_random: Random, num_trackers: int) -> None:
+        """Schedulers and trackers; at most one leadership of each has a spare."""
+        deployment, store = self.deployment, self.store
+        has_spare = deployment.random.choice([False, True])
         role: Role = "shard" if deployment.num_shards > 1 else "all"
-        roles: list[tuple[Role, int]] = [(role, shard) for shard in shards]
+        roles: list[tuple[Role, int]] = [(role, shard) for shard in range(deployment.num_shards)]
         if role == "shard":  # which batches of the shards go to which worker
             roles.append(("rank", 0))
         self.scheduling = [Leadership() for _ in roles]
@@ -176,28 +211,21 @@ class World:
             for shard, leadership in enumerate(self.tracking)
             for number in range(1 + (shard == with_spare))
         ]
-        self.frontends = [
-            Frontend(deployment, store, redis, ALL_TENANTS, number)
-            for number in range(random.choice([1, 2]))
-        ]
-        self.processes: list[Process] = [
-            *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
-            *self.frontends,
-        ]  # fmt: skip
-        self._services = [each for each in self.processes if isinstance(each, Service)]
-        for process in self.processes:
-            process.start()
-        outside = Random(f"outside {seed}")
-        self.outsider = Outsider(
-            PlainGround(timeline, outside, deployment.wires), outside, options.faults_for_ns
-        )
+
+    def _add_clients(self) -> None:
+        seed, deployment, asking_ns = self.seed, self.deployment, self.options.faults_for_ns
+        timeline, outside = deployment.timeline, Random(f"outside {seed}")
+        ground = PlainGround(timeline, outside, deployment.wires)
+        self.outsider = Outsider(ground, outside, asking_ns)
         self.outsider.start()
-        sessions_max = options.sessions_max
-        num_sessions = 2 * sessions_max if is_crowded else random.randint(2, sessions_max)
-        asking_ns = options.faults_for_ns
+        num_sessions = 2 * self.options.sessions_max
+        if not deployment.is_crowded:
+            num_sessions = deployment.random.randint(2, self.options.sessions_max)
         hinters = Hinters(timeline, self.frontends, Random(f"hints {seed}"), asking_ns)
         hinters.announce_far(Random(f"far hints {seed}"), num_sessions)
-        self.clients = Clients(deployment, self.frontends, ledger, num_sessions, asking_ns, hinters)
+        self.clients = Clients(
+            deployment, self.frontends, self.ledger, num_sessions, asking_ns, hinters
+        )
 
     @property
     def is_whole(self) -> bool:
