@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from nats import errors
 
-from loadtest.sim.loop import SimLoop
+from loadtest.sim.loop import SimLoop, fail, settle
 from loadtest.sim.network import Message, Network, Peer
 from loadtest.sim.network import Subscription as Registration
 from shared.bus import Bus
@@ -102,16 +102,6 @@ def _rest_of(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, An
     yield from work
 
 
-def _settle(answered: asyncio.Future[V], answer: V) -> None:
-    if not answered.done():
-        answered.set_result(answer)
-
-
-def _fail(answered: asyncio.Future[Any], error: type[Exception]) -> None:
-    if not answered.done():
-        answered.set_exception(error)
-
-
 class SimClient:
     """As much of `nats.aio.client.Client` as the bus uses."""
 
@@ -166,9 +156,9 @@ class SimClient:
         answered: asyncio.Future[Message] = self.loop.create_future()
         inbox = self.new_inbox()
         registration = self.network.subscribe(
-            self.process, inbox, partial(self.loop.call_now, _settle, answered)
+            self.process, inbox, partial(self.loop.call_now, settle, answered)
         )
-        timer = self.loop.call_later(timeout, _fail, answered, errors.TimeoutError)
+        timer = self.loop.call_later(timeout, fail, answered, errors.TimeoutError)
         try:
             await self.publish(subject, payload, reply=inbox)
             reply = await answered
@@ -198,9 +188,9 @@ class SimClient:
         def at_server() -> Callable[[], None] | None:
             if not is_asked():
                 return None
-            return partial(self.loop.call_now, _settle, answered, question())
+            return partial(self.loop.call_now, settle, answered, question())
 
-        timer = self.loop.call_later(timeout_s, _fail, answered, late)
+        timer = self.loop.call_later(timeout_s, fail, answered, late)
         self.network.ask_server(self.process, at_server)
         try:
             return await answered

@@ -15,8 +15,8 @@ from inspect import CORO_CREATED, getcoroutinestate
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
-from loadtest.sim.threads import Pool, Threads
-from loadtest.sim.timeline import SECOND, Action
+from loadtest.sim.threads import Pool, ThreadHost, Threads
+from loadtest.sim.timeline import SECOND
 
 R = TypeVar("R")
 
@@ -25,15 +25,8 @@ TASKS_MIN = 100
 CLOSINGS_MAX = 100  # of one coroutine: each `await` in its ``finally`` blocks takes one
 
 
-class LoopHost(Protocol):
+class LoopHost(ThreadHost, Protocol):
     """The process that a loop runs in."""
-
-    @property
-    def now_ns(self) -> int:
-        """Its monotonic clock."""
-
-    def later(self, delay_ns: int, action: Action) -> None:
-        """Run `action` in `delay_ns`, in this life, not before a freeze is over."""
 
     def on_idle(self) -> None:
         """Nothing is ready to run any more at this instant."""
@@ -226,9 +219,9 @@ class SimLoop:
             try:
                 result = func(*args)
             except Exception as error:
-                self.call_soon(_fail, future, error)
+                self.call_soon(fail, future, error)
             else:
-                self.call_soon(_settle, future, result)
+                self.call_soon(settle, future, result)
 
         if executor is None:
             self.threads.start(work)
@@ -258,12 +251,14 @@ class SimLoop:
         self._on_exception(self, context)
 
 
-def _settle(future: asyncio.Future[R], result: R) -> None:
+def settle(future: asyncio.Future[R], result: R) -> None:
+    """Answer who waits, if it still does."""
     if not future.done():
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+def fail(future: asyncio.Future[Any], error: BaseException | type[BaseException]) -> None:
+    """Fail who waits, if it still does."""
     if not future.done():
         future.set_exception(error)
 

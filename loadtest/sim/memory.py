@@ -4,12 +4,9 @@ An origin names the tenant, the model and every token up to its end, as the work
 knew them, never by a block key: so a key that names too little is detected.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.worker.core.effects import PageLoads
-from shared.blocks import BlockKey
-from shared.owners import OwnerKey
 
 Origin = tuple[object, ...]
 Content = tuple[int, Origin, tuple[int, ...]]  # layer, of what it continues, the block's tokens
@@ -44,18 +41,3 @@ def each_page(run: PageLoads) -> list[PageLoad]:
     """A run, page by page."""
     pages = zip(run.arena_pages, run.generations, run.pool_pages, strict=True)
     return [PageLoad(*page, run.epoch, run.ready_at_ns) for page in pages]
-
-
-@dataclass
-class DiskBlock:
-    """A block on disk: a content a layer; a damaged one fails its checksum. `used_at_ns` and
-    `expiry_s` are what is noted of its last use.
-    """
-
-    num_layers: int
-    contents: list[Content]
-    owner: OwnerKey
-    parent: BlockKey
-    is_damaged: bool = False
-    used_at_ns: int = 0
-    expiry_s: int = 0

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from loadtest.sim.keyspace import Keyspace, Stored
-from loadtest.sim.loop import LoopHost, SimLoop
+from loadtest.sim.loop import LoopHost, SimLoop, fail
 from loadtest.sim.lua import scripts
 from loadtest.sim.timeline import MS, SECOND, Timeline
 
@@ -237,20 +237,20 @@ class SimRedis(MemoryRedis):
         late_ns = max(self._timeout_ns - there_ns, 0)
         if not server.is_up:
             if server.hangs:
-                host.later(late_ns, partial(_fail, answered, RedisTimeoutError("no answer")))
+                host.later(late_ns, partial(fail, answered, RedisTimeoutError("no answer")))
             else:
-                host.later(0, partial(_fail, answered, RedisConnectionError("refused")))
+                host.later(0, partial(fail, answered, RedisConnectionError("refused")))
             return
         answers = server.carry_out(commands)
         back_ns = self._random.randrange(server.way_max_ns)
         if back_ns > late_ns:
-            host.later(late_ns, partial(_fail, answered, RedisTimeoutError("no answer")))
+            host.later(late_ns, partial(fail, answered, RedisTimeoutError("no answer")))
         else:
             host.later(back_ns, partial(self._deliver, answers, server.num_lives, answered))
 
     def _deliver(self, answers: list[Any], life: int, answered: "asyncio.Future[Any]") -> None:
         if self.is_closed or life != self.server.num_lives:
-            _fail(answered, RedisConnectionError("the connection broke"))
+            fail(answered, RedisConnectionError("the connection broke"))
         elif not answered.done():
             answered.set_result(answers)
 
@@ -274,11 +274,6 @@ class SimPipeline:
                 if isinstance(answer, Exception):
                     raise answer
         return answers
-
-
-def _fail(answered: "asyncio.Future[Any]", error: Exception) -> None:
-    if not answered.done():
-        answered.set_exception(error)
 
 
 def _encoded(value: Value) -> bytes:

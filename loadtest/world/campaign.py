@@ -13,7 +13,7 @@ from loadtest.sim.services.faults import Faults, draw_faults
 from loadtest.world.run import run_seed, run_world
 from loadtest.world.world import Options, World
 
-CHUNK = 25  # seeds that a process takes at once
+CHUNK = 10  # seeds that a process takes at once
 TRACE_LINES = 40
 
 

@@ -3,9 +3,9 @@
 from abc import abstractmethod
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from loadtest.sim.arena import SimArena
+from loadtest.cluster.shells.kv_process import Kvstore
 from loadtest.sim.process import Process
 from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.services.model import LORA_CARD
@@ -40,7 +40,7 @@ from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
 from shared.owners import owner_key
 from shared.wire.messages import (
     Empty,
@@ -84,15 +84,6 @@ FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 REOPEN_AFTER_NS = 500 * MS
 
 
-class KvHost(Protocol):
-    """A host's kvstore, as its workers need it; see `loadtest.sim.services.kvstore.Kvstore`."""
-
-    @property
-    def host_id(self) -> HostId: ...
-    def attach(self, path: Path) -> SimArena: ...
-    def lock(self, path: Path, holder: Process) -> None: ...
-
-
 class EngineWorker(Process):
     """Attributes:
     core: the engine, of this life.
@@ -104,7 +95,7 @@ class EngineWorker(Process):
     _num_pages: int
     _shape: ModelShape
 
-    def __init__(self, deployment: SimDeployment, kvstore: KvHost, number: int) -> None:
+    def __init__(self, deployment: SimDeployment, kvstore: Kvstore, number: int) -> None:
         super().__init__(deployment, f"worker-{number}")
         self.host_id = kvstore.host_id
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")

@@ -9,7 +9,7 @@ from loadtest.sim.process import Process
 from loadtest.sim.redis import RedisServer
 from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.services.ledger import Ledger
-from loadtest.sim.timeline import MS, SECOND, Action
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.sim.wires import Reply
 from services.frontend.core.turns.turns import (
     AnswerPull,
@@ -100,7 +100,6 @@ class Frontend(Process):
         self._redis = redis
         self._records: dict[tuple[TenantId, SessionId | None], Record] = {}
         self._ledger = ledger
-        self._break_connections: Action = lambda: None
 
     def on_start(self) -> None:
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
@@ -119,17 +118,6 @@ class Frontend(Process):
         wires.listen(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
         wires.listen(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
         self.later(TICK_NS, self._tick)
-
-    def on_crash(self) -> None:
-        """Its clients see their connections break."""
-        self._break_connections()
-
-    def on_reconnected(self) -> None:
-        self._perform(self.turns.on_reconnect(self.now_ns))
-
-    def connect(self, on_broken: Action) -> None:
-        """Clients come: every death of it breaks their connections."""
-        self._break_connections = on_broken
 
     def open(self, new: NewTurn, reader: News) -> None:
         """A client asks for a turn."""
@@ -183,11 +171,6 @@ class Frontend(Process):
         claims = self._redis.hash_of(KV_HOSTS_KEY)  # those of other hosts do not matter
         known = {name: claims[name] for name in fields if name in claims}
         return decode_locations(fields, decode_lives(known))
-
-    def hang_up(self, turn_id: TurnId) -> None:
-        """The client of this turn went away."""
-        self._forget(turn_id)
-        self._perform(self.turns.on_cancel(turn_id))
 
     def _on_pull(self, pull: PromptPull, reply: Reply) -> None:
         effect = self.turns.on_pull(pull, self.now_ns)[0]
