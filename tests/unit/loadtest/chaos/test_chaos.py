@@ -45,7 +45,11 @@ def test_a_round_does_what_is_named_and_refuses_other_names() -> None:
 
 @pytest.mark.parametrize(
     ("argv", "why"),
-    [([], "give --sim"), (["--sim", "--seeds", "0"], "--seeds")],
+    [
+        ([], "give --sim"),
+        (["--sim", "--seeds", "0"], "--seeds"),
+        (["--sim", "--seed", "5"], "--first"),
+    ],
 )
 def test_a_command_that_asks_for_nothing_is_refused(argv: list[str], why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
