@@ -15,7 +15,7 @@ from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.assist.assistance import assist
 from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.base.executor import Finished
-from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.step import StepContext
 from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import PageGate
@@ -84,7 +84,7 @@ class TorchExecutor:
             positions = plan.positions()
             wanted = wanted_logits(plan)
             step = self._context(plan, positions, wanted)
-            with running(step), self._helpers(plan, step, result):
+            with self._helpers(plan, step, result):
                 self._forward(plan, wanted, step, result)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
@@ -162,12 +162,9 @@ class TorchExecutor:
         tokens = self._tables.tokens(plan)
         rows = [row for row in plan.sampled_rows(tokens) if row[0] not in step.failed]
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
-        logits = self._model.module(
-            torch.from_numpy(tokens).long()[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(wanted),
-        ).logits[0]
+        logits = self._model.logits(
+            step, torch.from_numpy(tokens).long(), torch.tensor(wanted, dtype=torch.long)
+        )
         place = {token: index for index, token in enumerate(wanted)}
         masks.wait()
         step.failed |= masks.late

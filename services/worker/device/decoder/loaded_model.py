@@ -1,8 +1,9 @@
 """A decoder ready to run: its module, KV layout and limits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from transformers import GenerationConfig
@@ -10,7 +11,7 @@ from transformers import GenerationConfig
 from kernels.sgmv import Site
 from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.base.executor import ModelInfo
-from services.worker.device.base.step import LayerProbe, running
+from services.worker.device.base.step import LayerProbe, StepContext, running
 from services.worker.device.copying.int8_pages import Int8Pages
 from services.worker.device.decoder.attention import UnsupportedModelError, note_positions
 from services.worker.device.decoder.embeddings import embed_by_row
@@ -32,6 +33,10 @@ ADVISABLE = {
 }
 
 
+# Logits [wanted, vocab] of a step's tokens [T]; of all of them where none are named.
+Forward: TypeAlias = Callable[[StepContext, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
 @dataclass(slots=True)
 class LoadedModel:
     """A model ready to run.
@@ -46,6 +51,7 @@ class LoadedModel:
         stored_dtype: of its KV outside of the pool.
         is_invariant: a token's numbers do not depend on what else a step computes.
         lora: what adapters it takes; None: none.
+        forward: computes what `module` does, faster; None: `module` does.
         lora_sites: places in its layers where they add, by the numbers that helpers call them by.
     """
 
@@ -67,6 +73,7 @@ class LoadedModel:
     is_invariant: bool = False
     lora: LoraCard | None = None
     lora_sites: list[Site] = field(default_factory=list)
+    forward: Forward | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -104,6 +111,26 @@ class LoadedModel:
             lora=self.lora,
             short_rope_max=self.short_rope_max,
         )
+
+    def logits(
+        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits ``[wanted, vocab]`` of the new tokens of a step, whose KV is stored.
+
+        Args:
+            tokens: int64 ``[T]``.
+            wanted: numbers of the tokens whose logits are wanted; None: all.
+        """
+        with running(step):
+            if self.forward is not None:
+                return self.forward(step, tokens, wanted)
+            logits: torch.Tensor = self.module(
+                tokens[None],
+                position_ids=step.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if wanted is None else wanted,
+            ).logits[0]
+            return logits
 
     def let_adapters(self) -> None:
         """Take adapters from now on. Its layers must not be replaced any more."""

@@ -20,7 +20,7 @@ from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import Ints, RowSampling, StepPlan
 from services.worker.device.assist.stream_assistance import stream_assist
 from services.worker.device.assist.stream_crew import StreamCrew
-from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.step import StepContext
 from services.worker.device.base.tables import Failures
 from services.worker.device.base.upload import ReadBack, upload
 from services.worker.device.copying.copies import PageCopier
@@ -278,22 +278,17 @@ class GpuExecutor:
             is_long=self._are_long(inputs.context_lens),
             lora=None if lora is None else lora.decode(len(slots)),
         )
-        return self._run(step, inputs.tokens, 0)
+        return self._run(step, inputs.tokens, None)
 
     def _are_long(self, context_lens: torch.Tensor) -> torch.Tensor | None:
         """Of decodes, which have all tokens of their sequences, whether those are long."""
         length = self.info.short_rope_max
         return context_lens > length if length else None
 
-    def _run(self, step: StepContext, tokens: torch.Tensor, wanted: object) -> torch.Tensor:
-        with running(step):
-            logits: torch.Tensor = self._model.module(
-                tokens[None],
-                position_ids=step.positions[None],
-                use_cache=False,
-                logits_to_keep=wanted,
-            ).logits[0]
-        return logits
+    def _run(
+        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self._model.logits(step, tokens, wanted)
 
     def _run_behind(self, behind: set[int], pages: list[int], timeout_ns: int) -> bool:
         """Let what is launched next run behind the copies into these pages, if they begin in
