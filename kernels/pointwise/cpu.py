@@ -96,9 +96,9 @@ def rotate_store(
     none = Norm(query, 0.0, 0.0)
     num_kv_heads, block = pool.shape[2:4]
     is_large = out.numel() + key.numel() >= SHARED_FROM
-    _call(
+    call_compiled(
         _rotate_store_shared if is_large else _rotate_store,
-        query.dtype,
+        (query.dtype, cos.dtype), _KINDS[query.dtype], _KINDS[cos.dtype],
         query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), pool.data_ptr(),
         slots.pages.data_ptr(), slots.offsets.data_ptr(),
         0 if rotary is None else cos.shape[-1], cos.data_ptr(), sin.data_ptr(), rows.data_ptr(),
@@ -308,7 +308,7 @@ def _turn(kind, source, target, width, rotary, c, s, has_norm, scales, eps, offs
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
 def _rotate_store(  # type: ignore[no-untyped-def]
-    kind, query, key, value, out, pool, pages, offsets, rotary, cos, sin, rows,
+    kind, turns, query, key, value, out, pool, pages, offsets, rotary, cos, sin, rows,
     has_query_norm, query_weight, query_eps, query_offset,
     has_key_norm, key_weight, key_eps, key_offset,
     num_tokens, num_heads, num_kv_heads, width, block,
@@ -322,7 +322,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
     side = num_kv_heads * block * width  # elements of all keys, or of all values, of a page
     for t in range(num_tokens):
         at = row_of[t] * rotary if rotary else np.int64(0)
-        c, s = _row(kind, cos, at, rotary), _row(kind, sin, at, rotary)
+        c, s = _row(turns, cos, at, rotary), _row(turns, sin, at, rotary)
         for h in range(num_heads):
             source = _row(kind, query, t * query_token + h * query_head, width)
             target = _row(kind, out, (t * num_heads + h) * width, width)
@@ -348,7 +348,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True, parallel=True)
 def _rotate_store_shared(  # type: ignore[no-untyped-def]
-    kind, query, key, value, out, pool, pages, offsets, rotary, cos, sin, rows,
+    kind, turns, query, key, value, out, pool, pages, offsets, rotary, cos, sin, rows,
     has_query_norm, query_weight, query_eps, query_offset,
     has_key_norm, key_weight, key_eps, key_offset,
     num_tokens, num_heads, num_kv_heads, width, block,
@@ -357,7 +357,7 @@ def _rotate_store_shared(  # type: ignore[no-untyped-def]
     size = kind.itemsize
     for t in prange(num_tokens):
         _rotate_store(
-            kind, query + t * query_token * size, key + t * key_token * size,
+            kind, turns, query + t * query_token * size, key + t * key_token * size,
             value + t * value_token * size, out + t * num_heads * width * size, pool,
             pages + t * 4, offsets + t * 4, rotary, cos, sin, rows + t * 8,
             has_query_norm, query_weight, query_eps, query_offset,

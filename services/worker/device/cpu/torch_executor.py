@@ -162,7 +162,7 @@ class TorchExecutor:
         tokens = self._tables.tokens(plan)
         rows = [row for row in plan.sampled_rows(tokens) if row[0] not in step.failed]
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
-        logits = self._model.logits(
+        logits = self._model.forward(
             step, torch.from_numpy(tokens).long(), torch.tensor(wanted, dtype=torch.long)
         )
         place = {token: index for index, token in enumerate(wanted)}

@@ -1,11 +1,12 @@
 """A decoder ready to run: its module, KV layout and limits."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 from transformers import GenerationConfig
 
 from kernels.sgmv import Site
@@ -15,8 +16,9 @@ from services.worker.device.base.step import LayerProbe, StepContext, running
 from services.worker.device.copying.int8_pages import Int8Pages
 from services.worker.device.decoder.attention import UnsupportedModelError, note_positions
 from services.worker.device.decoder.embeddings import embed_by_row
+from services.worker.device.decoder.module_forward import ModuleForward
 from services.worker.device.decoder.rotary import freeze_rotaries
-from services.worker.device.lora.hooks import attach
+from services.worker.device.lora.additions import LoraAddition, make_additions
 from services.worker.device.lora.sites import inner_sites, lora_card
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
@@ -33,8 +35,23 @@ ADVISABLE = {
 }
 
 
-# Logits [wanted, vocab] of a step's tokens [T]; of all of them where none are named.
-Forward: TypeAlias = Callable[[StepContext, torch.Tensor, torch.Tensor | None], torch.Tensor]
+class Forward(Protocol):
+    """Computes a model's steps."""
+
+    def __call__(
+        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits ``[wanted, vocab]`` of a step's new tokens, whose KV is stored in the pool.
+
+        Args:
+            tokens: int64 ``[T]``.
+            wanted: numbers of the tokens whose logits are computed; None: all.
+        """
+        ...
+
+    def take_adapters(self, additions: Mapping[nn.Module, LoraAddition]) -> None:
+        """Let adapters of steps add to the outputs of these modules from now on."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,6 +60,7 @@ class LoadedModel:
 
     Attributes:
         module: the transformers model, in eval mode on its device.
+        forward: computes its steps.
         num_heads: of the queries, at most.
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
@@ -51,11 +69,11 @@ class LoadedModel:
         stored_dtype: of its KV outside of the pool.
         is_invariant: a token's numbers do not depend on what else a step computes.
         lora: what adapters it takes; None: none.
-        forward: computes what `module` does, faster; None: `module` does.
         lora_sites: places in its layers where they add, by the numbers that helpers call them by.
     """
 
     module: Any
+    forward: Forward
     source: str
     dtype: torch.dtype
     device: torch.device
@@ -73,7 +91,6 @@ class LoadedModel:
     is_invariant: bool = False
     lora: LoraCard | None = None
     lora_sites: list[Site] = field(default_factory=list)
-    forward: Forward | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -112,32 +129,12 @@ class LoadedModel:
             short_rope_max=self.short_rope_max,
         )
 
-    def logits(
-        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Logits ``[wanted, vocab]`` of the new tokens of a step, whose KV is stored.
-
-        Args:
-            tokens: int64 ``[T]``.
-            wanted: numbers of the tokens whose logits are wanted; None: all.
-        """
-        with running(step):
-            if self.forward is not None:
-                return self.forward(step, tokens, wanted)
-            logits: torch.Tensor = self.module(
-                tokens[None],
-                position_ids=step.positions[None],
-                use_cache=False,
-                logits_to_keep=0 if wanted is None else wanted,
-            ).logits[0]
-            return logits
-
     def let_adapters(self) -> None:
         """Take adapters from now on. Its layers must not be replaced any more."""
         self.lora = lora_card(self.module, self.num_layers, self.dtype, self.page_bytes)
         if self.lora is not None:
             self.lora_sites = inner_sites(self.module, self.lora)
-            attach(self.module, self.lora, self.lora_sites)
+            self.forward.take_adapters(make_additions(self.module, self.lora, self.lora_sites))
 
     def read_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
         """An adapter's image from its files, uint8 ``[num_layers, num_blocks, page_bytes]``.
@@ -173,6 +170,7 @@ def prepare_model(
     max_model_len = embed_by_row(module, max_model_len)
     return LoadedModel(
         module=module,
+        forward=ModuleForward(module),
         source=source,
         dtype=module.dtype,
         device=module.device,

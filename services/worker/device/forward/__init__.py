@@ -5,6 +5,6 @@ its parts, tried beside transformers' own forward, and left to that one where it
 """
 
 from services.worker.device.forward.decoder import Decoder
-from services.worker.device.forward.reading import read_forward
+from services.worker.device.forward.reading import use_own_forward
 
-__all__ = ["Decoder", "read_forward"]
+__all__ = ["Decoder", "use_own_forward"]

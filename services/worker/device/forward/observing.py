@@ -9,11 +9,11 @@ from torch import nn
 
 from kernels import pointwise as kernels
 from kernels.paged_attention import AttentionShape
-from services.worker.device.forward.rotary_tables import Embed, RotaryTable, fits
-from services.worker.device.layers.rotary import is_plain_rotary, rotary_users, use_rotary
+from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.decoder.attention import has_query_scales
 from services.worker.device.decoder.rotary import RowwiseRotary, types_of
-from services.worker.device.base.step import LayerProbe, running
+from services.worker.device.forward.rotary_tables import Embed, RotaryTable, fits
+from services.worker.device.layers.rotary import is_plain_rotary, rotary_users, use_rotary
 
 POSITIONS = (0, 1, 2, 5, 11)
 
@@ -42,11 +42,14 @@ class _Handed:
     is_known: bool = True
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if named or not is_plain_rotary(args):
+        rounded = args
+        if len(args) == 4:  # some models keep these in float32
+            rounded = (*args[:2], *(each.to(args[0].dtype) for each in args[2:]))
+        if named or not is_plain_rotary(rounded):
             self.is_known = False
             return args[0], args[1]
         self.given = args[2], args[3]
-        return kernels.rotate(*args)
+        return kernels.rotate(*rounded)
 
 
 def observe(model: Any, num_layers: int, num_positions: int) -> Observed | None:
@@ -92,8 +95,9 @@ def _inner(model: nn.Module, num_layers: int) -> Any:
     """The outermost module that holds as many layers and an embedding."""
     for module in model.modules():
         layers = getattr(module, "layers", None)
-        is_list = isinstance(layers, nn.ModuleList) and len(layers) == num_layers
-        if is_list and hasattr(module, "embed_tokens") and hasattr(module, "norm"):
+        if not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
+            continue
+        if hasattr(module, "embed_tokens") and hasattr(module, "norm"):
             return module if all(hasattr(layer, "self_attn") for layer in layers) else None
     return None
 

@@ -9,13 +9,13 @@ from torch import nn
 
 from kernels.paged_attention import RaggedBatch
 from kernels.pointwise import Norm
-from services.worker.device.decoder.loaded_model import LoadedModel
-from services.worker.device.forward.decoder import Attention, Decoder, Layer, Mlp, Products
+from services.worker.device.base.step import StepContext
+from services.worker.device.decoder.loaded_model import Forward, LoadedModel
+from services.worker.device.forward.decoder import Attention, Decoder, Layer, Linear, Mlp, Products
 from services.worker.device.forward.observing import Observed, observe
 from services.worker.device.layers.gated import GatedMlp, activation_of
 from services.worker.device.layers.merged import Sibling
 from services.worker.device.layers.norms import FastRmsNorm
-from services.worker.device.base.step import StepContext, running
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,12 @@ NORMS = (
 
 
 class _Unknown(Exception):
-    """A part that is not among those that are known."""
+    """A part that is none of those that are known."""
 
 
-def read_forward(loaded: LoadedModel) -> Decoder | None:
-    """A decoder that computes what a model's module computes; None: it is not one that is known.
+def use_own_forward(loaded: LoadedModel) -> None:
+    """Let a model compute its steps by a decoder that was read from its module, if it is of parts
+    that are known.
 
     Args:
         loaded: its layers replaced by fast ones (`layers.speed_up`); none may be replaced later.
@@ -45,16 +46,16 @@ def read_forward(loaded: LoadedModel) -> Decoder | None:
     try:
         observed = observe(model, loaded.num_layers, loaded.max_model_len)
         if observed is None:
-            return None
+            return
         decoder = _read(model, observed)
     except (_Unknown, AttributeError) as error:
         log.info("transformers' own forward", extra={"why": str(error)})
-        return None
-    away = _away(model, decoder, loaded.make_pool(loaded.num_layers))
+        return
+    away = _away(loaded.forward, decoder, loaded)
     if not away <= AGREES.get(model.dtype, AGREES_ROUNDED):
         log.warning("our forward disagrees with transformers': not used", extra={"away": away})
-        return None
-    return decoder
+        return
+    loaded.forward = decoder
 
 
 def _read(model: Any, observed: Observed) -> Decoder:
@@ -66,7 +67,7 @@ def _read(model: Any, observed: Observed) -> Decoder:
         rotaries=observed.rotaries,
         layers=[_layer(layer, number, observed) for number, layer in enumerate(inner.layers)],
         norm=_norm(inner.norm),
-        head=model.get_output_embeddings(),
+        head=Linear(model.get_output_embeddings()),
         embedding_scale=observed.embedding_scale,
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
         logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
@@ -94,12 +95,12 @@ def _attention(module: Any, number: int, observed: Observed) -> Attention:
     if hasattr(module, "qkv_proj"):
         total = module.qkv_proj.out_features
         sizes = [total - 2 * num_kv_heads * width, *[num_kv_heads * width] * 2]
-        qkv = Products((module.qkv_proj,), tuple(sizes))
+        qkv = Products((Linear(module.qkv_proj),), tuple(sizes))
     else:
         qkv = _products(module, ("q_proj", "k_proj", "v_proj"))
     return Attention(
         qkv=qkv,
-        output=module.o_proj,
+        output=Linear(module.o_proj),
         num_heads=qkv.sizes[0] // width,
         num_kv_heads=num_kv_heads,
         head_dim=width,
@@ -112,13 +113,19 @@ def _attention(module: Any, number: int, observed: Observed) -> Attention:
 
 def _mlp(module: Any) -> Mlp:
     if isinstance(module, GatedMlp):
-        return Mlp(_products(module, ("gate_proj", "up_proj")), module.down_proj, module.activation)
+        return Mlp(
+            _products(module, ("gate_proj", "up_proj")), Linear(module.down_proj), module.activation
+        )
     _only(module, {"gate_up_proj", "down_proj"})
     activation = activation_of(getattr(module, "activation_fn", None))
     if activation is None:
         raise _Unknown(f"an MLP of {sorted(name for name, _ in module.named_children())}")
     width = module.gate_up_proj.out_features // 2
-    return Mlp(Products((module.gate_up_proj,), (width, width)), module.down_proj, activation)
+    return Mlp(
+        Products((Linear(module.gate_up_proj),), (width, width)),
+        Linear(module.down_proj),
+        activation,
+    )
 
 
 def _products(parent: Any, names: Sequence[str]) -> Products:
@@ -126,10 +133,10 @@ def _products(parent: Any, names: Sequence[str]) -> Products:
     sizes = tuple(part.out_features for part in parts)
     merged = [part.merged if isinstance(part, Sibling) else None for part in parts]
     if merged[0] is not None and all(each is merged[0] for each in merged):
-        return Products((parts[0].product,), sizes)
+        return Products((Linear(parts[0].product),), sizes)
     if any(each is not None for each in merged):
         raise _Unknown("layers that share a product with others")
-    return Products(tuple(parts), sizes)
+    return Products(tuple(Linear(part) for part in parts), sizes)
 
 
 def _norm(module: nn.Module) -> Norm:
@@ -147,24 +154,20 @@ def _only(module: nn.Module, names: set[str]) -> None:
             raise _Unknown(f"{type(module).__name__} with {name}")
 
 
-def _away(model: Any, decoder: Decoder, pool: torch.Tensor) -> float:
+def _away(theirs: Forward, ours: Forward, loaded: LoadedModel) -> float:
     """How far logits of a short prompt, and of one token behind it, are from transformers'."""
     generator = torch.Generator().manual_seed(0)
-    num_read = model.get_input_embeddings().weight.shape[0]
-    tokens = torch.randint(num_read, (TRIED_TOKENS,), generator=generator).to(pool.device)
-    theirs, ours = [], []
+    tokens = torch.randint(loaded.vocab_size, (TRIED_TOKENS,), generator=generator)
+    tokens = tokens.to(loaded.device)
+
+    def logits(forward: Forward) -> torch.Tensor:
+        pool = loaded.make_pool(loaded.num_layers)
+        parts = ((0, TRIED_TOKENS - 1), (TRIED_TOKENS - 1, TRIED_TOKENS))
+        made = [forward(_step(pool, *part), tokens[slice(*part)], None) for part in parts]
+        return torch.cat(made).float()
+
     with torch.inference_mode():
-        for start, end in ((0, TRIED_TOKENS - 1), (TRIED_TOKENS - 1, TRIED_TOKENS)):
-            step = _step(pool, start, end)
-            with running(step):
-                out = model(
-                    tokens[None, start:end], position_ids=step.positions[None], use_cache=False
-                )
-            theirs.append(out.logits[0])
-        pool.zero_()
-        for start, end in ((0, TRIED_TOKENS - 1), (TRIED_TOKENS - 1, TRIED_TOKENS)):
-            ours.append(decoder(_step(pool, start, end), tokens[start:end], None))
-    want, got = torch.cat(theirs).float(), torch.cat(ours).float()
+        want, got = logits(theirs), logits(ours)
     return float((got - want).norm() / want.norm()) if want.isfinite().all() else 0.0
 
 

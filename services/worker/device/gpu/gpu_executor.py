@@ -288,7 +288,7 @@ class GpuExecutor:
     def _run(
         self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
     ) -> torch.Tensor:
-        return self._model.logits(step, tokens, wanted)
+        return self._model.forward(step, tokens, wanted)
 
     def _run_behind(self, behind: set[int], pages: list[int], timeout_ns: int) -> bool:
         """Let what is launched next run behind the copies into these pages, if they begin in
