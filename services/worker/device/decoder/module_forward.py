@@ -44,5 +44,5 @@ def _add(
     addition: LoraAddition, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor
 ) -> None:
     step = running_step()
-    if isinstance(step, StepContext):
+    if isinstance(step, StepContext) and step.lora is not None:
         addition(step, args[0].flatten(0, -2), output.flatten(0, -2))

@@ -194,9 +194,7 @@ class Decoder:
             out = paged_attention(query, step.pool, number, step.batch, attention.shape)
             out = out.flatten(1)
             after = self.norm if number == last else self.layers[number + 1].before_attention
-            picked = wanted if number == last and wanted is not None else None
-            if picked is not None and len(picked) == len(x):
-                picked = None  # all of them
+            picked = wanted if number == last else None
             if picked is not None and step.lora is None:
                 out, stream, picked = out[picked], stream[picked], None
             branch = attention.output(step, out)

@@ -39,7 +39,8 @@ class Trapped:
             self.num_failures += 1
             raise IndexError("index 77 is out of range")
         logits = self._forward(step, tokens, wanted)
-        logits[tokens[wanted] == SPOILED] = float("nan")
+        said = tokens if wanted is None else tokens[wanted]
+        logits[said == SPOILED] = float("nan")
         return logits
 
 
