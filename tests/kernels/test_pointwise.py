@@ -188,13 +188,15 @@ def test_rotate_store(
             turned = want[..., :rotary] * cos + torch.cat((-high, low), -1) * sin
             want = torch.cat((turned, want[..., rotary:]), -1)
         wants.append(want)
-    tolerance = {"atol": 1e-5, "rtol": 1e-5}
+    atol, rtol = 1e-5, 1e-5
     if dtype == torch.bfloat16:  # two roundings, of parts that cancel
-        tolerance = {"atol": 16 * ROUNDED, "rtol": 2 * ROUNDED}
-    torch.testing.assert_close(got.float(), wants[0], **tolerance)
+        atol, rtol = 16 * ROUNDED, 2 * ROUNDED
+    torch.testing.assert_close(got.float(), wants[0], atol=atol, rtol=rtol)
     places = [*zip(slots.pages.tolist(), slots.offsets.tolist(), strict=True)][:-1]
     for token, (page, offset) in enumerate(places):
-        torch.testing.assert_close(pool[page, 0, :, offset].float(), wants[1][token], **tolerance)
+        torch.testing.assert_close(
+            pool[page, 0, :, offset].float(), wants[1][token], atol=atol, rtol=rtol
+        )
         assert torch.equal(pool[page, 1, :, offset], value[token])
         pool[page, :, :, offset] = 0
     spare = pool[:-1] if IS_INTERPRETED or pool.is_cuda else pool  # a GPU pads into the last page
