@@ -36,8 +36,9 @@ def known_sums(pages: npt.NDArray[np.uint8]) -> list[int]:
 def test_pages_are_copied_and_summed_and_no_others(
     page_bytes: int, has_numba: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(select, "COMPILED_MIN_BYTES", LENGTH_MIN)
     if not has_numba:
-        monkeypatch.setattr(select, "cpu", None)
+        monkeypatch.setattr(select, "_loaded", lambda: None)
     pages = some_pages(page_bytes)
     wanted = np.full_like(pages, 0xA5)
     wanted[TO] = pages[AT]
