@@ -1,7 +1,6 @@
 """Copies computed blocks from the pool to the host's arena, beside the forward pass.
 
-Blocks are copied in runs, several of them at once where the device has copy engines of its own, and
-each is reported as soon as its run is there: its pages may be taken then.
+Blocks are copied in runs, several of them at once where the device copies beside the host.
 """
 
 import logging
@@ -9,7 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 from queue import Empty, Full, Queue
 
 from kernels.page_sums.select import page_sums
@@ -28,26 +28,39 @@ CLOSE_POLL_S = 1.0
 Checksums = dict[int, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Order:
-    """Blocks to store, once what `mark` stands behind is computed."""
+    """Blocks to store, once what `mark` stands behind is computed.
+
+    Attributes:
+        checksums: of those that are over; reported when all are.
+    """
 
     writes: list[BlockWrite]
     arena: Arena
     epoch: int
     mark: object
+    checksums: Checksums = field(default_factory=dict)
 
-    def runs(self) -> "Iterator[_Order]":
+    def runs(self) -> "Iterator[_Run]":
         """Parts of it that are stored by one call each. A partial block is alone."""
         first, num_bytes = 0, 0
         for at, write in enumerate(self.writes):
             is_alone = write.is_partial or self.writes[first].is_partial
             block_bytes = len(write.arena_pages) * self.arena.page_bytes
             if at > first and (is_alone or num_bytes + block_bytes > RUN_BYTES):
-                yield replace(self, writes=self.writes[first:at])
+                yield _Run(self, self.writes[first:at])
                 first, num_bytes = at, 0
             num_bytes += block_bytes
-        yield replace(self, writes=self.writes[first:])
+        yield _Run(self, self.writes[first:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Blocks that are stored by one call."""
+
+    order: _Order
+    writes: list[BlockWrite]
 
     @property
     def arena_pages(self) -> list[int]:
@@ -62,7 +75,7 @@ class _Order:
 class _Storing:
     """A run whose copy was started."""
 
-    run: _Order
+    run: _Run
     store: Store
 
 
@@ -124,7 +137,7 @@ class Storer:
         self.thread.join()
 
     def _run(self) -> None:
-        runs: deque[_Order] = deque()
+        runs: deque[_Run] = deque()
         in_flight: deque[_Storing] = deque()
         is_open = True
         try:
@@ -142,7 +155,7 @@ class Storer:
                 self._num_in_flight = 0
                 self._changed.notify_all()
 
-    def _take_order(self, runs: deque[_Order], *, must_wait: bool) -> bool:
+    def _take_order(self, runs: deque[_Run], *, must_wait: bool) -> bool:
         """Add the runs of the next order, if there is one; False: there will be none."""
         try:
             order = self._orders.get(block=must_wait)
@@ -152,20 +165,20 @@ class Storer:
             runs += order.runs()
         return order is not None
 
-    def _start(self, run: _Order) -> _Storing | None:
-        """Start to copy a run; None, and it is reported, if its leases ended meanwhile or it fails
-        at once."""
+    def _start(self, run: _Run) -> _Storing | None:
+        """Start to copy a run; None if its leases ended meanwhile or it fails at once: then it is
+        over."""
+        order, first = run.order, run.writes[0]
         with self._changed:
-            is_leased = self._arena is run.arena and self._epoch == run.epoch
+            is_leased = self._arena is order.arena and self._epoch == order.epoch
             self._num_in_flight += is_leased
         if not is_leased:
-            self._on_stored({write.number: [] for write in run.writes})
+            self._end(run, [[] for _ in run.writes])
             return None
-        first = run.writes[0]
         num_tokens = len(first.tokens) if first.is_partial else BLOCK_TOKENS
         try:
             store = self._copier.store(
-                run.mark, run.pool_pages, run.arena, run.arena_pages, num_tokens
+                order.mark, run.pool_pages, order.arena, run.arena_pages, num_tokens
             )
         except CopyFailed:
             self._fail(run)
@@ -173,7 +186,7 @@ class Storer:
         return _Storing(run, store)
 
     def _finish(self, storing: _Storing) -> None:
-        """Wait for a run, and report it."""
+        """Wait for a run, which is over then."""
         run = storing.run
         try:
             storing.store.wait()
@@ -182,14 +195,11 @@ class Storer:
             self._fail(run)
             return
         self._leave()
-        checksums, at = {}, 0
-        for write in run.writes:
-            checksums[write.number] = sums[at : at + len(write.arena_pages)]
-            at += len(write.arena_pages)
-        self._on_stored(checksums)
+        ends = accumulate(len(write.arena_pages) for write in run.writes)
+        self._end(run, [sums[begin:end] for begin, end in pairwise(chain([0], ends))])
 
     def _checksums(self, storing: _Storing) -> list[int]:
-        write, arena = storing.run.writes[0], storing.run.arena
+        write, arena = storing.run.writes[0], storing.run.order.arena
         if not (write.is_partial and self._token_rows):
             return storing.store.checksums()
         for page in write.arena_pages:  # else KV of others, deleted ones among them, stays on disk
@@ -197,17 +207,25 @@ class Storer:
             rows[:, len(write.tokens) :] = 0
         return page_sums(arena.pages, write.arena_pages)
 
-    def _fail(self, run: _Order) -> None:
+    def _fail(self, run: _Run) -> None:
         """A run could not be copied: each of its blocks is tried alone, since one may be the
         reason."""
         self._leave()
         if len(run.writes) == 1:
             log.exception("a block could not be copied from the device")
-            self._on_stored({run.writes[0].number: []})
+            self._end(run, [[]])
             return
         for write in run.writes:
-            if (storing := self._start(replace(run, writes=[write]))) is not None:
+            if (storing := self._start(_Run(run.order, [write]))) is not None:
                 self._finish(storing)
+
+    def _end(self, run: _Run, sums: list[list[int]]) -> None:
+        """A run is over. An order is reported when all of it is: a commit follows each report."""
+        order = run.order
+        for write, of_write in zip(run.writes, sums, strict=True):
+            order.checksums[write.number] = of_write
+        if len(order.checksums) == len(order.writes):
+            self._on_stored(order.checksums)
 
     def _leave(self) -> None:
         """A run is not in flight any more."""
