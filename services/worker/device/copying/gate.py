@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -48,13 +49,13 @@ class PageGate:
     def settle(self, good: PageNumbers, bad: PageNumbers) -> None:
         """Loads ended; wakes those that wait."""
         with self._changed:
-            self._state[good] = READY
-            self._state[bad] = FAILED
-            for pages in (good, bad):
-                numbers, counts = np.unique(self._copy_of[pages], return_counts=True)
-                self._copy_of[pages] = NO_COPY
-                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                    self._leave(number, count)
+            for pages, state in ((good, READY), (bad, FAILED)):
+                if len(pages):
+                    at = np.asarray(pages, np.int64)
+                    self._state[at] = state
+                    for number, count in Counter(self._copy_of[at].tolist()).items():
+                        self._leave(number, count)
+                    self._copy_of[at] = NO_COPY
             self._changed.notify_all()
 
     def _leave(self, number: int, num_pages: int) -> None:
@@ -93,7 +94,7 @@ class PageGate:
         with self._changed:
             if not self._wait(pages, LOADING, timeout_ns):
                 return None
-            numbers = np.unique(self._copy_of[pages]).tolist()
+            numbers = dict.fromkeys(self._copy_of[pages].tolist())
             return [self._copies[number] for number in numbers if number != NO_COPY]
 
     def _wait(self, pages: list[int], latest: int, timeout_ns: int) -> bool:

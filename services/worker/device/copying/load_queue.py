@@ -16,6 +16,7 @@ from shared.wire.urgency import DEMAND_PRIORITY, Order
 
 # A page that is later than was promised by so much, while no other came, does not come any more.
 OVERDUE_NS = 2_000_000_000
+_STATES = tuple(map(int, (PageState.READY, PageState.FILLING, PageState.BAD)))
 RUN_BYTES = 8 * 1024 * 1024  # copied at once: a more urgent load waits for no more,
 RUN_PAGES = 64  # or for so many pages, if those are more
 
@@ -64,8 +65,7 @@ class LoadRun:
     def states(self) -> list[Pages]:
         """Which of its pages are there, are still to come, and will not come: places in it."""
         found = self.arena.promises(self.arena_pages, self.generations)
-        kinds = (PageState.READY, PageState.FILLING, PageState.BAD)
-        return [np.flatnonzero(found == kind) for kind in kinds]
+        return [np.flatnonzero(found == kind) for kind in _STATES]
 
 
 class LoadQueue:

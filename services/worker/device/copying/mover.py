@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.copying.copies import Copy, CopyFailed, PageCopier
 from services.worker.device.copying.gate import PageGate
@@ -244,11 +246,13 @@ class KvMover:
             log.exception("pages could not be copied to the device")
             self._settle(Loaded([], run.pool_pages.tolist()))
             return
-        good, filling, bad = (run.pool_pages[at].tolist() for at in run.states())
+        ready, filling, bad = run.states()
+        good = run.pool_pages[ready].tolist()
+        lost = run.pool_pages[np.union1d(filling, bad)].tolist() if len(good) < len(run) else []
         now_ns = time.monotonic_ns()  # copies stand one behind another: each counts from the last
         duration_ns, self._ended_ns = now_ns - max(copying.started_ns, self._ended_ns), now_ns
         num_bytes = len(run) * run.arena.page_bytes
-        self._settle(Loaded(good, sorted(filling + bad), num_bytes, duration_ns))
+        self._settle(Loaded(good, lost, num_bytes, duration_ns))
 
     def _settle(self, loaded: Loaded) -> None:
         self.gate.settle(loaded.good, loaded.bad)

@@ -21,7 +21,7 @@ from shared.blocks import BLOCK_TOKENS
 log = logging.getLogger(__name__)
 
 STORES_MAX = 1_024  # orders to store that wait
-RUN_BYTES = 16 * 1024 * 1024  # of blocks that are stored by one call, unless one is larger
+RUN_BYTES = 32 * 1024 * 1024  # of blocks that are stored by one call, unless one is larger
 RUNS_IN_FLIGHT = 4  # that a device has under way: enough to keep its link busy
 CLOSE_POLL_S = 1.0
 
