@@ -64,7 +64,7 @@ def copy_numbered(target: torch.Tensor, source: torch.Tensor, numbers: torch.Ten
 
 if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["num_pages"])  # type: ignore[untyped-decorator]
     def _copy_kernel(  # type: ignore[no-untyped-def]
         target, source, target_pages, source_pages, num_pages, num_words, chunk: tl.constexpr
     ):

@@ -83,7 +83,7 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
     tl.store(parts + to, added, (blocks < num_blocks)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pages"])
 def _chain_kernel(  # type: ignore[no-untyped-def]
     words, numbers, table, parts, sums, num_pages, num_words, num_blocks,
     start: tl.constexpr, pages_at_once: tl.constexpr,

@@ -67,6 +67,7 @@ class CudaLink:
         self._compute = compute
         self._loads = torch.cuda.Stream(pool.device, priority=-1)  # a pass waits for them
         self._stores = torch.cuda.Stream(pool.device)
+        self._sums = torch.cuda.Stream(pool.device)
         self._writes = torch.cuda.Stream(pool.device)
 
     def register(self, memory: Bytes) -> None:
@@ -77,6 +78,15 @@ class CudaLink:
 
     def unregister(self, memory: Bytes) -> None:
         torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+    def warm_up(self, page_bytes: int) -> None:
+        """Compile the kernels, on a page of its own."""
+        host = self.staging(1, page_bytes)
+        with torch.cuda.stream(self._stores):
+            page = torch.zeros((1, page_bytes), dtype=torch.uint8, device=self._pool.device)
+            self._store(host, [0], page, [0]).wait()
+            copy_pages(page, [0], *from_first(host, [0]))
+        self._stores.synchronize()
 
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
         shape = (num_pages, page_bytes)
@@ -124,7 +134,8 @@ class CudaLink:
     def _store(
         self, target: Bytes, target_pages: PageNumbers, source: torch.Tensor, pages: PageNumbers
     ) -> Store:
-        """Pages of device memory to the host, on the current stream, and what they sum up to."""
+        """Pages of device memory to the host, on the stream of stores, and beside that what they
+        sum up to: it takes a little of the device, and would take the link's time."""
         memory, to = from_first(target, target_pages)
         numbers = on_device(source.device, to, pages)
         kernels = triton_kernels("page_sums", source.device)
@@ -132,8 +143,11 @@ class CudaLink:
             copy_numbered(memory, source, numbers)
             return SummedByHost(self._copy(self._stores, target), target, target_pages)
         sums = torch.empty(len(to), dtype=torch.int64, pin_memory=True)
-        kernels.page_sums(source, numbers[1], sums)
+        self._sums.wait_stream(self._stores)
+        with torch.cuda.stream(self._sums):
+            kernels.page_sums(source, numbers[1], sums)
         copy_numbered(memory, source, numbers)
+        self._stores.wait_stream(self._sums)  # what is freed here is used again behind both
         return CudaStore(_end(self._stores), target, sums)
 
     def _copy(self, stream: torch.cuda.Stream, memory: Bytes) -> Copy:

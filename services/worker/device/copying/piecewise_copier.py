@@ -25,6 +25,10 @@ class DeviceLink(HostMemory, Protocol):
     calls what.
     """
 
+    def warm_up(self, page_bytes: int) -> None:
+        """Get ready to copy such pages of the host's, so that no copy waits for it."""
+        ...
+
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
         """Host memory of our own that the device addresses: uint8 [num_pages, page_bytes]."""
         ...
@@ -99,6 +103,7 @@ class PiecewiseCopier:
 
     def attach(self, arena: Arena) -> None:
         warm_up(arena.pages)
+        self._link.warm_up(arena.page_bytes)
         pieces = self._pieces[arena] = Pieces(arena, self._link, self._piece_bytes)
         finalizer = weakref.finalize(arena, pieces.let_go)
         finalizer.atexit = False  # of a process that ends the system takes everything back

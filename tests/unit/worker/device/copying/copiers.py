@@ -152,6 +152,9 @@ class CheckedLink:
         assert self.registered.pop(memory.ctypes.data) == memory.nbytes
         self.unregistered.append(memory.ctypes.data)
 
+    def warm_up(self, page_bytes: int) -> None:
+        return None
+
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
         self._staging.append(np.full((num_pages, page_bytes), 0xEE, np.uint8))
         self.num_staged += num_pages
