@@ -35,6 +35,7 @@ def test_more_chunks_than_programs_are_all_copied(monkeypatch: pytest.MonkeyPatc
     from kernels import page_copy
 
     monkeypatch.setattr(page_copy, "PROGRAMS", 3)
+    monkeypatch.setattr(page_copy, "WRITING_PROGRAMS", 3)
     source = torch.randint(0, 255, (5, 50_000), dtype=torch.uint8, device=DEVICE)
     target = torch.zeros_like(source)
     page_copy.copy_pages(target, [4, 3, 2, 1, 0], source, [0, 1, 2, 3, 4])

@@ -34,7 +34,10 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
         if not name.startswith(("PYTEST_", "TRITON_"))
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    others = "test_page_copy.py", "test_pass_triton.py", "test_pointwise.py", "test_sgmv_triton.py"
+    others = (
+        "test_page_copy.py", "test_page_sums.py", "test_pass_triton.py", "test_pointwise.py",
+        "test_sgmv_triton.py",
+    )  # fmt: skip
     files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
@@ -221,3 +224,19 @@ def test_kernels_between_products_compile_for_hopper(
             ptx = compile_for_hopper(recorder.kernel, launch).asm["ptx"]
             assert "ld.global.v4" in ptx, "16 bytes at once"
             assert not re.findall(r"depot0\[(\d+)\]", ptx), "everything is in registers"
+
+
+def test_kernels_for_checksums_compile_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kernels.page_sums import triton as kernels
+
+    names = ("_mix_kernel", "_chain_kernel")
+    recorders = record_launches(kernels, names, monkeypatch, tmp_path)
+    pages, numbers = torch.zeros((2, 1 << 18), dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
+    kernels.page_sums(pages, numbers, torch.zeros(2, dtype=torch.int64))
+
+    for recorder in recorders.values():
+        (launch,) = recorder.launches
+        ptx = compile_for_hopper(recorder.kernel, launch).asm["ptx"]
+        assert not re.findall(r"depot0\[(\d+)\]", ptx), "everything is in registers"
