@@ -49,8 +49,7 @@ def load_model(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION,
-            # Straight to a GPU; on a CPU, files are mapped anyway.
-            device_map=None if device == "cpu" else {"": device},
+            device="" if device == "cpu" else device,
         )
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]

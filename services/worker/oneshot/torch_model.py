@@ -106,6 +106,7 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
             auto_class(task, is_image, config, source),
             source,
             is_encoder=task == "embed",
+            device="" if device == "cpu" else device,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
         )
     except (OSError, ValueError, KeyError) as error:
