@@ -92,7 +92,8 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
-    tasks = find_tasks(config, ids)
+    with _importing():
+        tasks = find_tasks(config, ids)
     return [(model_id, source, tasks[model_id]) for model_id, source in ids]
 
 
