@@ -20,6 +20,7 @@ from shared.wire.messages import (
     AgentRef,
     FinishReason,
     KvPlace,
+    NextToken,
     Prompt,
     PromptPull,
     PromptReply,
@@ -331,6 +332,21 @@ class Turns:
         if turn.lacks_prompt_logprobs:
             return self._lose_attempt(turn, now_ns)
         return [self._deliver(turn, delta, num_repeated)]
+
+    def on_token(self, token: NextToken, now_ns: int) -> list[Effect]:
+        """`on_delta` with one token and nothing else."""
+        turn_id, attempt, index, value = token
+        turn = self._turns.get(turn_id)
+        if turn is None:
+            return []
+        is_next = turn.is_taken and attempt == turn.attempt and index == len(turn.generated)
+        if not is_next or not index:
+            delta = TurnDelta(turn_id=turn_id, attempt=attempt, index=index, tokens=[value])
+            return self.on_delta(delta, now_ns)
+        turn.news_at_ns = now_ns
+        turn.generated.append(value)
+        turn.num_attempts_lost = 0
+        return [Deliver(turn_id, [value])]
 
     def on_failed(self, failure: TurnFailed) -> list[Effect]:
         """The scheduler gave up on this turn."""

@@ -360,6 +360,7 @@ class EngineCore:
                 effects += self.landing.on_row(turn, index, end, result, now_ns)
             if not turn.num_flights:
                 effects += self.landing.settle(turn, now_ns)
+        effects += self.landing.take_next_tokens()
         self.pool.give_back(planned.retired)
         if not self.running:
             self.steps.device_time.on_nothing_to_run()

@@ -263,6 +263,28 @@ def test_any_interleaving_yields_exactly_the_reply(
     assert len(turns) == 0
 
 
+@given(st.lists(events, max_size=40), st.sampled_from([0, 8192]))
+@settings(max_examples=100, deadline=None)
+def test_a_token_alone_is_taken_as_a_delta_with_it_is(
+    script: list[tuple[str, int, int, int]], prompt_bytes_max: int
+) -> None:
+    turns, twin = (started(1000, prompt_bytes_max=prompt_bytes_max) for _ in range(2))
+    for now_ns, (kind, attempt, index, num) in enumerate(script):
+        if kind == "pull":
+            assert pull(turns, attempt, now_ns) == pull(twin, attempt, now_ns)
+        elif kind == "tick":
+            assert turns.on_tick(now_ns) == twin.on_tick(now_ns)
+        else:
+            said = delta(attempt, index, max(num - 2, 1))
+            expected = turns.on_delta(said, now_ns)
+            if len(said.tokens) == 1 and said.finish is None:
+                token = (TURN, attempt, index, said.tokens[0])
+                assert twin.on_token(token, now_ns) == expected
+            else:
+                assert twin.on_delta(said, now_ns) == expected
+    assert pull(turns, 9).tokens == pull(twin, 9).tokens
+
+
 def test_a_stop_ends_every_turn_with_an_error_and_cancels_it() -> None:
     turns = started()
     pull(turns, 1)
