@@ -256,9 +256,9 @@ class StepPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as `RowSampling`
 class Sampled:
-    """A chosen token and, if asked for, log-probabilities."""
+    """A chosen token and, if asked for, log-probabilities. Not to be changed."""
 
     token: int
     logprobs: TokenLogprobs | None = None

@@ -46,7 +46,7 @@ class Landing:
         self, turn: Turn, index: int, end: int, result: StepResult, now_ns: int
     ) -> list[Effect]:
         """What a step gave for a turn, whose rows before this one were good."""
-        why_broken = result.broken.get(index)
+        why_broken = result.broken.get(index) if result.broken else None
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # noted at once: others may be waiting for the same
@@ -57,7 +57,7 @@ class Landing:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             if self.history.has_news(turn):
                 self.steps.retire(self.history.register(turn))
-            if index in result.prompt_logprobs:
+            if result.prompt_logprobs and index in result.prompt_logprobs:
                 turn.prompt_logprobs += result.prompt_logprobs[index]
         if why_broken is not None:
             self.history.lose(turn)

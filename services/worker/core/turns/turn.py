@@ -28,7 +28,8 @@ class Turn:
         cache: its KV.
         tokens: the prompt, earlier attempts' output, then what is generated here.
         num_known: length of `tokens` when it came; what lies behind was generated here.
-        tokens_max: tokens, prompt and output together, that there is room for beside the image.
+        length_max: tokens, prompt and output together, at which it is over: it asked for no more,
+            or there is no room for more.
         slot: its line in the executor's block tables while it runs.
         num_computed: leading tokens whose KV is in this turn's pages.
         num_planned: the same, once the steps in flight have landed.
@@ -47,7 +48,7 @@ class Turn:
     trace: TurnTrace = field(default_factory=TurnTrace)
     tokens: list[int] = field(init=False)
     num_known: int = field(init=False)
-    tokens_max: int = 0
+    length_max: int = 0
     state: TurnState = TurnState.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
@@ -108,10 +109,7 @@ class Turn:
     @property
     def awaits_last(self) -> bool:
         """Whether a token that a step in flight chooses is its last whatever it is."""
-        if not self.num_sampling:
-            return False
-        num_generated = self.num_generated + self.num_sampling
-        return self.length >= self.tokens_max or num_generated >= self.request.sampling.max_tokens
+        return self.num_sampling > 0 and self.length >= self.length_max
 
     @property
     def num_reusable(self) -> int:

@@ -92,6 +92,8 @@ class GpuLaunched:
     def _see_to_pages(self) -> None:
         """Rows fail that ran behind copies which did not bring the promised bytes."""
         plan, passed = self.plan, self.passed
+        if not passed.behind:
+            return
         lines: list[int] = plan.adapters.tolist()
         for row, line in enumerate(lines):
             layers = [*plan.awaited.get(row, []), *plan.streams.get(line, [])]
