@@ -47,7 +47,7 @@ class RowSampling:
 
     params: SamplingParams
     num_generated: int
-    prompt: list[int] = field(default_factory=list)
+    prompt: list[int] | Ints = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
 
     def after(self, token: int) -> "RowSampling":

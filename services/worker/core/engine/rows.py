@@ -17,7 +17,6 @@ from services.worker.core.step import (
     TableEntries,
 )
 from services.worker.core.turns.turn import Turn
-from shared.wire.sampling import has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token
 NO_TOKENS: list[int] = []  # of rows whose choice does not look at them
@@ -139,7 +138,11 @@ def _sampling(turn: Turn, end: int) -> RowSampling | None:
     params, num_generated = turn.request.sampling, end - turn.num_prompt
     if not turn.request.depends_on_reply:
         return RowSampling(params, num_generated, NO_TOKENS, NO_TOKENS)
-    prompt = turn.tokens[: turn.num_prompt] if has_penalties(params) else []
+    prompt: list[int] | Ints = NO_TOKENS
+    if params.repetition_penalty != 1.0:
+        if turn.prompt is None:
+            turn.prompt = np.array(turn.tokens[: turn.num_prompt], np.int32)
+        prompt = turn.prompt
     return RowSampling(params, num_generated, prompt, turn.tokens[turn.num_prompt :])
 
 

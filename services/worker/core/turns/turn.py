@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.worker.core.adapters.image import AdapterUse
+from services.worker.core.step import Ints
 from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey
@@ -37,6 +38,7 @@ class Turn:
         num_sampling: tokens that those choose; the turn's next ones, not known yet.
         is_paused: it ran, and made way for an urgent one; it holds nothing.
         is_void: one of those rows failed, so that what the others give is no good.
+        prompt: its tokens as an array, if they are penalized in each step.
         look_again_at_ns: when a pass would not have to wait for its history, as last forecast.
         look_not_before_ns: the forecast is not repeated before.
     """
@@ -57,6 +59,7 @@ class Turn:
     num_sampling: int = 0
     is_paused: bool = False
     is_void: bool = False
+    prompt: Ints | None = None
     look_again_at_ns: int = 0
     look_not_before_ns: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
