@@ -89,8 +89,10 @@ class _LocalBus:
         now_ns = SystemClock().now_ns()
         for delta in message.deltas:
             assert delta.finish != "error", f"a turn failed: {delta.message}"
-            num_before = self._steps.get(delta.index, (0, 0))[1]
-            self._steps[delta.index] = (now_ns, num_before + 1)
+        indexes = [delta.index for delta in message.deltas]
+        for index in [*indexes, *(index for _, _, index, _ in message.tokens)]:
+            num_before = self._steps.get(index, (0, 0))[1]
+            self._steps[index] = (now_ns, num_before + 1)
 
 
 class _LocalKv:

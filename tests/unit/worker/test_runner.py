@@ -99,7 +99,7 @@ def test_a_session_is_known_by_a_turn_that_has_no_block_yet() -> None:
 
 def deltas_of(runner: EngineRunner) -> list[TurnDelta]:
     """What it will send to the frontend."""
-    return runner._deltas[FrontendId("f")]
+    return list(runner._unsent[FrontendId("f")].all())
 
 
 @pytest.mark.parametrize(
