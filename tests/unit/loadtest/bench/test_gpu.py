@@ -1,5 +1,7 @@
 """`bench gpu` runs on a tiny shape where there is no GPU, and checks before it measures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,7 +18,13 @@ H200 = {"memory_gb_per_s": 4228.0, "matrix_tflops": 683.0, "link_to_device_gb_pe
 ADAPTER_BYTES = 84_000_000
 
 
-def test_every_figure_is_there() -> None:
+ON_GPU = replace(TINY, hidden=256, head_dim=64, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_figure_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(gpu, "bench_device", lambda: torch.device(device))
+    monkeypatch.setattr(gpu, "bench_shape", lambda of: TINY if of.type == "cpu" else ON_GPU)
     figures = gpu.run(["--rounds", "1"])
     assert figures["checks"]["tokens_equal"] == 2 * 24
     assert figures["checks"]["recorded_compared"] > 100
@@ -47,6 +55,7 @@ def test_a_recorded_launch_that_is_wrong_is_all_that_is_said(
         kept = forward().clone()
         return lambda: kept
 
+    monkeypatch.setattr(gpu, "bench_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(models, "repeat", stale)
     monkeypatch.setattr(gpu, "check_all", lambda _: {})
     result = CliRunner().invoke(app, ["bench", "gpu", "--json"])
