@@ -1,6 +1,8 @@
 """`bench gpu` runs on a tiny shape where there is no GPU, and checks before it measures."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from loadtest.bench.gpu.models import EIGHT_B, ONE_B, TINY
 from loadtest.bench.gpu.table import REFERENCES, bounds, make_table
 from services.worker.device.gpu.decode_graphs import Forward
 
+ROOT = Path(__file__).parents[4]
 H200 = {"memory_gb_per_s": 4228.0, "matrix_tflops": 683.0, "link_to_device_gb_per_s": 55.0}
 ADAPTER_BYTES = 84_000_000
 
@@ -76,6 +79,18 @@ def test_a_recorded_launch_that_is_wrong_is_all_that_is_said(
 )  # fmt: skip
 def test_bounds_of_an_h200(name: str, bound: float) -> None:
     assert bounds(EIGHT_B, H200, ADAPTER_BYTES, 30)[name] == pytest.approx(bound, rel=0.25)
+
+
+@pytest.mark.parametrize(("column", "place"), [("vLLM", 0), ("aim", 1)])
+def test_the_page_has_the_figures_that_the_benchmark_shows(column: str, place: int) -> None:
+    _, _, table = (ROOT / "docs/gpu.md").read_text().partition("## Figures")
+    head, _, *rows = [line.split("|") for line in table.partition("Parts alone")[0].splitlines()
+                      if line.startswith("|")]  # fmt: skip
+    at = [cell.strip() for cell in head].index(column)
+    shown = {
+        float(each) for row in rows for each in re.findall(r"[\d.]+", row[at].replace(",", ""))
+    }
+    assert shown == {each[place] for each in REFERENCES[0].figures.values()} - {None}
 
 
 def test_other_figures_stand_beside_those_of_their_card_alone() -> None:
