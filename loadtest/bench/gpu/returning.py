@@ -37,12 +37,10 @@ def measure_returning(bench: BenchEngine, folder: Path) -> dict[str, float]:
     returned = _return(bench, engine, histories, is_announced=False)
     hinted = _return(bench, engine, histories, is_announced=True)
     store.close()
-    cached = statistics.mean(turn.num_cached for turn in returned) / shape.history
     return {
         "first_turns_s": first_s,
-        **_percentiles("returning", returned),
-        **_percentiles("hinted", hinted),
-        "returning_cached_share": cached,
+        **_figures("returning", returned, shape.history),
+        **_figures("hinted", hinted, shape.history),
         "returning_sessions": num_sessions,
     }
 
@@ -66,7 +64,12 @@ def _return(
     return turns
 
 
-def _percentiles(name: str, turns: Sequence[Submitted]) -> dict[str, float]:
+def _figures(name: str, turns: Sequence[Submitted], num_history: int) -> dict[str, float]:
+    cached = statistics.mean(turn.num_cached for turn in turns) / num_history
     first_ms = sorted(turn.first_s * 1e3 for turn in turns)
     p90 = first_ms[min(int(0.9 * len(first_ms)), len(first_ms) - 1)]
-    return {f"{name}_ms": statistics.median(first_ms), f"{name}_p90_ms": p90}
+    return {
+        f"{name}_ms": statistics.median(first_ms),
+        f"{name}_p90_ms": p90,
+        f"{name}_cached_share": cached,
+    }

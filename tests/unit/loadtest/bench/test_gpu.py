@@ -41,6 +41,7 @@ def test_every_figure_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> 
         own = f"{kind}_{sizes[size]}" if size in sizes and "sgmv" not in kind else name
         assert {"measured", "bound"} <= measured[own].keys(), name
     assert measured["returning_sessions"]["measured"] == TINY.sessions
+    assert measured["hinted_cached_share"]["measured"] == 1.0, "all of it was prefetched"
 
 
 def test_a_wrong_kernel_is_found_before_anything_is_measured(
