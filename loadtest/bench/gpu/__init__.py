@@ -3,7 +3,7 @@
 First it checks that kernels, recorded launches and the executor give right results; if one is wrong
 it says which, and no figure. Then it measures the ceilings (memory copy, matrix product, link) and
 what comes near them: attention, page copies, adapters alone, and turns through the worker's engine,
-without HTTP and NATS. The model has the shape of an 8B Llama (1B on a card with less than 44 GiB),
+without HTTP and NATS. The model has the shape of an 8B Llama (1B on a card with less than 60 GiB),
 takes adapters, and is made on the device from a seed. ``table`` has each figure beside its bound
 and, on a card that vLLM was measured on, vLLM's and the aim. Needs neither NATS nor Redis. Without
 a GPU it runs a tiny shape on the CPU, to be known to work; its figures mean nothing then.

@@ -97,8 +97,10 @@ class BenchEngine:
         for kind, on in kinds.items():
             engine = self.new()
             for each in on:
-                self._submit(engine, self.prompt(2), 1, each)
+                engine.submit(self.prompt(2), 1, None if each is None else each.ref)
             engine.run()
+            num_resident = len(engine.core.adapters.resident())
+            assert num_resident == sum(each is not None for each in on), "adapters do not fit"
             prompts = [self.prompt(self.shape.context) for _ in range(max(self.shape.batches))]
             for num_turns in self.shape.batches:
                 batch = _Batch(self, engine, prompts[:num_turns], on)
@@ -151,11 +153,6 @@ class BenchEngine:
             "host_share": statistics.median(launching_s) / step_s,
             "idle_share": device_time.idle_ns / (device_time.busy_ns + device_time.idle_ns),
         }
-
-    def _submit(
-        self, engine: InProcessEngine, prompt: list[int], count: int, on: MadeAdapter | None
-    ) -> None:
-        engine.submit(prompt, count, None if on is None else on.ref)
 
     def _first_s(self, lengths: Sequence[int]) -> float:
         """Seconds to the first tokens of new prompts, on an empty pool."""
