@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loadtest.bench.gpu.models import GpuShape, make_executor
+from loadtest.bench.gpu.models import GpuShape, make_executor, record_all
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
 from services.worker.core.adapters.image import NO_LINE
@@ -44,7 +44,7 @@ class Twins:
 
     Attributes:
         errors: how their results differ.
-        kinds: of the passes that were compared, each with whether it was on adapters.
+        kinds: of the recorded passes that were compared, each with whether it was on adapters.
         worst: largest difference of a log-probability.
     """
 
@@ -76,6 +76,13 @@ class Twins:
     def launch(self, plan: StepPlan) -> Launched:
         return _Pair(self, plan, self.recorded.launch(plan), self.eager.launch(plan))
 
+    @property
+    def num_unrecorded(self) -> int:
+        return self.recorded.num_unrecorded
+
+    def record_next(self) -> None:
+        self.recorded.record_next()
+
     def check_device(self) -> None:
         self.recorded.check_device()
 
@@ -90,7 +97,8 @@ class Twins:
         for turn_id, a, b in zip(plan.turn_ids, one.sampled, other.sampled, strict=True):
             if a is not None and b is not None and turn_id not in self._diverged:
                 self._compare(_kind(plan), turn_id, a, b)
-        self.kinds.add((_kind(plan), bool((plan.adapters != NO_LINE).any())))
+        if not one.unrecorded:
+            self.kinds.add((_kind(plan), bool((plan.adapters != NO_LINE).any())))
 
     def _compare(self, kind: str, turn_id: TurnId, a: Sampled, b: Sampled) -> None:
         assert a.logprobs is not None and b.logprobs is not None, "they were asked for"
@@ -163,6 +171,7 @@ def check_recorded(
                 prompt = some_prompt(len(on) + len(lengths) + number, length, shape.vocab)
                 engine.submit(prompt, NEW_TOKENS, on[number % len(on)], logprobs=NUM_TOP)
             engine.run()
+            record_all(executor)  # what was recorded for the first time runs in the next round
     eager.close()
     assert not twins.errors, f"recorded launches are wrong: {'; '.join(twins.errors[:4])}"
     missing = {(kind, on) for kind in KINDS for on in (False, True)} - twins.kinds

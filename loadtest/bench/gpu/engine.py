@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
-from loadtest.bench.gpu.models import GpuShape, make_executor, wait_registered
+from loadtest.bench.gpu.models import GpuShape, make_executor, record_all, wait_registered
 from loadtest.bench.gpu.timing import rest
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.in_process_engine import InProcessEngine, Moves, some_prompt
@@ -101,6 +101,7 @@ class BenchEngine:
             engine.run()
             num_resident = len(engine.core.adapters.resident())
             assert num_resident == sum(each is not None for each in on), "adapters do not fit"
+            record_all(self.executor)
             prompts = [self.prompt(self.shape.context) for _ in range(max(self.shape.batches))]
             for num_turns in self.shape.batches:
                 batch = _Batch(self, engine, prompts[:num_turns], on)

@@ -178,7 +178,7 @@ def _sgmv_s(device: torch.device, shape: GpuShape, rows: int, rounds: int) -> fl
     for line in range(rows):
         copy_line(host, line, tables)
     order = torch.arange(rows + 1, dtype=torch.int32, device=device)
-    segments = DeviceSegments(order, order[:-1], rows)
+    segments = DeviceSegments(order, order[:-1])
     sites = [Site((target,), (0,), (hidden,)) for target in range(NUM_TARGETS)]
     x, y = (torch.randn((rows, hidden), device=device).to(shape.dtype) for _ in range(2))
 

@@ -11,8 +11,9 @@ from services.worker.device.copying.mover import Moved
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
 from services.worker.device.decoder.attention import ATTENTION
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
-from services.worker.device.gpu.decode_graphs import Forward
+from services.worker.device.forward import use_own_forward
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
+from services.worker.device.gpu.recordings import Launch, Recorder
 from services.worker.device.layers import Mode, speed_up
 from shared.arena import Arena
 
@@ -95,6 +96,7 @@ TINY = GpuShape(
     new_tokens=12, short=16, prefill=192, prompts=3, adapters=3, lora_rank=4, history=320,
     sessions=5, sessions_in_pool=2, large_bytes=1 << 20, matrix=128,
 )  # fmt: skip
+HOST_BUCKETS = (1, 4, 16, 96)  # tokens of passes that are repeated without a GPU
 EIGHT_B_BYTES = 60 << 30  # of device memory: weights, the pool, adapters, the largest pass
 
 
@@ -139,6 +141,7 @@ def make_model(device: torch.device, shape: GpuShape, *, layers: Mode = "fast") 
         assert made is not None, "fast layers do not compute the same"
         parts = made.merged, made.norms, made.mlps, made.rotaries
         assert device.type != "cuda" or all(parts), f"not all layers are fast: {made}"
+        use_own_forward(model)
         model.let_adapters()
     model.fingerprint = f"bench {shape.name}"
     return model
@@ -160,9 +163,10 @@ def make_executor(
             model, "bench", num_pages, turns_max, on_moved, is_recorded=is_recorded
         )
     else:
-        api = DeviceApi(host_copier, repeat if is_recorded else None)
+        recorder = Recorder(repeat, lambda: 0, 1, HOST_BUCKETS) if is_recorded else None
+        api = DeviceApi(host_copier, recorder)
         executor = GpuExecutor(model, "bench", num_pages, turns_max, api, on_moved)
-    executor.warm_up()
+    record_all(executor)
     return executor
 
 
@@ -172,10 +176,16 @@ def wait_registered(copier: PageCopier, arena: Arena) -> None:
         copier.wait_registered(arena)
 
 
-def repeat(forward: Forward) -> Forward:
+def record_all(executor: GpuExecutor) -> None:
+    """Until nothing is left to be recorded, as between the steps of a worker."""
+    while executor.num_unrecorded:
+        executor.record_next()
+
+
+def repeat(launch: Launch) -> Launch:
     """Stands in for a device's recorded launches: it is launched again, into the same memory."""
-    kept = forward().clone()
-    return lambda: kept.copy_(forward())
+    kept = launch().clone()
+    return lambda: kept.copy_(launch())
 
 
 def host_copier(pool: torch.Tensor) -> PageCopier:

@@ -14,7 +14,7 @@ from loadtest.bench import gpu
 from loadtest.bench.gpu import checks, models
 from loadtest.bench.gpu.models import EIGHT_B, ONE_B, TINY
 from loadtest.bench.gpu.table import REFERENCES, bounds, make_table
-from services.worker.device.gpu.decode_graphs import Forward
+from services.worker.device.gpu.recordings import Launch
 
 ROOT = Path(__file__).parents[4]
 H200 = {"memory_gb_per_s": 4228.0, "matrix_tflops": 683.0, "link_to_device_gb_per_s": 55.0}
@@ -55,8 +55,8 @@ def test_a_wrong_kernel_is_found_before_anything_is_measured(
 def test_a_recorded_launch_that_is_wrong_is_all_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stale(forward: Forward) -> Forward:
-        kept = forward().clone()
+    def stale(launch: Launch) -> Launch:
+        kept = launch().clone()
         return lambda: kept
 
     monkeypatch.setattr(gpu, "bench_device", lambda: torch.device("cpu"))
@@ -64,7 +64,7 @@ def test_a_recorded_launch_that_is_wrong_is_all_that_is_said(
     monkeypatch.setattr(gpu, "check_all", lambda _: {})
     result = CliRunner().invoke(app, ["bench", "gpu", "--json"])
     assert result.exit_code == 1 and result.stdout == ""
-    assert "nothing is measured: recorded launches are wrong: a decode: token" in result.stderr
+    assert "nothing is measured: recorded launches are wrong: a prefill: token" in result.stderr
     assert not {"ceilings", "_per_s", "_ms"} & {*result.stderr.split()}
     assert "gb_per_s" not in result.stderr
 
