@@ -30,6 +30,7 @@ def test_every_figure_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> 
     monkeypatch.setattr(gpu, "bench_shape", lambda of: TINY if of.type == "cpu" else ON_GPU)
     figures = gpu.run(["--rounds", "1"])
     assert figures["checks"]["tokens_equal"] == 2 * 24
+    assert figures["checks"]["recorded_kinds"] == 8
     assert figures["checks"]["recorded_compared"] > 100
     assert {"memory_gb_per_s", "matrix_tflops"} <= figures["ceilings"].keys()
     assert figures["attention"]["prefill_share_of_matrix"] > 0
