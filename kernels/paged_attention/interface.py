@@ -59,6 +59,8 @@ class DeviceBatch:
         num_decodes: this many sequences have one row each and come first, padding included.
         query_len_max: no prompt chunk has more new tokens.
         context_len_max: no sequence has more tokens.
+        is_packed: sequences have any lengths, in any order, and padding has no rows: one launch for
+            all, whose size depends on the numbers of rows and of sequences alone.
     """
 
     query_starts: torch.Tensor
@@ -67,6 +69,7 @@ class DeviceBatch:
     num_decodes: int
     query_len_max: int
     context_len_max: int
+    is_packed: bool = False
 
     @property
     def num_seqs(self) -> int:

@@ -12,6 +12,10 @@ PARTS_MAX = 4  # of a decode, where there are more programs than multiprocessors
 DECODE_SHARE_MIN_TOKENS = 128  # below, writing partial results costs more than the company brings
 DECODE_SHARE_MAX_TOKENS = 2048  # above, one long context outlasts all the others of its batch
 PREFILL_SHARE_MIN_TOKENS = 512  # a tile has many rows, so its partial results are many bytes
+# Of packed batches. A decode in one has its tile for itself: fewer rows leave less of it empty, and
+# prompts computed as fast on an H200.
+PACKED_ROWS = 64
+PACKED_PARTS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,24 @@ def choose_tiles(
     return Tiles(rows, min(tiles.keys, block_tokens), tiles.num_warps, tiles.num_stages)
 
 
+def choose_packed_tiles(
+    *, element_bytes: int, head_dim: int, group: int, block_tokens: int
+) -> Tiles:
+    """The tile of a packed batch, whose sequences may be decodes or chunks."""
+    tiles = choose_tiles(
+        decode=False,
+        element_bytes=element_bytes,
+        head_dim=head_dim,
+        group=group,
+        block_tokens=block_tokens,
+    )
+    if tiles.rows <= PACKED_ROWS:
+        return tiles
+    rows = max(PACKED_ROWS, power_of_two(group))
+    # A warp of Hopper's matrix unit has 16 rows; a row of 256 sums needs the registers of two.
+    return Tiles(rows, tiles.keys, 4 if head_dim <= 128 and rows == PACKED_ROWS else 8, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class Splits:
     """Among how many programs the keys of one tile of queries are shared.
@@ -109,6 +131,27 @@ def choose_splits(
     share_max = DECODE_SHARE_MAX_TOKENS // keys if decode else max(share_min, num_tiles)
     count = max(min(wanted, -(-num_tiles // share_min)), -(-num_tiles // share_max))
     return Splits(min(count, SPLITS_MAX), wanted, share_min, share_max)
+
+
+def choose_packed_splits(
+    *, num_programs: int, context_len_max: int, keys: int, multiprocessors: int
+) -> Splits:
+    """Shares of a packed batch, where it is not known how many tiles there will be.
+
+    Args:
+        num_programs: tiles that the rows fill, times KV heads. (As many sequences more may have a
+            tile of their own, which is not full.)
+
+    >>> choose_packed_splits(
+    ...     num_programs=8, context_len_max=4096, keys=64, multiprocessors=132
+    ... )
+    Splits(count=8, wanted=8, share_min=8, share_max=64)
+    """
+    num_tiles = max(1, -(-context_len_max // keys))
+    share_min = max(1, PREFILL_SHARE_MIN_TOKENS // keys)
+    wanted = min(max(1, 2 * multiprocessors // max(1, num_programs)), PACKED_PARTS_MAX)
+    count = min(wanted, -(-num_tiles // share_min))
+    return Splits(count, wanted, share_min, max(share_min, num_tiles))
 
 
 @cache

@@ -21,14 +21,22 @@ Bounds, with n new tokens, a context c, H query and G KV heads, head_dim D, s by
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch
-from kernels.paged_attention.tiles import choose_splits, choose_tiles, power_of_two
+from kernels.paged_attention.tiles import (
+    Splits,
+    Tiles,
+    choose_packed_splits,
+    choose_packed_tiles,
+    choose_splits,
+    choose_tiles,
+    power_of_two,
+)
 
 HEAD_DIM_MAX = 256
 LOG2_E = 1.4426950408889634
@@ -63,7 +71,7 @@ def paged_attention_triton(
         query: ``[num_rows, num_heads, head_dim]`` bf16, fp16 or float32, last dimension contiguous.
         pool: ``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``, same dtype, contiguous.
         page_tables: int32 ``[num_layers, num_slots, max_blocks]``, contiguous.
-        batch: decodes first, one row each; all tensors on the query's device.
+        batch: decodes first, one row each, or packed; all tensors on the query's device.
         out: like `query`; every row of every sequence is written, zeros where the context is 0.
         multiprocessors: to be filled; by default those of the device.
     """
@@ -72,6 +80,9 @@ def paged_attention_triton(
     assert query.dtype == pool.dtype and supports(query, pool)
     if multiprocessors is None:
         multiprocessors = _multiprocessors(query.device)
+    if batch.is_packed:
+        _launch_packed(query, pool, page_tables[layer], batch, shape, out, multiprocessors)
+        return
     num_chunks = batch.num_seqs - batch.num_decodes
     if batch.num_decodes:
         _launch(query, pool, page_tables[layer], batch, shape, out, multiprocessors, decode=True)
@@ -145,23 +156,95 @@ def _launch(
         keys=tiles.keys,
         multiprocessors=multiprocessors,
     )
+    _attend(
+        _Work(query, pool, table, batch, shape, out, tiles, splits, first, num_rows),
+        grid=(num_tiles * splits.count, num_kv_heads, num_seqs),
+        combine_grid=(query_len_max, num_heads, num_seqs),
+        decode=decode,
+    )
+
+
+def _launch_packed(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    batch: DeviceBatch,
+    shape: AttentionShape,
+    out: torch.Tensor,
+    multiprocessors: int,
+) -> None:
+    """Attention of all sequences of a packed batch."""
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads, block_tokens = pool.shape[2:4]
+    group = num_heads // num_kv_heads
+    tiles = choose_packed_tiles(
+        element_bytes=query.element_size(),
+        head_dim=head_dim,
+        group=group,
+        block_tokens=block_tokens,
+    )
+    num_full = num_rows // (tiles.rows // group)
+    splits = choose_packed_splits(
+        num_programs=num_full * num_kv_heads,
+        context_len_max=batch.context_len_max,
+        keys=tiles.keys,
+        multiprocessors=multiprocessors,
+    )
+    num_tiles = num_full + batch.num_seqs  # each sequence may have one that is not full
+    _attend(
+        _Work(query, pool, table, batch, shape, out, tiles, splits, 0, num_rows),
+        grid=(num_tiles * splits.count, num_kv_heads, 1),
+        combine_grid=(num_rows, num_heads, 1),
+        decode=False,
+    )
+
+
+class _Work(NamedTuple):
+    """What two launches need to know.
+
+    Attributes:
+        first: number of the first sequence, and of its first row.
+        num_rows: of all of them.
+    """
+
+    query: torch.Tensor
+    pool: torch.Tensor
+    table: torch.Tensor
+    batch: DeviceBatch
+    shape: AttentionShape
+    out: torch.Tensor
+    tiles: Tiles
+    splits: Splits
+    first: int
+    num_rows: int
+
+
+def _attend(
+    work: _Work, *, grid: tuple[int, ...], combine_grid: tuple[int, ...], decode: bool
+) -> None:
+    query, pool, table, batch, shape, out, tiles, splits, first, num_rows = work
+    _, num_heads, head_dim = query.shape
+    group = num_heads // pool.shape[2]
     is_split = splits.count > 1
     partial, stats = _partials(out, splits.count, num_rows) if is_split else (out, out)
     scale, cap = _scale_and_cap(shape)
     # Arguments of both kernels, so that they cut the work in the same places.
     cut: dict[str, Any] = {
-        "first": first, "num_splits": splits.count, "splits_wanted": splits.wanted,
-        "share_min": splits.share_min, "share_max": splits.share_max, "reach": shape.reach,
-        "tile_queries": tile_queries, "tile_keys": tiles.keys,
+        "first": first, "num_seqs": batch.num_seqs, "num_splits": splits.count,
+        "splits_wanted": splits.wanted, "share_min": splits.share_min,
+        "share_max": splits.share_max, "reach": shape.reach,
+        "tile_queries": tiles.rows // group, "tile_keys": tiles.keys,
         "num_heads": num_heads, "head_dim": head_dim,
         "head_dim_padded": max(16, power_of_two(head_dim)),
-        "is_limited": shape.reach != 0, "enable_fp_fusion": True,
+        "is_limited": shape.reach != 0, "is_packed": batch.is_packed,
+        "seqs_padded": power_of_two(batch.num_seqs) if batch.is_packed else 1,
+        "enable_fp_fusion": True,
     }  # fmt: skip
-    _attend_kernel[(num_tiles * splits.count, num_kv_heads, num_seqs)](
+    _attend_kernel[grid](
         query, pool, table, batch.query_starts, batch.context_lens, batch.slots,
         out, partial, stats, scale, cap, table.shape[1], num_rows,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        tile_rows=tiles.rows, group=group, block_tokens=block_tokens,
+        tile_rows=tiles.rows, group=group, block_tokens=pool.shape[3],
         is_capped=shape.softcap > 0, is_decode=decode, is_split=is_split,
         # The interpreter keeps bf16 as its bits, and would multiply those.
         widen=_is_interpreted() and query.dtype == torch.bfloat16,
@@ -169,7 +252,7 @@ def _launch(
     )  # fmt: skip
     if is_split:
         splits_padded = power_of_two(splits.count)
-        _combine_kernel[(query_len_max, num_heads, num_seqs)](
+        _combine_kernel[combine_grid](
             partial, stats, batch.query_starts, batch.context_lens, out, num_rows,
             out.stride(0), out.stride(1),
             splits_padded=splits_padded,
@@ -208,7 +291,10 @@ def _multiprocessors(device: torch.device) -> int:
 
 # Other numbers, or tensors of numbers that begin elsewhere (one layer's table), are no reason to
 # compile again: that would take a second in the middle of serving, or of recording a graph.
-_CUT = ["num_rows", "first", "num_splits", "splits_wanted", "share_min", "share_max", "reach"]
+_CUT = [
+    "num_rows", "first", "num_seqs", "num_splits", "splits_wanted", "share_min", "share_max",
+    "reach",
+]  # fmt: skip
 _LENGTHS = ["query_starts", "context_lens"]
 
 
@@ -220,21 +306,27 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     query, pool, table, query_starts, context_lens, slots, out, partial, stats,
     scale, cap, max_blocks, num_rows,
     query_row_stride, query_head_stride, out_row_stride, out_head_stride,
-    first, num_splits, splits_wanted, share_min, share_max, reach,
+    first, num_seqs, num_splits, splits_wanted, share_min, share_max, reach,
     tile_rows: tl.constexpr, tile_queries: tl.constexpr, tile_keys: tl.constexpr,
     group: tl.constexpr, num_heads: tl.constexpr, head_dim: tl.constexpr,
     head_dim_padded: tl.constexpr, block_tokens: tl.constexpr, is_limited: tl.constexpr,
     is_capped: tl.constexpr, is_decode: tl.constexpr, is_split: tl.constexpr, widen: tl.constexpr,
+    is_packed: tl.constexpr, seqs_padded: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries, of all heads of a KV head, over one share of its keys."""
     kv_head = tl.program_id(1)
-    seq = first + tl.program_id(2)
+    number = tl.program_id(0) // num_splits  # of the tile
+    if is_packed:
+        seq, skipped = _find(query_starts, number, num_seqs, tile_queries, seqs_padded)
+        number -= skipped
+    else:
+        seq = first + tl.program_id(2)
     start = tl.load(query_starts + seq)
     num_new = tl.load(query_starts + seq + 1) - start
     context = tl.load(context_lens + seq)
     split = tl.program_id(0) % num_splits
     # The last tiles see the most keys: begun first, they do not end long after the others.
-    tile = tl.cdiv(num_new, tile_queries) - 1 - tl.program_id(0) // num_splits
+    tile = tl.cdiv(num_new, tile_queries) - 1 - number
     if tile < 0:
         return
     begin, end = _keys_of_tile(
@@ -365,6 +457,30 @@ def _over_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _find(  # type: ignore[no-untyped-def]
+    query_starts, number, num_seqs, tile_queries: tl.constexpr, seqs_padded: tl.constexpr
+):  # fmt: skip
+    """The sequence that a packed batch's tile belongs to, and the number of its first tile.
+
+    A sequence's tiles are numbered from its first row, divided by a tile's rows, plus its own
+    number on: so each has as many numbers as it can need, and some have one too many.
+    """
+    seqs = tl.arange(0, seqs_padded)
+    starts = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=0)
+    firsts = tl.where(seqs < num_seqs, starts // tile_queries + seqs, number + 1)
+    seq = tl.sum((firsts <= number).to(tl.int32), 0) - 1
+    return seq, tl.load(query_starts + seq) // tile_queries + seq
+
+
+@triton.jit
+def _find_row(query_starts, row, num_seqs, seqs_padded: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sequence that a packed batch's row belongs to; of padding, the last one."""
+    seqs = tl.arange(0, seqs_padded)
+    starts = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=0)
+    return tl.sum(((seqs < num_seqs) & (starts <= row)).to(tl.int32), 0) - 1
+
+
+@triton.jit
 def _first_seen(position, reach):  # type: ignore[no-untyped-def]
     """As `AttentionShape.first_seen`, where `reach` limits it; below 0 it may be any position."""
     of_chunk = position - position % tl.maximum(-reach, 1)
@@ -395,16 +511,20 @@ def _share(num_tiles, num_splits, splits_wanted, share_min, share_max):  # type:
 @triton.jit(do_not_specialize=_CUT, do_not_specialize_on_alignment=_LENGTHS)
 def _combine_kernel(  # type: ignore[no-untyped-def]
     partial, stats, query_starts, context_lens, out, num_rows, out_row_stride, out_head_stride,
-    first, num_splits, splits_wanted, share_min, share_max, reach,
+    first, num_seqs, num_splits, splits_wanted, share_min, share_max, reach,
     tile_queries: tl.constexpr, tile_keys: tl.constexpr, num_heads: tl.constexpr,
     head_dim: tl.constexpr, head_dim_padded: tl.constexpr, is_limited: tl.constexpr,
-    splits_padded: tl.constexpr,
+    splits_padded: tl.constexpr, is_packed: tl.constexpr, seqs_padded: tl.constexpr,
 ):  # fmt: skip
     """One query's result of one head from its splits: a mean, weighted by each one's softmax sum
     under the highest score of all."""
     at = tl.program_id(0)
     head = tl.program_id(1)
-    seq = first + tl.program_id(2)
+    if is_packed:
+        seq = _find_row(query_starts, at, num_seqs, seqs_padded)
+        at -= tl.load(query_starts + seq)
+    else:
+        seq = first + tl.program_id(2)
     start = tl.load(query_starts + seq)
     num_new = tl.load(query_starts + seq + 1) - start
     context = tl.load(context_lens + seq)

@@ -5,7 +5,29 @@ Each is one pass over memory where torch makes four to ten, and reckons in float
 elements are.
 """
 
-from kernels.pointwise.interface import GELU_TANH, SILU
-from kernels.pointwise.select import gate, rms_norm, rotate, supports, warm_up
+from kernels.pointwise.interface import GELU_TANH, SILU, Heads, Norm, Rotary, Slots
+from kernels.pointwise.select import (
+    add_norm,
+    gate,
+    rms_norm,
+    rotate,
+    rotate_store,
+    supports,
+    warm_up,
+)
 
-__all__ = ["GELU_TANH", "SILU", "gate", "rms_norm", "rotate", "supports", "warm_up"]
+__all__ = [
+    "GELU_TANH",
+    "SILU",
+    "Heads",
+    "Norm",
+    "Rotary",
+    "Slots",
+    "add_norm",
+    "gate",
+    "rms_norm",
+    "rotate",
+    "rotate_store",
+    "supports",
+    "warm_up",
+]

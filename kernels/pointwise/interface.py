@@ -7,6 +7,56 @@ import torch
 SILU, GELU_TANH = 0, 1
 
 
+class Norm(NamedTuple):
+    """An RMS norm: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``.
+
+    Attributes:
+        weight: ``[D]``, of the kind of what it is applied to, contiguous.
+    """
+
+    weight: torch.Tensor
+    eps: float
+    offset: float
+
+
+class Heads(NamedTuple):
+    """What a layer's products give for new tokens.
+
+    Attributes:
+        query: ``[T, H, D]``, last dimension contiguous.
+        key, value: ``[T, Hkv, D]``, last dimension contiguous.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+class Slots(NamedTuple):
+    """Where in the pool each new token goes.
+
+    Attributes:
+        pages: int32 ``[T]``, contiguous; below 0: nowhere, it is padding.
+        offsets: int32 ``[T]``, contiguous: place in the page.
+    """
+
+    pages: torch.Tensor
+    offsets: torch.Tensor
+
+
+class Rotary(NamedTuple):
+    """A rotary embedding as tables.
+
+    Attributes:
+        cos, sin: ``[P, R]``, R even and at most D, contiguous.
+        rows: int64 ``[T]``: of the tables, of each new token.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    rows: torch.Tensor
+
+
 class Rows(NamedTuple):
     """Rows in memory: their numbers and strides, in elements, outside and inside."""
 

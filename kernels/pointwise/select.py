@@ -5,6 +5,7 @@ from types import ModuleType
 import torch
 
 from kernels.plain import is_plain
+from kernels.pointwise.interface import Heads, Norm, Rotary, Slots
 from kernels.triton_kernels import triton_kernels
 
 try:
@@ -50,6 +51,55 @@ def rotate(
     turned: tuple[torch.Tensor, torch.Tensor]
     turned = _kernels(query).rotate(query, key, cos, sin)  # type: ignore[union-attr]
     return turned
+
+
+def add_norm(
+    residual: torch.Tensor,
+    branch: torch.Tensor,
+    scale: float,
+    after: Norm | None,
+    before: Norm | None,
+) -> torch.Tensor:
+    """The end of one sublayer and the beginning of the next in one pass over memory:
+    ``residual += scale * after(branch)``, in place, and of that ``before(residual)``. Each is
+    rounded to the kind of its elements where a decoder of single layers rounds it.
+
+    Args:
+        residual, branch: ``[T, D]``, contiguous.
+        after, before: None: no norm there.
+
+    Returns:
+        ``before(residual)``, or without a norm `residual` itself.
+    """
+    out: torch.Tensor = _kernels(residual).add_norm(  # type: ignore[union-attr]
+        residual, branch, scale, after, before
+    )
+    return out
+
+
+def rotate_store(
+    heads: Heads,
+    pool: torch.Tensor,
+    slots: Slots,
+    rotary: Rotary | None,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+) -> torch.Tensor:
+    """What stands between a layer's products and its attention, in one pass over memory: queries
+    and keys normed head by head and turned, keys and values stored.
+
+    Args:
+        pool: ``[num_pages, 2, Hkv, block_tokens, D]``, contiguous: `slots` of it are written.
+        rotary: None: nothing is turned.
+        query_norm, key_norm: of single heads; None: no norm there.
+
+    Returns:
+        The queries, ``[T, H, D]``, contiguous.
+    """
+    out: torch.Tensor = _kernels(pool).rotate_store(  # type: ignore[union-attr]
+        heads, pool, slots, rotary, query_norm, key_norm
+    )
+    return out
 
 
 def gate(gate: torch.Tensor, up: torch.Tensor, activation: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.paged_attention.tiles import power_of_two
-from kernels.pointwise.interface import SILU, rows_of
+from kernels.pointwise.interface import SILU, Heads, Norm, Rotary, Slots, rows_of
 
 WIDTH_MAX = 1 << 15  # of a row that one program keeps
 HEADS_TILE = 8
@@ -62,6 +62,62 @@ def rotate(
             num_warps=2, enable_fp_fusion=True,
         )  # fmt: skip
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
+
+
+def add_norm(
+    residual: torch.Tensor,
+    branch: torch.Tensor,
+    scale: float,
+    after: Norm | None,
+    before: Norm | None,
+) -> torch.Tensor:
+    """See `select.add_norm`."""
+    num_rows, width = residual.shape
+    out = residual if before is None else torch.empty_like(residual)
+    none = Norm(residual, 0.0, 0.0)  # its weight is not read
+    first, second = after or none, before or none
+    if num_rows:
+        padded = power_of_two(width)
+        _add_norm_kernel[(num_rows,)](
+            residual, branch, out, scale,
+            first.weight, first.eps, first.offset, second.weight, second.eps, second.offset,
+            has_after=after is not None, has_before=before is not None,
+            width=width, padded=padded, num_warps=_warps(padded), enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+def rotate_store(
+    heads: Heads,
+    pool: torch.Tensor,
+    slots: Slots,
+    rotary: Rotary | None,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+) -> torch.Tensor:
+    """See `select.rotate_store`."""
+    query, key, value = heads
+    num_tokens, num_heads, width = query.shape
+    num_kv_heads, block = pool.shape[2:4]
+    out = torch.empty((num_tokens, num_heads, width), dtype=query.dtype, device=query.device)
+    cos, sin, rows = rotary or Rotary(query, query, slots.offsets)
+    half = 0 if rotary is None else cos.shape[-1] // 2
+    none = Norm(query, 0.0, 0.0)
+    first, second = query_norm or none, key_norm or none
+    query_tiles = triton.cdiv(num_heads, HEADS_TILE)
+    if num_tokens:
+        _rotate_store_kernel[(num_tokens, query_tiles + triton.cdiv(num_kv_heads, HEADS_TILE))](
+            query, key, value, out, pool, slots.pages, slots.offsets, cos, sin, rows,
+            first.weight, first.eps, first.offset, second.weight, second.eps, second.offset,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+            value.stride(0), value.stride(1),
+            has_query_norm=query_norm is not None, has_key_norm=key_norm is not None,
+            num_heads=num_heads, num_kv_heads=num_kv_heads, query_tiles=query_tiles,
+            heads_tile=HEADS_TILE, block=block, width=width, half=half,
+            half_padded=power_of_two(max(half, 1)), width_padded=power_of_two(width),
+            rest_padded=power_of_two(max(width - 2 * half, 1)), num_warps=2, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
 
 
 def gate(gate: torch.Tensor, up: torch.Tensor, activation: int) -> torch.Tensor:
@@ -168,3 +224,126 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
     power = tl.exp(-tl.abs(level))  # never overflows
     share = tl.where(level < 0.0, power, 1.0) / (1.0 + power)
     tl.store(out + row * width + columns, (g * share * u).to(out.dtype.element_ty), mask=is_column)
+
+
+@triton.jit(do_not_specialize=["scale", "after_eps", "after_offset", "before_eps", "before_offset"])
+def _add_norm_kernel(  # type: ignore[no-untyped-def]
+    residual, branch, out, scale, after, after_eps, after_offset,
+    before, before_eps, before_offset, has_after: tl.constexpr, has_before: tl.constexpr,
+    width: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """One row."""
+    element = residual.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * width
+    dims = tl.arange(0, padded)
+    is_dim = dims < width
+    part = tl.load(branch + at + dims, mask=is_dim, other=0.0).to(tl.float32)
+    if has_after:
+        weight = tl.load(after + dims, mask=is_dim, other=0.0).to(tl.float32)
+        mean = tl.sum(part * part, 0) / width
+        part *= tl.rsqrt(mean + after_eps) * (after_offset + weight)
+        part = part.to(element).to(tl.float32)
+    part = (part * scale).to(element).to(tl.float32)
+    stream = tl.load(residual + at + dims, mask=is_dim, other=0.0).to(tl.float32) + part
+    stream = stream.to(element)
+    tl.store(residual + at + dims, stream, mask=is_dim)
+    if has_before:
+        values = stream.to(tl.float32)
+        weight = tl.load(before + dims, mask=is_dim, other=0.0).to(tl.float32)
+        mean = tl.sum(values * values, 0) / width
+        values *= tl.rsqrt(mean + before_eps) * (before_offset + weight)
+        tl.store(out + at + dims, values.to(element), mask=is_dim)
+
+
+@triton.jit(do_not_specialize=["query_eps", "query_offset", "key_eps", "key_offset"])
+def _rotate_store_kernel(  # type: ignore[no-untyped-def]
+    query, key, value, out, pool, pages, offsets, cos, sin, rows,
+    query_weight, query_eps, query_offset, key_weight, key_eps, key_offset,
+    query_token_stride, query_head_stride, key_token_stride, key_head_stride,
+    value_token_stride, value_head_stride,
+    has_query_norm: tl.constexpr, has_key_norm: tl.constexpr,
+    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, query_tiles: tl.constexpr,
+    heads_tile: tl.constexpr, block: tl.constexpr, width: tl.constexpr, half: tl.constexpr,
+    half_padded: tl.constexpr, width_padded: tl.constexpr, rest_padded: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token: of its query, or of its key and its value."""
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    row = 0
+    if half > 0:
+        row = tl.load(rows + token) * (2 * half)
+    if tile < query_tiles:
+        _turn_heads(
+            query + token * query_token_stride, query_head_stride,
+            out + token * (num_heads * width), width, cos + row, sin + row,
+            query_weight, query_eps, query_offset, tile, num_heads, has_query_norm,
+            heads_tile, width, half, half_padded, width_padded, rest_padded,
+        )  # fmt: skip
+    else:
+        page = tl.load(pages + token).to(tl.int64)
+        if page >= 0:
+            side = num_kv_heads * block * width
+            place = pool + page * (2 * side) + tl.load(offsets + token) * width
+            _turn_heads(
+                key + token * key_token_stride, key_head_stride, place, block * width,
+                cos + row, sin + row, key_weight, key_eps, key_offset, tile - query_tiles,
+                num_kv_heads, has_key_norm, heads_tile, width, half, half_padded, width_padded,
+                rest_padded,
+            )  # fmt: skip
+            heads = (tile - query_tiles) * heads_tile + tl.arange(0, heads_tile)[:, None]
+            dims = tl.arange(0, width_padded)[None, :]
+            is_element = (heads < num_kv_heads) & (dims < width)
+            source = value + token * value_token_stride + heads * value_head_stride + dims
+            kept = tl.load(source, mask=is_element)
+            tl.store(place + side + heads * (block * width) + dims, kept, mask=is_element)
+
+
+@triton.jit
+def _turn_heads(  # type: ignore[no-untyped-def]
+    x, head_stride, out, out_head_stride, cos, sin, weight, eps, offset, tile, num_heads,
+    has_norm: tl.constexpr, heads_tile: tl.constexpr, width: tl.constexpr, half: tl.constexpr,
+    half_padded: tl.constexpr, width_padded: tl.constexpr, rest_padded: tl.constexpr,
+):  # fmt: skip
+    element = out.dtype.element_ty
+    heads = tile * heads_tile + tl.arange(0, heads_tile)[:, None]
+    is_head = heads < num_heads
+    source, target = x + heads * head_stride, out + heads * out_head_stride
+    scales = tl.full((heads_tile, 1), 1.0, tl.float32)
+    if has_norm:
+        dims = tl.arange(0, width_padded)[None, :]
+        whole = tl.load(source + dims, mask=is_head & (dims < width), other=0.0).to(tl.float32)
+        scales = tl.rsqrt(tl.sum(whole * whole, 1) / width + eps)[:, None]
+    if half > 0:
+        dims = tl.arange(0, half_padded)[None, :]
+        is_dim = dims < half
+        low = _normed(source + dims, is_head & is_dim, scales, weight + dims, is_dim, offset,
+                      has_norm, element)  # fmt: skip
+        high = _normed(source + half + dims, is_head & is_dim, scales, weight + half + dims,
+                       is_dim, offset, has_norm, element)  # fmt: skip
+        low_cos = tl.load(cos + dims, mask=is_dim, other=0.0).to(tl.float32)
+        low_sin = tl.load(sin + dims, mask=is_dim, other=0.0).to(tl.float32)
+        high_cos = tl.load(cos + half + dims, mask=is_dim, other=0.0).to(tl.float32)
+        high_sin = tl.load(sin + half + dims, mask=is_dim, other=0.0).to(tl.float32)
+        turned = low * low_cos - high * low_sin
+        tl.store(target + dims, turned.to(element), mask=is_head & is_dim)
+        turned = high * high_cos + low * high_sin
+        tl.store(target + half + dims, turned.to(element), mask=is_head & is_dim)
+    if 2 * half < width:
+        dims = 2 * half + tl.arange(0, rest_padded)[None, :]
+        is_dim = dims < width
+        rest = _normed(source + dims, is_head & is_dim, scales, weight + dims, is_dim, offset,
+                       has_norm, element)  # fmt: skip
+        tl.store(target + dims, rest.to(element), mask=is_head & is_dim)
+
+
+@triton.jit
+def _normed(  # type: ignore[no-untyped-def]
+    source, is_element, scales, weight, is_dim, offset, has_norm: tl.constexpr,
+    element: tl.constexpr,
+):  # fmt: skip
+    """float32, rounded to the kind of the elements where a norm of its own would."""
+    values = tl.load(source, mask=is_element, other=0.0).to(tl.float32)
+    if has_norm:
+        weights = tl.load(weight, mask=is_dim, other=0.0).to(tl.float32)
+        values = (values * scales * (offset + weights)).to(element).to(tl.float32)
+    return values

@@ -19,12 +19,10 @@ class DeviceSegments:
     Attributes:
         starts: int32 ``[segments_max + 1]``.
         lines: int32 ``[segments_max]``.
-        rows_max: no segment has more rows.
     """
 
     starts: torch.Tensor
     lines: torch.Tensor
-    rows_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +44,11 @@ class DeviceAdapterTables:
     rank_max: int
 
 
-def make_device_segments(
-    segments_max: int, rows_max: int, device: torch.device | str
-) -> DeviceSegments:
+def make_device_segments(segments_max: int, device: torch.device | str) -> DeviceSegments:
     """Room for a batch of so many segments, now without rows."""
     return DeviceSegments(
         torch.zeros(segments_max + 1, dtype=torch.int32, device=device),
         torch.full((segments_max,), NO_ADAPTER, dtype=torch.int32, device=device),
-        rows_max,
     )
 
 

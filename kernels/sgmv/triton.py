@@ -64,7 +64,8 @@ def add_lora_triton(
     if not num_rows or not num_segments:
         return
     num_splits = max(1, min(SPLITS_MAX, num_in // SHARE_MIN))
-    row_tiles = -(-min(segments.rows_max, num_rows) // ROWS)
+    # Tiles of rows: those that are full, and one of each segment that may not be.
+    num_tiles = num_rows // ROWS + num_segments
     rank_tiles = -(-tables.rank_max // RANKS)
     places = _places(site, x.device)
     shape = (num_splits, len(site.targets), num_rows, rank_tiles * RANKS)
@@ -74,20 +75,21 @@ def add_lora_triton(
     widen = _is_interpreted() and x.dtype == torch.bfloat16
     cut = {
         "tile_rows": ROWS, "tile_ranks": RANKS, "num_splits": num_splits,
-        "widen": widen, "enable_fp_fusion": True,
+        "segments_padded": triton.next_power_of_2(num_segments), "widen": widen,
+        "enable_fp_fusion": True,
     }  # fmt: skip
     known = (
         tables.pages[layer:], places, segments.starts, segments.lines, tables.pages, tables.ranks,
         tables.num_tiles, tables.tiles, pool[0].numel(), len(site.targets), num_rows,
         *tables.pages.shape[1:], tables.ranks.shape[1], tables.tiles.shape[3],
     )  # fmt: skip
-    _shrink_kernel[(num_segments * row_tiles, num_splits * rank_tiles, len(site.targets))](
-        x, pool, shrunk, *known, x.stride(0), num_in, row_tiles, rank_tiles,
+    _shrink_kernel[(num_tiles, num_splits * rank_tiles, len(site.targets))](
+        x, pool, shrunk, *known, x.stride(0), num_in, num_segments, rank_tiles,
         tile_inputs=INPUTS, num_warps=4, num_stages=3, **cut,
     )  # fmt: skip
     output_tiles = -(-max(site.widths) // OUTPUTS)
-    _expand_kernel[(num_segments * row_tiles, output_tiles, len(site.targets))](
-        y, pool, halves, shrunk, *known, y.stride(0), row_tiles, rank_tiles,
+    _expand_kernel[(num_tiles, output_tiles, len(site.targets))](
+        y, pool, halves, shrunk, *known, y.stride(0), num_segments, rank_tiles,
         tile_outputs=OUTPUTS, num_warps=4, num_stages=3, **cut,
     )  # fmt: skip
 
@@ -108,9 +110,29 @@ def _is_interpreted() -> bool:
 # compile again.
 _NUMBERS = [
     "page_size", "num_targets", "num_rows", "lines_max", "blocks_max", "targets_max", "tiles_max",
-    "row_tiles", "rank_tiles",
+    "num_segments", "rank_tiles",
 ]  # fmt: skip
 _TABLES = ["layer_pages", "places", "starts", "lines", "pages", "ranks", "num_tiles", "tiles"]
+
+
+@triton.jit
+def _find(starts, num_segments, tile_rows: tl.constexpr, segments_padded: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which segment a program's tile of rows is of, and its first row: behind the segment's last
+    one where the segment needs no such tile.
+
+    A segment's tiles are numbered from its first row, divided by a tile's rows, plus its own number
+    on: so each has as many numbers as it can need, and some have one too many.
+    """
+    number = tl.program_id(0)
+    segments = tl.arange(0, segments_padded)
+    begins = tl.load(starts + segments, mask=segments < num_segments, other=0)
+    firsts = begins // tile_rows + segments
+    is_before = (segments < num_segments) & (firsts <= number)
+    segment = tl.maximum(tl.sum(is_before.to(tl.int32), 0) - 1, 0)
+    begin = tl.load(starts + segment)
+    tile = number - begin // tile_rows - segment
+    # Below 0: a tile of rows before the first segment.
+    return segment, tl.where(tile < 0, 1 << 30, begin + tile * tile_rows)
 
 
 @triton.jit
@@ -129,14 +151,13 @@ def _tile_begin(tile, layer_pages, pages, line, lines_max, blocks_max, page_size
 def _shrink_kernel(  # type: ignore[no-untyped-def]
     x, pool, shrunk, layer_pages, places, starts, lines, pages, ranks, num_tiles, tiles,
     page_size, num_targets, num_rows, lines_max, blocks_max, targets_max, tiles_max,
-    x_stride, num_in, row_tiles, rank_tiles,
+    x_stride, num_in, num_segments, rank_tiles,
     tile_rows: tl.constexpr, tile_ranks: tl.constexpr, tile_inputs: tl.constexpr,
-    num_splits: tl.constexpr, widen: tl.constexpr,
+    num_splits: tl.constexpr, segments_padded: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """16 rank rows of a target, over one share of the inputs, for up to 16 rows of a segment."""
-    segment = tl.program_id(0) // row_tiles
+    segment, begin = _find(starts, num_segments, tile_rows, segments_padded)
     line = tl.load(lines + segment)
-    begin = tl.load(starts + segment) + tl.program_id(0) % row_tiles * tile_rows
     count = tl.minimum(tl.load(starts + segment + 1) - begin, tile_rows)
     if (line < 0) | (count <= 0):
         return
@@ -202,14 +223,13 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
 def _expand_kernel(  # type: ignore[no-untyped-def]
     y, pool, halves, shrunk, layer_pages, places, starts, lines, pages, ranks, num_tiles, tiles,
     page_size, num_targets, num_rows, lines_max, blocks_max, targets_max, tiles_max,
-    y_stride, row_tiles, rank_tiles,
+    y_stride, num_segments, rank_tiles,
     tile_rows: tl.constexpr, tile_ranks: tl.constexpr, tile_outputs: tl.constexpr,
-    num_splits: tl.constexpr, widen: tl.constexpr,
+    num_splits: tl.constexpr, segments_padded: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a target, for up to 16 rows of a segment."""
-    segment = tl.program_id(0) // row_tiles
+    segment, begin = _find(starts, num_segments, tile_rows, segments_padded)
     line = tl.load(lines + segment)
-    begin = tl.load(starts + segment) + tl.program_id(0) % row_tiles * tile_rows
     count = tl.minimum(tl.load(starts + segment + 1) - begin, tile_rows)
     if (line < 0) | (count <= 0):
         return

@@ -28,7 +28,7 @@ from loadtest.in_process_engine import InProcessEngine, some_prompt
 from loadtest.model_cache import cache_name
 from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.step import StepPlan
-from services.worker.device.base.executor import Executor, Finished
+from services.worker.device.base.executor import Executor, Finished, RecordsNothing
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.layers import Mode
@@ -230,7 +230,7 @@ class _InTurn:
         return self.ours.decode_ms(batch, context, steps, steps_ahead_max=0)
 
 
-class _Recorder:
+class _Recorder(RecordsNothing):
     """An executor that writes down what it runs."""
 
     def __init__(self, executor: Executor, file: BinaryIO) -> None:

@@ -20,6 +20,7 @@ from services.worker.core.step import ImageEntry, Ints, RowSampling, StepPlan, T
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.attention import ATTENTION
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
+from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import speed_up
 from shared.adapters.layout import layout_image
 from shared.blocks import BLOCK_TOKENS
@@ -36,6 +37,8 @@ def make_llama(shape: LlamaShape, dtype: torch.dtype) -> LoadedModel:
     model = prepare_model(_random_llama(shape, dtype), shape.name)
     if speed_up(model.module) is None:
         model = prepare_model(_random_llama(shape, dtype), shape.name)
+    else:
+        use_own_forward(model)
     model.fingerprint = f"bench {shape.name}"
     model.let_adapters()
     return model

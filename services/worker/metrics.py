@@ -24,6 +24,9 @@ DEVICE_SECONDS = counter(
     "device_seconds", "In steps (busy), and between steps that could follow (idle)",
     ["model", "state"],
 )  # fmt: skip
+STEPS_UNRECORDED = counter(
+    "steps_unrecorded", "Steps of a GPU that were launched kernel by kernel", ["model", "reason"]
+)
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
 ITERATION_TOKENS = histogram(
     "iteration_tokens_total", "Tokens computed in one step", ["model"], TOKEN_BUCKETS
@@ -63,6 +66,8 @@ def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     STEP_TOKENS.labels(model_id, "decode").inc(num_decodes)
     STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_tokens - num_decodes)
     ITERATION_TOKENS.labels(model_id).observe(plan.num_tokens)
+    if result.unrecorded:
+        STEPS_UNRECORDED.labels(model_id, result.unrecorded).inc()
     if result.broken:
         POISONED.labels(model_id).inc(len(result.broken))
     for layer, stall_ns in enumerate(result.stall_ns):

@@ -16,6 +16,9 @@ from services.worker.device.thread import DeviceThread
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import wait_set
 
+# Beside turns, a recording takes as long as a few dozen steps: this many go before the next one.
+STEPS_A_RECORDING = 50
+
 
 @dataclass(slots=True)
 class _InFlight:
@@ -55,6 +58,8 @@ class StepLoop:
         self._is_idle = asyncio.Event()
         self._in_flight: deque[_InFlight] = deque()
         self._first_since_ns = 0  # when the first of them began
+        self._recording: asyncio.Future[None] | None = None
+        self._num_landed = 0  # steps since the last recording
 
     def wake(self) -> None:
         """Something has happened: look again."""
@@ -73,6 +78,7 @@ class StepLoop:
             if self._in_flight or not self._core.num_turns:  # else the device waits for a plan
                 await self._send()
             self._plan()
+            self._record()
             await self._send()
             if not self._in_flight:
                 self._is_idle.set()
@@ -83,6 +89,7 @@ class StepLoop:
         while self._in_flight and self._in_flight[0].work.done():
             done = self._in_flight.popleft()
             now_ns = self._first_since_ns = self._clock.now_ns()
+            self._num_landed += 1
             result = done.work.result()
             self._perform(self._core.on_step(result, now_ns))
             metrics.count_step(self._executor.info.model_id, done.plan, result)
@@ -103,6 +110,21 @@ class StepLoop:
         work = self._thread.step(self._executor.info.model_id, launch)
         work.add_done_callback(self._on_done)
         self._in_flight.append(_InFlight(plan, work))
+
+    def _record(self) -> None:
+        """Have the device record a pass when it has nothing else to do, or now and then."""
+        if self._recording is not None and not self._recording.done():
+            return
+        is_time = not self._in_flight or self._num_landed >= STEPS_A_RECORDING
+        if self._executor.num_unrecorded and is_time:
+            self._num_landed = 0
+            self._recording = asyncio.ensure_future(self._thread.run(self._executor.record_next))
+            self._recording.add_done_callback(self._on_recorded)
+
+    def _on_recorded(self, recording: "asyncio.Future[None]") -> None:
+        if not recording.cancelled():
+            recording.result()
+        self._wake.set()
 
     def _on_done(self, _: "asyncio.Future[StepResult]") -> None:
         self._wake.set()

@@ -218,6 +218,46 @@ def test_batches_without_one_of_the_kinds(case: Case, multiprocessors: int) -> N
     check(case, multiprocessors)
 
 
+def packed(built: Built, num_padding: int) -> Built:
+    """The same sequences in an order of their own, behind them padding of rows and sequences."""
+    starts, total = built.batch.query_starts, built.query.shape[0]
+    padding = torch.full((num_padding, *built.query.shape[1:]), NAN, device=DEVICE)
+    batch = DeviceBatch(
+        torch.cat([starts, starts[-1:].expand(num_padding)]),
+        torch.cat([built.batch.context_lens, on_device([0] * num_padding)]),
+        torch.cat([built.batch.slots, on_device([0] * num_padding)]),
+        num_decodes=0,
+        query_len_max=0,
+        context_len_max=built.batch.context_len_max,
+        is_packed=True,
+    )
+    query = torch.cat([built.query, padding.to(built.query.dtype)])
+    return replace(built, query=query, batch=batch, want=built.want[:total])
+
+
+def check_packed(case: Case, multiprocessors: int, num_padding: int = 3) -> None:
+    built = packed(build(case), num_padding)
+    out = attend(built, case.shape, multiprocessors)
+    assert_close(out[: len(built.want)], built.want)
+    assert out[len(built.want) :].isnan().all(), "padding of rows is not written"
+
+
+@pytest.mark.parametrize("multiprocessors", [ONE, MANY])
+@pytest.mark.parametrize(
+    "case",
+    [
+        MIXED,
+        replace(MIXED, heads=8, kv_heads=2, dtype=BF16, shape=SHAPES["both"]),
+        Case(decodes=(), chunks=((40, 40), (1, 200), (33, 90), (1, 7), (70, 150))),
+        Case(decodes=(5, 200, 1), chunks=()),
+        Case(decodes=(1300, 9), chunks=((20, 1100),), block_tokens=64, heads=4, dtype=BF16),
+    ],
+    ids=["mixed", "limited", "any order", "decodes", "long"],
+)
+def test_one_launch_finds_every_sequence(case: Case, multiprocessors: int) -> None:
+    check_packed(case, multiprocessors)
+
+
 def test_bounds_choose_speed_and_not_results() -> None:
     built = build(MIXED)
     for query_len_max, context_len_max in ((50, 600), (33, 200), (33, 16)):
@@ -246,6 +286,7 @@ ragged_lens = st.integers(1, 90).flatmap(
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
     reach=st.integers(-50, 50),
     multiprocessors=st.sampled_from([ONE, 2, MANY]),
+    is_packed=st.booleans(),
 )
 def test_any_ragged_batch(
     decodes: list[int],
@@ -253,11 +294,12 @@ def test_any_ragged_batch(
     heads: tuple[int, int],
     reach: int,
     multiprocessors: int,
+    is_packed: bool,
 ) -> None:
     if decodes or any(num_new for num_new, _ in chunks):
         shape = AttentionShape(0.2, window=max(reach, 0), chunk=max(-reach, 0))
         case = Case(tuple(decodes), tuple(chunks), *heads, head_dim=16, shape=shape)
-        check(case, multiprocessors)
+        (check_packed if is_packed else check)(case, multiprocessors)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=["fp32", "bf16", "fp16"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.pointwise import GELU_TANH, SILU
+from kernels.pointwise import GELU_TANH, SILU, Heads, Norm, Rotary, Slots
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -124,3 +124,78 @@ def test_a_broken_row_stays_broken_and_alone(
     ]
     for out in outs:
         assert out[0].isfinite().all(-1).tolist() == [True, False, True]
+
+
+def normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """In the kind of its elements, as a layer of its own gives it."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+    return (wide * scale * (norm.offset + norm.weight.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("has_after", [False, True])
+@pytest.mark.parametrize("has_before", [False, True])
+def test_add_norm(
+    kernels: ModuleType, rows: int, dtype: torch.dtype, has_after: bool, has_before: bool
+) -> None:
+    residual, branch = numbers(rows, 77, dtype=dtype), numbers(rows, 77, seed=1, dtype=dtype)
+    after = Norm(numbers(77, seed=2, dtype=dtype), 1e-5, 1.0) if has_after else None
+    before = Norm(numbers(77, seed=3, dtype=dtype), 1e-6, 0.0) if has_before else None
+    added = branch if after is None else normed(branch, after)
+    total = residual + added * 0.5
+    given = branch.clone()
+    got = kernels.add_norm(residual, branch, 0.5, after, before)
+    assert torch.equal(branch, given)
+    wide = 3 * ROUNDED if dtype == torch.bfloat16 else 1e-5  # one rounding may shift the next
+    torch.testing.assert_close(residual, total, atol=wide, rtol=wide)
+    if before is None:
+        assert got is residual
+    else:
+        close(got, normed(residual, before).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rotary", [0, 12, 26])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_rotate_store(
+    kernels: ModuleType, rows: int, dtype: torch.dtype, rotary: int, has_norms: bool
+) -> None:
+    """Heads of a merged product go to scattered places of a pool; padding goes nowhere."""
+    product = numbers(rows, 8 * 26, dtype=dtype)
+    query, key, value = product.view(rows, 8, 26).split([4, 2, 2], 1)
+    pool = torch.zeros((rows + 2, 2, 2, 4, 26), dtype=dtype)
+    pages = torch.randperm(rows, device="cpu", generator=torch.Generator("cpu").manual_seed(5))
+    pages[-1] = -1
+    slots = Slots(pages.to(pool.device).int(), torch.arange(rows).int() % 4)
+    wide = torch.float32 if has_norms else dtype  # of tables: some models keep more digits there
+    tables = [numbers(50, max(rotary, 2), seed=seed, dtype=wide) for seed in (1, 2)]
+    at = (torch.arange(rows) * 7) % 50
+    norms = [Norm(numbers(26, seed=seed, dtype=dtype), 1e-5, 1.0) for seed in (3, 4)]
+    query_norm, key_norm = norms if has_norms else (None, None)
+    got = kernels.rotate_store(
+        Heads(query, key, value), pool, slots,
+        Rotary(tables[0], tables[1], at) if rotary else None, query_norm, key_norm,
+    )  # fmt: skip
+    wants = []
+    for x, norm in ((query, query_norm), (key, key_norm)):
+        want = (x if norm is None else normed(x, norm)).float()
+        if rotary:
+            cos, sin = (table[at].float()[:, None] for table in tables)
+            low, high = want[..., :rotary].chunk(2, -1)
+            turned = want[..., :rotary] * cos + torch.cat((-high, low), -1) * sin
+            want = torch.cat((turned, want[..., rotary:]), -1)
+        wants.append(want)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5}
+    if dtype == torch.bfloat16:  # two roundings, of parts that cancel
+        tolerance = {"atol": 16 * ROUNDED, "rtol": 2 * ROUNDED}
+    torch.testing.assert_close(got.float(), wants[0], **tolerance)
+    places = [*zip(slots.pages.tolist(), slots.offsets.tolist(), strict=True)][:-1]
+    for token, (page, offset) in enumerate(places):
+        torch.testing.assert_close(pool[page, 0, :, offset].float(), wants[1][token], **tolerance)
+        assert torch.equal(pool[page, 1, :, offset], value[token])
+        pool[page, :, :, offset] = 0
+    spare = pool[:-1] if IS_INTERPRETED or pool.is_cuda else pool  # a GPU pads into the last page
+    assert not spare.any(), "nothing else was written"

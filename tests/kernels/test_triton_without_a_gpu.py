@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,21 +129,24 @@ def test_kernels_compile_for_hopper(
     query = torch.zeros((42, 8, head_dim), dtype=dtype)
     pool = torch.zeros((1, 2, 2, 64, head_dim), dtype=dtype)
     tables = torch.zeros((1, 1, 1), dtype=torch.int32)
-    kernels.paged_attention_triton(query, pool, tables, 0, batch, shape, query.clone(), 132)
+    for is_packed in (False, True):
+        asked = replace(batch, is_packed=is_packed)
+        kernels.paged_attention_triton(query, pool, tables, 0, asked, shape, query.clone(), 132)
     kernels.store_kv(query[:4, :2], query[:4, :2], pool, numbers, numbers)
 
     made = {
         name: [compile_for_hopper(recorder.kernel, launch) for launch in recorder.launches]
         for name, recorder in recorders.items()
     }
-    assert [len(made[name]) for name in names] == [2, 2, 1], "decodes and chunks, both split"
+    assert [len(made[name]) for name in names] == [3, 3, 1], "decodes, chunks and both: split"
     for compiled in (each for several in made.values() for each in several):
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
         assert "tf32" not in compiled.asm["ptx"], "float32 keeps its precision"
-    for_decodes, for_chunks = (compiled.asm["ptx"] for compiled in made["_attend_kernel"])
-    assert "cp.async" in for_decodes and "cp.async" in for_chunks, "copies run ahead"
+    for_decodes, *for_others = (compiled.asm["ptx"] for compiled in made["_attend_kernel"])
+    assert all("cp.async" in ptx for ptx in (for_decodes, *for_others)), "copies run ahead"
     if dtype != torch.float32:
-        assert "mma.sync" in for_decodes and "wgmma" in for_chunks, "the matrix units work"
+        assert "mma.sync" in for_decodes, "the matrix units work"
+        assert all("wgmma" in ptx for ptx in for_others), "the matrix units work"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -157,7 +161,7 @@ def test_kernels_for_adapters_compile_for_hopper(
     tables = make_device_tables(
         2, 7, lines_max=32, blocks_max=4, tiles_max=8, rank_max=64, device="cpu"
     )
-    segments = make_device_segments(32, 32, "cpu")
+    segments = make_device_segments(32, "cpu")
     x, pool = torch.zeros((32, 4096), dtype=dtype), torch.zeros((1, 1 << 16), dtype=dtype)
     site = Site((0, 1, 2), (0, 4096, 5120), (4096, 1024, 1024))
     y = torch.zeros((32, 6144), dtype=dtype)

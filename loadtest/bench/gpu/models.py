@@ -131,7 +131,8 @@ def make_executor(
         executor = GpuExecutor(
             model, "bench", num_pages, turns_max, DeviceApi(host_copier, None), on_moved
         )
-    executor.warm_up()
+    while executor.num_unrecorded:
+        executor.record_next()
     return executor
 
 

@@ -16,7 +16,7 @@ from loadtest.sim.services.forward import Asked, Forward, image_of
 from loadtest.sim.services.model import BREAKER, KILLER, LORA_CARD, Model
 from loadtest.sim.timeline import US
 from services.worker.core.step import ImageEntry, Sampled, StepPlan, StepResult
-from services.worker.device.base.executor import Launched, ModelInfo
+from services.worker.device.base.executor import Launched, ModelInfo, RecordsNothing
 from services.worker.device.base.tables import BlockTables
 from services.worker.ports import OnMoved
 from shared.arena import PageState
@@ -65,7 +65,7 @@ class SimStep:
         raise AssertionError("no thread waits in the simulation")
 
 
-class Device:
+class Device(RecordsNothing):
     """Executor of one model.
 
     Args:

@@ -279,6 +279,8 @@ class StepResult:
         assist_ns: waiting for what helpers computed.
         started_at_ns: by the monotonic clock; 0 where it was not measured.
         duration_ns: of the whole step.
+        unrecorded: why its pass was launched kernel by kernel; empty: it was not, or the device
+            records none.
     """
 
     sampled: list[Sampled | None]
@@ -291,3 +293,4 @@ class StepResult:
     assist_ns: int = 0
     started_at_ns: int = 0
     duration_ns: int = 0
+    unrecorded: str = ""

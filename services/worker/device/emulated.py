@@ -17,7 +17,7 @@ import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
-from services.worker.device.base.executor import Finished, ModelInfo
+from services.worker.device.base.executor import Finished, ModelInfo, RecordsNothing
 from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.chain import Words as ChainWords
 from services.worker.device.chain import are_words, next_words, words_of
@@ -42,7 +42,7 @@ PAGE_BYTES = BLOCK_TOKENS * ELEMENT_BYTES  # of a small page
 LORA_WIDTH = 4
 
 
-class EmulatedExecutor:
+class EmulatedExecutor(RecordsNothing):
     """Takes the profile's time; says the same sentence whatever it is asked.
 
     Args:

@@ -13,6 +13,7 @@ from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.copying.int8_pages import VERSION as INT8_VERSION
 from services.worker.device.decoder.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
+from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.verify import verify_source
 from services.worker.models.weights import load_weights
@@ -65,6 +66,7 @@ def load_model(
             del module, loaded  # before it is loaded again
             return load_model(source, device, dtype, "plain", stored_dtype)
         log.info("fast layers", extra={"model": source, **made.as_fields()})
+        use_own_forward(loaded)
     loaded.stored_dtype = stored_dtype
     loaded.fingerprint = _fingerprint(loaded)
     loaded.let_adapters()

@@ -13,7 +13,7 @@ import pytest
 from services.worker.core.effects import ReportSoon
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan
-from services.worker.device.base.executor import Finished
+from services.worker.device.base.executor import Finished, RecordsNothing
 from services.worker.device.thread import DeviceThreads
 from services.worker.runner import EngineListeners, EngineRunner
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
@@ -172,7 +172,7 @@ def test_an_idle_engine_is_checked_and_does_not_go_on_with_a_lost_page(
 
 
 def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck:
+    class Stuck(RecordsNothing):
         """An executor whose device hangs until it is let go."""
 
         assist_tokens = 0

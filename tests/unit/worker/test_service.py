@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from services.worker.config import WorkerConfig
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
-from services.worker.device.base.executor import Finished, Launched, ModelInfo
+from services.worker.device.base.executor import Finished, Launched, ModelInfo, RecordsNothing
 from services.worker.device.copying.mover import Loaded, Stored
 from services.worker.device.thread import DeviceThread
 from services.worker.ports import OnMoved, TextModel, WorkerPorts
@@ -136,7 +136,7 @@ class MemoryKvstore:
         return KvCommitted()
 
 
-class Device:
+class Device(RecordsNothing):
     """Executor, mover and builder at once."""
 
     info = INFO

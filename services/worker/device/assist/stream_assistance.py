@@ -57,7 +57,7 @@ class StreamAssistance:
         assert isinstance(segments, DeviceSegments)
         is_theirs = torch.isin(segments.lines, self._of(lines).lines)
         kept = segments.lines.masked_fill(is_theirs, NO_ADAPTER)
-        return DeviceSegments(segments.starts, kept, segments.rows_max)
+        return DeviceSegments(segments.starts, kept)
 
     def finish(self) -> int | None:
         """The step is over: how long it waited for helpers, ns; None: some did not do theirs."""

@@ -89,6 +89,15 @@ class GrammarCompiler(Protocol):
     def prepare(self, grammar: str, *, has_open_keys: bool = False) -> "Future[str]": ...
 
 
+class RecordsNothing:
+    """Part of an executor that launches every pass in the same way."""
+
+    num_unrecorded = 0
+
+    def record_next(self) -> None:
+        """See `Executor`."""
+
+
 class Executor(Protocol):
     """Runs plans in their order. One thread launches them, another one may wait for their ends.
 
@@ -96,6 +105,7 @@ class Executor(Protocol):
         info: the model it runs.
         prefill_tokens_max: prompt tokens that one step should have at most, by default.
         assist_tokens: new tokens of a step that helpers can take now; 0: there are none.
+        num_unrecorded: kinds of passes that are to be recorded, so that each is launched at once.
     """
 
     info: ModelInfo
@@ -113,8 +123,15 @@ class Executor(Protocol):
     @property
     def assist_tokens(self) -> int: ...
 
+    @property
+    def num_unrecorded(self) -> int: ...
+
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the plan's rows behind those that were launched before."""
+        ...
+
+    def record_next(self) -> None:
+        """Record one kind of pass, which takes some 0.1 s."""
         ...
 
     def check_device(self) -> None:

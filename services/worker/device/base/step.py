@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from kernels.paged_attention import RaggedBatch
+from kernels.paged_attention import AttentionShape, RaggedBatch
 from kernels.sgmv import AdapterTables, DeviceAdapterTables, DeviceSegments, Segments
 from services.worker.device.copying.gate import ADAPTER_STALL_NS
 
@@ -67,11 +67,13 @@ class LayerProbe:
 
     Attributes:
         layers: (KV heads, head dim) of each layer.
+        shapes: how each layer makes its scores.
         num_heads: of the queries, at most.
         attended: layers that have called attention.
     """
 
     layers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    shapes: dict[int, AttentionShape] = field(default_factory=dict)
     num_heads: int = 0
     attended: set[int] = field(default_factory=set)
 

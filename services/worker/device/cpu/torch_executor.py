@@ -14,8 +14,8 @@ from kernels.sgmv import warm_up as warm_up_adapters
 from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.assist.assistance import assist
 from services.worker.device.assist.host_crew import HostCrew
-from services.worker.device.base.executor import Finished
-from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.executor import Finished, RecordsNothing
+from services.worker.device.base.step import StepContext
 from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import PageGate
@@ -39,7 +39,7 @@ from shared.blocks import BLOCK_TOKENS
 PREFILL_TOKENS = 512
 
 
-class TorchExecutor:
+class TorchExecutor(RecordsNothing):
     """A loaded model with its page pool and its mover.
 
     Args:
@@ -84,7 +84,7 @@ class TorchExecutor:
             positions = plan.positions()
             wanted = wanted_logits(plan)
             step = self._context(plan, positions, wanted)
-            with running(step), self._helpers(plan, step, result):
+            with self._helpers(plan, step, result):
                 self._forward(plan, wanted, step, result)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
@@ -162,12 +162,8 @@ class TorchExecutor:
         tokens = self._tables.tokens(plan)
         rows = [row for row in plan.sampled_rows(tokens) if row[0] not in step.failed]
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
-        logits = self._model.module(
-            torch.from_numpy(tokens).long()[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(wanted),
-        ).logits[0]
+        picked = None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.long)
+        logits = self._model.forward(step, torch.from_numpy(tokens).long(), picked)
         place = {token: index for index, token in enumerate(wanted)}
         masks.wait()
         step.failed |= masks.late

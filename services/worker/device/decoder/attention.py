@@ -42,6 +42,11 @@ def scaled(layer: nn.Module, query: torch.Tensor, positions: torch.Tensor) -> to
     return (query * scales(positions)[:, None, None]).to(query.dtype)
 
 
+def has_query_scales(layer: nn.Module) -> bool:
+    """Whether `scaled` changes a layer's queries."""
+    return hasattr(layer, _SCALES)
+
+
 def _note_chunk(layer: Any) -> None:
     config = getattr(layer, "config", None)
     types = getattr(config, "layer_types", None) or []
@@ -119,8 +124,14 @@ def _attend(
         raise UnsupportedModelError(
             f"layer {layer} attends with {query.shape[2]} queries to {key.shape[2]} keys of its own"
         )
+    shape = AttentionShape(
+        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
+        window=sliding_window or 0,
+        softcap=softcap or 0.0,
+        chunk=chunk_of(module),
+    )
     if isinstance(step, LayerProbe):
-        step.layers[layer] = (key.shape[1], key.shape[3])
+        step.layers[layer], step.shapes[layer] = (key.shape[1], key.shape[3]), shape
         step.num_heads = max(step.num_heads, query.shape[1])
         if value.shape != key.shape:
             raise UnsupportedModelError("keys and values of different sizes are not supported")
@@ -128,12 +139,6 @@ def _attend(
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     step.await_history(layer)  # first: the last loading page may be one that is gone on in
     store_kv(new_keys, new_values, step.pool, step.slot_pages[layer], step.slot_offsets)
-    shape = AttentionShape(
-        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        window=sliding_window or 0,
-        softcap=softcap or 0.0,
-        chunk=chunk_of(module),
-    )
     rows = scaled(module, query[0].transpose(0, 1), step.positions)
     out = paged_attention(rows, step.pool, layer, step.batch, shape)
     return out[None], None

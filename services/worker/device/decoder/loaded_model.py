@@ -1,21 +1,24 @@
 """A decoder ready to run: its module, KV layout and limits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 from transformers import GenerationConfig
 
 from kernels.sgmv import Site
 from services.worker.core.engine_limits import StoredDtype
 from services.worker.device.base.executor import ModelInfo
-from services.worker.device.base.step import LayerProbe, running
+from services.worker.device.base.step import LayerProbe, StepContext, running
 from services.worker.device.copying.int8_pages import Int8Pages
 from services.worker.device.decoder.attention import UnsupportedModelError, note_positions
 from services.worker.device.decoder.embeddings import embed_by_row
+from services.worker.device.decoder.module_forward import ModuleForward
 from services.worker.device.decoder.rotary import freeze_rotaries
-from services.worker.device.lora.hooks import attach
+from services.worker.device.lora.additions import LoraAddition, make_additions
 from services.worker.device.lora.sites import inner_sites, lora_card
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
@@ -32,12 +35,32 @@ ADVISABLE = {
 }
 
 
+class Forward(Protocol):
+    """Computes a model's steps."""
+
+    def __call__(
+        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits ``[wanted, vocab]`` of a step's new tokens, whose KV is stored in the pool.
+
+        Args:
+            tokens: int64 ``[T]``.
+            wanted: numbers of the tokens whose logits are computed; None: all.
+        """
+        ...
+
+    def take_adapters(self, additions: Mapping[nn.Module, LoraAddition]) -> None:
+        """Let adapters of steps add to the outputs of these modules from now on."""
+        ...
+
+
 @dataclass(slots=True)
 class LoadedModel:
     """A model ready to run.
 
     Attributes:
         module: the transformers model, in eval mode on its device.
+        forward: computes its steps.
         num_heads: of the queries, at most.
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
@@ -50,6 +73,7 @@ class LoadedModel:
     """
 
     module: Any
+    forward: Forward
     source: str
     dtype: torch.dtype
     device: torch.device
@@ -110,7 +134,7 @@ class LoadedModel:
         self.lora = lora_card(self.module, self.num_layers, self.dtype, self.page_bytes)
         if self.lora is not None:
             self.lora_sites = inner_sites(self.module, self.lora)
-            attach(self.module, self.lora, self.lora_sites)
+            self.forward.take_adapters(make_additions(self.module, self.lora, self.lora_sites))
 
     def read_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
         """An adapter's image from its files, uint8 ``[num_layers, num_blocks, page_bytes]``.
@@ -146,6 +170,7 @@ def prepare_model(
     max_model_len = embed_by_row(module, max_model_len)
     return LoadedModel(
         module=module,
+        forward=ModuleForward(module),
         source=source,
         dtype=module.dtype,
         device=module.device,

@@ -64,10 +64,10 @@ def freeze_rotaries(model: nn.Module, max_model_len: int) -> int:
 
 
 def _is_changing(module: nn.Module) -> bool:
-    return any("dynamic" in each or each == "longrope" for each in _types(module).values())
+    return any("dynamic" in each or each == "longrope" for each in types_of(module).values())
 
 
-def _types(module: nn.Module) -> dict[str | None, str]:
+def types_of(module: nn.Module) -> dict[str | None, str]:
     """How a module gets its frequencies, by the type of layer that they are for; None: any."""
     rope_type = getattr(module, "rope_type", None)
     if isinstance(rope_type, str):
@@ -81,7 +81,7 @@ def _frozen(rotary: nn.Module, max_model_len: int) -> tuple[nn.Module, int]:
     """A module in its place, and the longest sequence that has short frequencies, or 0."""
     lengths = {
         min(_original_length(rotary, layer_type), max_model_len)
-        for layer_type, rope_type in _types(rotary).items()
+        for layer_type, rope_type in types_of(rotary).items()
         if rope_type == "longrope"
     }
     if len(lengths) > 1:
@@ -106,20 +106,20 @@ def _constant(rotary: nn.Module, length: int) -> nn.Module:
     """One that gives for any positions what `rotary` gives for those of a sequence of `length`."""
     original, constant = deepcopy(rotary), deepcopy(rotary)
     scales: dict[str | None, float] = {}
-    for layer_type in _types(rotary):
+    for layer_type in types_of(rotary):
         given = _call(constant, torch.tensor([0, length - 1]), layer_type)
         scales[layer_type] = float(_tensors(given)[0][0, 0, 0].real)  # the cosine of 0, scaled
     _stop_changing(constant, scales)
     positions = torch.arange(length - 1, -1, -max(length // TRIED, 1))
     if not _is_same(constant, original, positions):
-        kinds = ", ".join(sorted(set(_types(rotary).values())))
+        kinds = ", ".join(sorted(set(types_of(rotary).values())))
         raise UnsupportedModelError(f"a rotary embedding of unknown form ({kinds})")
     return constant
 
 
 def _stop_changing(constant: Any, scales: dict[str | None, float]) -> None:
     """Let a module use what the last call left in it."""
-    types = _types(constant)
+    types = types_of(constant)
     constant.rope_type = "default" if None in types else dict.fromkeys(types, "default")
     if None not in types:
         return
@@ -136,7 +136,7 @@ def _is_same(one: nn.Module, other: nn.Module, positions: torch.Tensor) -> bool:
     """Whether both give the same at these positions, of which the first is the largest."""
     return all(
         torch.equal(mine, theirs)
-        for layer_type in _types(one)
+        for layer_type in types_of(one)
         for mine, theirs in zip(
             _tensors(_call(one, positions, layer_type)),
             _tensors(_call(other, positions, layer_type)),

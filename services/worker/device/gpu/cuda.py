@@ -16,8 +16,8 @@ from services.worker.device.copying.cuda_copier import cuda_copier
 from services.worker.device.copying.cuda_int8_copier import cuda_int8_copier
 from services.worker.device.copying.mover import Moved
 from services.worker.device.decoder.loaded_model import LoadedModel
-from services.worker.device.gpu.decode_graphs import cuda_recorder
 from services.worker.device.gpu.gpu_executor import PREFILL_TOKENS, DeviceApi, GpuExecutor
+from services.worker.device.gpu.recorder import cuda_recorder
 from shared.errors import SymphonyError
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def cuda_executor(
     crew: StreamCrew | None = None,
 ) -> GpuExecutor:
     """An executor on this process's GPU. Steps run on the device's default stream, whichever
-    thread launches them; decodes are recorded where our own kernels attend, which read nothing back
+    thread launches them; passes are recorded where our own kernels attend, which read nothing back
     in flight.
     """
     device, form = model.device, model.stored_form
@@ -47,7 +47,7 @@ def cuda_executor(
         model_id,
         num_pages,
         turns_max,
-        DeviceApi(make_copier, cuda_recorder() if is_recorded and is_fused(device) else None),
+        DeviceApi(make_copier, cuda_recorder(device) if is_recorded and is_fused(device) else None),
         on_moved,
         crew,
     )

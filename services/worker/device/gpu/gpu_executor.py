@@ -2,14 +2,15 @@
 over, and nothing is done row by row or layer by layer that the device can do at once.
 
 A launch uploads what is new in one copy, fills in carried tokens from what the step before chose,
-runs the model (decodes alone as a recorded launch), chooses tokens and starts reading them back.
+runs the model (as a recorded pass, where it is no large one), chooses tokens and starts reading
+them back.
 The parts that are CUDA's come from outside, so that all the rest runs on any torch device.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import Ints, RowSampling, StepPlan
 from services.worker.device.assist.stream_assistance import stream_assist
 from services.worker.device.assist.stream_crew import StreamCrew
-from services.worker.device.base.step import StepContext, running
+from services.worker.device.base.step import StepContext
 from services.worker.device.base.tables import Failures
 from services.worker.device.base.upload import ReadBack, upload
 from services.worker.device.copying.copies import PageCopier
@@ -28,9 +29,12 @@ from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.image_builder import ImageBuilder
 from services.worker.device.copying.mover import KvMover, Moved
 from services.worker.device.decoder.loaded_model import LoadedModel
-from services.worker.device.gpu.decode_graphs import DecodeGraphs, DecodeInputs, Forward
+from services.worker.device.forward import Decoder
 from services.worker.device.gpu.device_tables import DeviceTables
 from services.worker.device.gpu.launched import GpuLaunched, Pass, StepChosen
+from services.worker.device.gpu.pass_inputs import NO_SLOT, pack
+from services.worker.device.gpu.pass_parts import PassMaker
+from services.worker.device.gpu.recordings import RecordedPass, Recorder, Recordings
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, asked_of
 from services.worker.device.lora.tables import DeviceLines
 from services.worker.device.sampling.batch_sampler import NO_CARRIED, Chosen, choose
@@ -38,17 +42,33 @@ from services.worker.device.sampling.sampler import top_logprobs, wanted_logits
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 4096
-SPARE_PAGE = -1  # the pool's last page, which belongs to no turn: padding writes there
+# Recorded before the worker serves, so that no turn waits for what they compile: a decode, and a
+# pass of any kind.
+WARM_UP_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInputs:
-    """A plan's numbers on the device, with the carried tokens filled in.
+class ChoiceInputs:
+    """What choosing tokens needs of a plan, on the device.
 
     Attributes:
         sampled_at: places, in the logits, of the rows that choose a token.
+        slots: of those rows.
         before: of each of those, its carried token or `NO_CARRIED`.
         back: the same being copied to the host, where a grammar asks for it.
+    """
+
+    sampled_at: torch.Tensor
+    slots: torch.Tensor
+    before: torch.Tensor
+    back: ReadBack | None
+
+
+@dataclass(frozen=True, slots=True)
+class EagerInputs:
+    """What a pass that is not recorded needs of a plan, on the device, carried tokens filled in.
+
+    Attributes:
         is_long: see `StepContext`.
         adapters: see `DeviceLines.inputs`; None: all rows are the base model's.
     """
@@ -61,10 +81,6 @@ class DeviceInputs:
     context_lens: torch.Tensor
     slots: torch.Tensor
     wanted: torch.Tensor
-    sampled_at: torch.Tensor
-    sampled_slots: torch.Tensor
-    before: torch.Tensor
-    back: ReadBack | None
     adapters: list[torch.Tensor] | None
 
 
@@ -74,11 +90,11 @@ class DeviceApi:
 
     Attributes:
         make_copier: for the pool.
-        record: makes of a launch one that is repeated by a call; None: launch again every time.
+        recorder: None: everything is launched kernel by kernel, every time.
     """
 
     make_copier: Callable[[torch.Tensor], PageCopier]
-    record: Callable[[Forward], Forward] | None
+    recorder: Recorder | None
 
 
 class GpuExecutor:
@@ -121,23 +137,38 @@ class GpuExecutor:
             self._lora = DeviceLines(model.lora, turns_max, self._device)
         self._failures = Failures()
         self._ended_at_ns = 0
-        self._graphs = self._lora_graphs = None
-        record = api.record
-        if record is not None:
-            self._graphs = DecodeGraphs(turns_max, self._device, self._decode, record)
-            if self._lora is not None:
-                on_adapters = partial(self._decode, lora=self._lora)
-                self._lora_graphs = DecodeGraphs(turns_max, self._device, on_adapters, record)
+        self._recordings = None
+        if api.recorder is not None:
+            maker = PassMaker(model, self._pool, self._tables, self._lora, turns_max)
+            can_cut = isinstance(model.forward, Decoder)
+            self._recordings = Recordings(turns_max, maker.make, api.recorder, can_cut)
 
     def launch(self, plan: StepPlan) -> GpuLaunched:
         passed = Pass(time.monotonic_ns(), self._failures.void(plan), [0] * self.info.num_layers)
         with torch.inference_mode():
-            inputs = self._upload_inputs(plan)
-            with self._helpers(plan, passed):
-                logits = self._logits(plan, inputs, passed)
-                chosen = self._choose(plan, inputs, logits, self._masks(plan, inputs, passed))
+            self._enter_adapters(plan)
+            recorded = self._recorded(plan, passed)
+            wanted = wanted_logits(plan)
+            if recorded is None:
+                choice, inputs = self._upload_all(plan, wanted)
+                with self._helpers(plan, passed):
+                    logits = self._eager(plan, inputs, passed)
+                    chosen = self._choose(plan, choice, logits, self._masks(plan, choice, passed))
+            else:
+                choice, packed = self._upload_packed(plan, wanted, recorded)
+                logits = recorded.run(packed, self._awaiting(plan, recorded, passed))
+                chosen = self._choose(plan, choice, logits, self._masks(plan, choice, passed))
         self._failures.keep(plan, passed.failed)
         return GpuLaunched(plan, passed, chosen, self.mover.gate, self._started_at_ns)
+
+    @property
+    def num_unrecorded(self) -> int:
+        return 0 if self._recordings is None else self._recordings.num_left
+
+    def record_next(self) -> None:
+        if self._recordings is not None:
+            with torch.inference_mode():
+                self._recordings.record_next()
 
     @property
     def assist_tokens(self) -> int:
@@ -158,52 +189,94 @@ class GpuExecutor:
             self._crew.close()
 
     def warm_up(self) -> None:
-        """Record what is launched again and again."""
-        for graphs in (self._graphs, self._lora_graphs):
-            if graphs is not None:
-                with torch.inference_mode():
-                    graphs.record_all()
+        """Compile what the first steps run on."""
+        for _ in range(min(self.num_unrecorded, WARM_UP_PASSES)):
+            self.record_next()
 
     # Before the pass.
 
-    def _upload_inputs(self, plan: StepPlan) -> DeviceInputs:
-        entries = plan.entries
-        self._tables.check(entries)
+    def _enter_adapters(self, plan: StepPlan) -> None:
+        self._tables.check(plan.entries)
         if self._lora is not None:
             self._lora.enter(plan.images)
-        rows = [index for index, each in enumerate(plan.sampling) if each is not None]
-        wanted = wanted_logits(plan)
-        is_on_adapters = self._lora is not None and bool((plan.adapters != NO_LINE).any())
-        adapter_inputs: list[Ints] = []
-        if is_on_adapters and self._lora is not None:
-            adapter_inputs = self._lora.inputs(plan, wanted)
+
+    def _recorded(self, plan: StepPlan, passed: Pass) -> RecordedPass | None:
+        if self._recordings is None:
+            return None
+        found = self._recordings.find(plan, 0 if self._lora is None else self._lora.rank)
+        if isinstance(found, RecordedPass):
+            return found
+        passed.unrecorded = found
+        return None
+
+    def _upload_packed(
+        self, plan: StepPlan, wanted: list[int], recorded: RecordedPass
+    ) -> tuple[ChoiceInputs, torch.Tensor]:
+        inputs = recorded.inputs
+        packed = pack(plan, wanted, inputs.kind, inputs.rows)
+        *arrays, there = upload([*_choice_arrays(plan, wanted), packed], self._device)
+        return self._enter(plan, arrays), there
+
+    def _upload_all(self, plan: StepPlan, wanted: list[int]) -> tuple[ChoiceInputs, EagerInputs]:
+        of_choice = _choice_arrays(plan, wanted)
+        adapters: list[Ints] = []
+        if self._lora is not None and bool((plan.adapters != NO_LINE).any()):
+            adapters = self._lora.inputs(plan, wanted)
+        there = upload([*of_choice, *_eager_arrays(plan, wanted), *adapters], self._device)
+        choice = self._enter(plan, there[: len(of_choice)])
         (
-            tokens, token_slots, positions, starts, lens, slots, at, sampled, sampled_slots,
-            sampled_last, are_carried, carried_at, carried_slots, are_long, to_slots, to_blocks,
-            pages, *adapters,
-        ) = upload(
-            [*_arrays(plan, rows, wanted), *adapter_inputs], self._device
-        )  # fmt: skip
-        if len(entries.slots):
-            self._tables.enter(to_slots, to_blocks, pages)
+            tokens, token_slots, positions, starts, lens, slots, at, carried_at, carried_slots,
+            are_long, *on_adapters,
+        ) = there[len(of_choice) :]  # fmt: skip
         if len(plan.carried):
             tokens[carried_at] = self._tables.latest[carried_slots]
-        before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
-        return DeviceInputs(
+        return choice, EagerInputs(
             tokens, positions.long(), are_long.bool() if len(plan.long) else None, token_slots,
-            starts, lens, slots, at, sampled, sampled_slots, before,
-            ReadBack([before]) if _has_grammar(plan) else None, adapters or None,
+            starts, lens, slots, at, on_adapters or None,
         )  # fmt: skip
+
+    def _enter(self, plan: StepPlan, arrays: list[torch.Tensor]) -> ChoiceInputs:
+        """Make the entries of the tables, and see which tokens are carried."""
+        sampled, slots, carried, to_slots, to_blocks, pages = arrays
+        if len(plan.entries.slots):
+            self._tables.enter(to_slots, to_blocks, pages)
+        before = torch.where(carried >= 0, self._tables.latest[carried.clamp(min=0)], NO_CARRIED)
+        return ChoiceInputs(
+            sampled, slots, before, ReadBack([before]) if _has_grammar(plan) else None
+        )
 
     # The pass.
 
-    def _logits(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> torch.Tensor:
-        graphs = self._graphs if inputs.adapters is None else self._lora_graphs
-        if graphs is None or not _is_plain(plan):
-            return self._forward(plan, inputs, passed)
-        if inputs.adapters is not None and self._lora is not None:
-            self._lora.fill_decodes(inputs.adapters)
-        return graphs.run(inputs.tokens, inputs.positions, inputs.slots, inputs.context_lens)
+    def _awaiting(
+        self, plan: StepPlan, recorded: RecordedPass, passed: Pass
+    ) -> Callable[[range], None]:
+        """Has what is launched next run behind the copies of pages that these layers read."""
+        if not plan.awaited and not plan.streams:
+            return lambda layers: None
+        step = self._with_waits(recorded.step, plan, passed)
+
+        def wait(layers: range) -> None:
+            for layer in layers:
+                step.await_history(layer)
+                step.await_adapters([layer])
+
+        return wait
+
+    def _with_waits(self, step: StepContext, plan: StepPlan, passed: Pass) -> StepContext:
+        return replace(
+            step,
+            awaited=plan.awaited,
+            due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
+            begun_ns=time.monotonic_ns(),
+            streams=plan.streams,
+            lines=plan.adapters.tolist(),
+            has=self.mover.gate.has_started,
+            wait=partial(self._run_behind, passed.behind),
+            stall_ns=passed.stall_ns,
+            stall_at_ns=passed.stall_at_ns,
+            failed=passed.failed,
+            assistance=passed.assistance,
+        )
 
     @contextmanager
     def _helpers(self, plan: StepPlan, passed: Pass) -> Iterator[None]:
@@ -220,7 +293,7 @@ class GpuExecutor:
                 passed.assistance.abandon()
             raise
 
-    def _forward(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> torch.Tensor:
+    def _eager(self, plan: StepPlan, inputs: EagerInputs, passed: Pass) -> torch.Tensor:
         """Any step, launched kernel by kernel; logits of what is wanted."""
         lengths = plan.lengths
         is_chunk = lengths != 1
@@ -248,52 +321,10 @@ class GpuExecutor:
             slot_offsets=(inputs.positions % BLOCK_TOKENS).int(),
             positions=inputs.positions,
             is_long=inputs.is_long,
-            awaited=plan.awaited,
-            due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
-            streams=plan.streams,
-            lines=plan.adapters.tolist(),
-            has=self.mover.gate.has_started,
-            wait=partial(self._run_behind, passed.behind),
-            stall_ns=passed.stall_ns,
-            stall_at_ns=passed.stall_at_ns,
-            failed=passed.failed,
             lora=self._lora.step(plan, inputs.adapters) if self._lora and inputs.adapters else None,
-            assistance=passed.assistance,
         )
-        return self._run(step, inputs.tokens.long(), inputs.wanted)
-
-    def _decode(self, inputs: DecodeInputs, lora: DeviceLines | None = None) -> torch.Tensor:
-        """A step of decodes whose history is there, to be recorded; logits of every row."""
-        positions, slots = inputs.positions, inputs.slots
-        on_device = DeviceBatch(
-            inputs.query_starts, inputs.context_lens, slots, len(slots), 1, self.info.max_model_len
-        )
-        pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
-        step = StepContext(
-            pool=self._pool,
-            batch=RaggedBatch([], [], [], self._tables.pages, on_device),
-            slot_pages=torch.where(inputs.context_lens > 0, pages, SPARE_PAGE),
-            slot_offsets=(positions % BLOCK_TOKENS).int(),
-            positions=positions,
-            is_long=self._are_long(inputs.context_lens),
-            lora=None if lora is None else lora.decode(len(slots)),
-        )
-        return self._run(step, inputs.tokens, 0)
-
-    def _are_long(self, context_lens: torch.Tensor) -> torch.Tensor | None:
-        """Of decodes, which have all tokens of their sequences, whether those are long."""
-        length = self.info.short_rope_max
-        return context_lens > length if length else None
-
-    def _run(self, step: StepContext, tokens: torch.Tensor, wanted: object) -> torch.Tensor:
-        with running(step):
-            logits: torch.Tensor = self._model.module(
-                tokens[None],
-                position_ids=step.positions[None],
-                use_cache=False,
-                logits_to_keep=wanted,
-            ).logits[0]
-        return logits
+        step = self._with_waits(step, plan, passed)
+        return self._model.forward(step, inputs.tokens.long(), inputs.wanted)
 
     def _run_behind(self, behind: set[int], pages: list[int], timeout_ns: int) -> bool:
         """Let what is launched next run behind the copies into these pages, if they begin in
@@ -311,7 +342,7 @@ class GpuExecutor:
 
     # Behind the pass.
 
-    def _masks(self, plan: StepPlan, inputs: DeviceInputs, passed: Pass) -> Masks:
+    def _masks(self, plan: StepPlan, inputs: ChoiceInputs, passed: Pass) -> Masks:
         """What grammars allow each row that is held to one. They follow the tokens that the step
         before chose, so that is waited for, and no more: the device has this pass to run by then.
         """
@@ -330,7 +361,7 @@ class GpuExecutor:
         return masks
 
     def _choose(
-        self, plan: StepPlan, inputs: DeviceInputs, logits: torch.Tensor, masks: Masks
+        self, plan: StepPlan, inputs: ChoiceInputs, logits: torch.Tensor, masks: Masks
     ) -> StepChosen:
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         asked: list[RowSampling] = [each for each in plan.sampling if each is not None]
@@ -339,7 +370,7 @@ class GpuExecutor:
         if rows:
             ready = {at: masks.ready[row] for at, row in enumerate(rows) if row in masks.ready}
             chosen = choose(own, asked, inputs.before, self.info.end_token_ids, ready)
-            self._tables.latest[inputs.sampled_slots] = chosen.tokens
+            self._tables.latest[inputs.slots] = chosen.tokens
         back = ReadBack([chosen.tokens, chosen.largest])
         made = StepChosen(rows, back, refused=masks.failed)
         for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
@@ -369,23 +400,25 @@ def _has_grammar(plan: StepPlan) -> bool:
     return any(each is not None and each.params.grammar for each in plan.sampling)
 
 
-def _is_plain(plan: StepPlan) -> bool:
-    """Whether it is one token a row, each followed by a choice, on what is there."""
-    is_short = plan.num_tokens == plan.num_rows
-    awaits = plan.awaited or plan.streams
-    return is_short and None not in plan.sampling and not awaits and not plan.scoring
-
-
-def _arrays(plan: StepPlan, rows: list[int], wanted: list[int]) -> list[Ints]:
-    """What a device needs of a plan, in the order of `GpuExecutor._upload_inputs`.
-
-    Args:
-        rows: those that choose a token.
-        wanted: see `wanted_logits`.
-    """
+def _choice_arrays(plan: StepPlan, wanted: list[int]) -> list[Ints]:
+    """What choosing tokens and entering tables need, in the order of `GpuExecutor._enter`."""
+    rows = [index for index, each in enumerate(plan.sampling) if each is not None]
     place = {token: index for index, token in enumerate(wanted)}
     last = plan.query_starts[1:] - 1
-    is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
+    slots = plan.slots[rows]
+    is_carried = np.isin(np.arange(plan.num_rows), plan.carried)[rows]
+    return [
+        np.array([place[int(last[row])] for row in rows], np.int32),
+        slots,
+        np.where(is_carried, slots, NO_SLOT).astype(np.int32),
+        plan.entries.slots,
+        plan.entries.blocks,
+        plan.entries.pages,
+    ]
+
+
+def _eager_arrays(plan: StepPlan, wanted: list[int]) -> list[Ints]:
+    """What else a pass needs that is not recorded, in the order of `GpuExecutor._upload_all`."""
     return [
         plan.tokens,
         np.repeat(plan.slots, plan.lengths),
@@ -394,14 +427,7 @@ def _arrays(plan: StepPlan, rows: list[int], wanted: list[int]) -> list[Ints]:
         plan.context_lens,
         plan.slots,
         np.array(wanted, np.int32),
-        np.array([place[int(last[row])] for row in rows], np.int32),
-        plan.slots[rows],
-        last[rows],
-        is_carried[rows].astype(np.int32),
-        last[plan.carried],
+        plan.query_starts[plan.carried + 1] - 1,
         plan.slots[plan.carried],
         plan.are_long().astype(np.int32) if len(plan.long) else plan.long,
-        plan.entries.slots,
-        plan.entries.blocks,
-        plan.entries.pages,
     ]

@@ -21,6 +21,7 @@ class Pass:
         failed: rows whose history or adapter did not come.
         behind: pages that it runs behind the copies of; what they bring is known at its end.
         assistance: of helpers that are with it.
+        unrecorded: as in `StepResult`.
     """
 
     launched_at_ns: int
@@ -29,6 +30,7 @@ class Pass:
     stall_at_ns: dict[int, int] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     assistance: StreamAssistance | None = None
+    unrecorded: str = ""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class GpuLaunched:
         result.started_at_ns = self.started_at_ns(passed.launched_at_ns, ended_at_ns)
         result.duration_ns = ended_at_ns - result.started_at_ns
         result.refused = self.chosen.refused
+        result.unrecorded = passed.unrecorded
         result.assist_ns = self._see_to_helpers()
         self._see_to_pages()
         self._enter_tokens(result, tokens.tolist(), largest.isfinite().tolist())

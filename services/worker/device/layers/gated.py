@@ -1,6 +1,7 @@
 """Gated MLPs, ``down(activation(gate(x)) * up(x))``, with activation and product in one pass."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -25,12 +26,27 @@ class GatedMlp(nn.Module):
         super().__init__()
         for name in PARTS:
             self.add_module(name, plain.get_submodule(name))
-        self._activation = activation
+        self.activation = activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        between = kernels.gate(self.gate_proj(x), self.up_proj(x), self._activation)
+        between = kernels.gate(self.gate_proj(x), self.up_proj(x), self.activation)
         out: torch.Tensor = self.down_proj(between)
         return out
+
+
+def activation_of(function: Callable[[torch.Tensor], torch.Tensor] | None) -> int | None:
+    """Which of the activations that kernels know a function is; None: none of them."""
+    if function is None:
+        return None
+    x = torch.linspace(-6, 6, 101)[None]
+    ones = torch.ones_like(x)
+    fits = [
+        each
+        for each in ACTIVATIONS
+        if kernels.supports(x)
+        and torch.allclose(kernels.gate(x, ones, each), function(x), AGREES, AGREES)
+    ]
+    return fits[0] if len(fits) == 1 else None
 
 
 def fast_mlp(mlp: nn.Module) -> GatedMlp | None:

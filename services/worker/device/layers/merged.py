@@ -93,6 +93,10 @@ class Sibling(nn.Module):
     def first_column(self) -> int:
         return sum(self._merged.sizes[: self._index])
 
+    @property
+    def merged(self) -> Merged:
+        return self._merged
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._merged.piece(self._index, x)
 

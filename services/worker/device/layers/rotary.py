@@ -42,7 +42,7 @@ class RotaryProbe:
     is_known: bool = True
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if named or not _is_ours(args):
+        if named or not is_plain_rotary(args):
             self.is_known = False
         else:
             self.shapes.add((args[0].shape, args[1].shape, args[2].shape))
@@ -108,14 +108,14 @@ def fast_rotary(original: Rotate) -> Rotate:
     """Ours for calls of the form that was tried, the original for all others."""
 
     def rotate(*args: Any, **named: Any) -> Any:
-        if named or not _is_ours(args):
+        if named or not is_plain_rotary(args):
             return original(*args, **named)
         return kernels.rotate(*args)
 
     return rotate
 
 
-def _is_ours(args: tuple[Any, ...]) -> bool:
+def is_plain_rotary(args: tuple[Any, ...]) -> bool:
     if len(args) != 4:
         return False
     query, key, cos, sin = args

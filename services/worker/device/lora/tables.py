@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from kernels.sgmv import DeviceSegments, Segments
-from kernels.sgmv.device import copy_line, make_device_segments, make_device_tables
+from kernels.sgmv.device import copy_line, make_device_tables
 from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.tables import Tile, enter_line, make_tables
 from services.worker.core.step import ImageEntry, Ints, StepPlan
@@ -15,6 +15,8 @@ from services.worker.device.base.step import LoraStep
 from shared.adapters.layout import Tile as ImageTile
 from shared.adapters.layout import layout_image
 from shared.wire.messages import LoraCard
+
+RANK_MIN = 16  # that recorded steps have room for at least: kernels multiply as many rows at once
 
 
 class LoraLines:
@@ -112,7 +114,7 @@ class DeviceLines:
     """A line for each adapter that turns run on; never moved, so that graphs may read it.
 
     Attributes:
-        decodes: segments of a recorded step, filled in before it is launched.
+        rank: no adapter that was entered has a higher one; a power of two.
     """
 
     def __init__(self, card: LoraCard, lines_max: int, device: torch.device) -> None:
@@ -128,7 +130,7 @@ class DeviceLines:
             rank_max=card.rank_max,
             device=device,
         )
-        self.decodes = make_device_segments(lines_max, lines_max, device)
+        self.rank = RANK_MIN
 
     @property
     def images(self) -> dict[int, ImageEntry]:
@@ -140,10 +142,12 @@ class DeviceLines:
         self._lines.enter(images)
         for image in images:
             copy_line(self._lines.tables, image.line, self._tables)
+            highest = int(self._lines.tables.ranks[image.line].max(initial=1))
+            self.rank = max(self.rank, 1 << (highest - 1).bit_length())
 
     def inputs(self, plan: StepPlan, wanted: list[int]) -> list[Ints]:
-        """What a step's rows run on, to be uploaded for `step` or, of a recorded step, `decode`:
-        starts and lines of the segments of its tokens, and of the wanted ones."""
+        """What a step's rows run on, to be uploaded for `step`: starts and lines of the segments of
+        its tokens, and of the wanted ones."""
         tokens, last = segments_in(plan, wanted)
         return [tokens.starts, tokens.lines, last.starts, last.lines]
 
@@ -151,27 +155,18 @@ class DeviceLines:
         """Any step, whose segments and ranks are known when it is launched."""
         ranks = self._lines.tables.ranks[plan.adapters[plan.adapters != NO_ADAPTER]]
         tables = replace(self._tables, rank_max=int(ranks.max()))
-        rows_max = plan.num_tokens
         return LoraStep(
-            DeviceSegments(inputs[0], inputs[1], rows_max),
-            DeviceSegments(inputs[2], inputs[3], rows_max),
+            DeviceSegments(inputs[0], inputs[1]),
+            DeviceSegments(inputs[2], inputs[3]),
             tables,
             targets_of(ranks),
         )
 
-    def fill_decodes(self, inputs: list[torch.Tensor]) -> None:
-        """Enter a recorded step's segments, and pad."""
-        starts, lines = inputs[:2]
-        count = len(lines)
-        self.decodes.starts[: count + 1] = starts
-        self.decodes.starts[count + 1 :] = starts[-1]
-        self.decodes.lines[:count] = lines
-        self.decodes.lines[count:] = NO_ADAPTER
+    def recorded(self, segments: DeviceSegments, last: DeviceSegments, rank: int) -> LoraStep:
+        """A step that is launched again and again, on segments that change in place.
 
-    def decode(self, num_rows: int) -> LoraStep:
-        """A recorded step of so many rows."""
-        all_rows = self.decodes
-        segments = DeviceSegments(
-            all_rows.starts[: num_rows + 1], all_rows.lines[:num_rows], num_rows
-        )
-        return LoraStep(segments, segments, self._tables)
+        Args:
+            segments, last: of all tokens, and of the wanted ones.
+            rank: of any adapter, at most.
+        """
+        return LoraStep(segments, last, replace(self._tables, rank_max=rank))

@@ -15,6 +15,7 @@ from services.worker.core.step import StepResult
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.attention import UnsupportedModelError
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
+from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
@@ -163,6 +164,8 @@ def _load(config: PreTrainedConfig, like: Any, layers: Mode) -> LoadedModel:
     loaded = prepare_model(model, "")
     if layers != "plain" and speed_up(model, layers == "invariant") is None:
         return prepare_model(twins.ours(config, like), "")
+    if layers == "fast":
+        use_own_forward(loaded)
     return loaded
 
 

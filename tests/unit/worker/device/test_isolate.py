@@ -11,7 +11,9 @@ import torch
 
 from services.worker.core.step import StepPlan, StepResult, TableEntries
 from services.worker.device.base.executor import Finished
+from services.worker.device.base.step import StepContext
 from services.worker.device.cpu.torch_executor import TorchExecutor
+from services.worker.device.decoder.loaded_model import Forward
 from services.worker.device.isolate import launch_isolated
 from services.worker.device.model import load_model
 from services.worker.models.demo_model import make_demo_model
@@ -25,18 +27,21 @@ INNOCENT = [[1, 2, 3], list(range(1, 70)), [9] * 5]
 class Trapped:
     """The model, which cannot take one token and says nonsense after another."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.take_adapters = forward.take_adapters
         self.num_failures = 0
 
-    def __call__(self, ids: torch.Tensor, **options: Any) -> Any:
-        if (ids == POISON).any():
+    def __call__(
+        self, step: StepContext, tokens: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        if (tokens == POISON).any():
             self.num_failures += 1
             raise IndexError("index 77 is out of range")
-        output = self._module(ids, **options)
-        spoiled = ids[0][options["logits_to_keep"]] == SPOILED
-        output.logits[0][spoiled] = float("nan")
-        return output
+        logits = self._forward(step, tokens, wanted)
+        said = tokens if wanted is None else tokens[wanted]
+        logits[said == SPOILED] = float("nan")
+        return logits
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def run(executor: TorchExecutor, *poisons: list[int]) -> Driver:
 def trap(executor: TorchExecutor) -> Trapped:
     """Let its model fail on what is poison from now on."""
     model = executor._model
-    model.module = trapped = Trapped(model.module)
+    model.forward = trapped = Trapped(model.forward)
     return trapped
 
 

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from services.worker.device.base.step import StepContext, running_step
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.attention import UnsupportedModelError
+from services.worker.device.layers import Mode
 from services.worker.device.model import load_model
 from tests.unit.worker.device.driver import Driver, make_core
 
@@ -48,8 +49,10 @@ def save_model(folder: Path, kind: str, **changes: Any) -> Any:
 
 
 @contextmanager
-def executor_of(folder: Path, num_pages: int = 300, dtype: str = "auto") -> Iterator[TorchExecutor]:
-    model = load_model(str(folder), "cpu", dtype)
+def executor_of(
+    folder: Path, num_pages: int = 300, dtype: str = "auto", layers: Mode = "fast"
+) -> Iterator[TorchExecutor]:
+    model = load_model(str(folder), "cpu", dtype, layers)
     executor = TorchExecutor(model, "m", num_pages, lambda *_: None)
     yield executor
     executor.close()
@@ -191,7 +194,7 @@ def test_every_layer_sees_the_running_step(tmp_path: Path) -> None:
         assert isinstance(step, StepContext)
         seen.append((step.batch.num_seqs, inputs[0].shape[1]))
 
-    with executor_of(tmp_path) as executor:
+    with executor_of(tmp_path, layers="plain") as executor:
         executor._model.module.model.layers[2].mlp.up_proj.register_forward_pre_hook(look)
         driver = Driver(make_core(executor), executor)
         driver.submit("a", [1, 2, 3], max_tokens=2)

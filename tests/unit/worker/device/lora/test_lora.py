@@ -24,7 +24,12 @@ from shared.adapters.source import AdapterLimits
 from shared.adapters.tensors import WEIGHTS_FILE
 from shared.wire.messages import AdapterRef, LoraCard
 from tests.unit.worker.device.driver import Driver, make_core
-from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, host_copier
+from tests.unit.worker.device.gpu.test_gpu_executor import (
+    Repeats,
+    host_copier,
+    record_all,
+    want_all,
+)
 from tests.unit.worker.device.test_torch_executor import prompt, save_model
 
 # What PEFT asks transformers is not ours to change.
@@ -154,7 +159,7 @@ class Served:
         turns: dict[str, tuple[str, list[int], int]],
         num_pages: int = 900,
         prefill_tokens_max: int = 100,
-        record: Recorder | None = None,
+        record: Repeats | None = None,
         wrap: Callable[[Any], Executor] | None = None,
     ) -> Driver:
         """Turns by name: on which adapter, their prompts, how many tokens each says.
@@ -167,9 +172,10 @@ class Served:
         executor: Executor = TorchExecutor(self.model, "m", num_pages, moved.put)
         if record is not None:
             executor = GpuExecutor(
-                self.model, "m", num_pages, 64, DeviceApi(host_copier, record), moved.put
+                self.model, "m", num_pages, 64, DeviceApi(host_copier, record.recorder), moved.put
             )
-            executor.warm_up()
+            want_all(executor, rank=64)
+            record_all(executor)
         executor = executor if wrap is None else wrap(executor)
         core = make_core(executor, prefill_tokens_max=prefill_tokens_max)
         driver = Driver(core, executor, str(self.peft.folder), moved)
@@ -250,7 +256,7 @@ def test_a_gpu_s_recorded_steps_replay_with_any_mix_of_adapters(tmp_path: Path) 
         for at in range(3)
         for name in [BASE, *served.peft.refs]
     }
-    recorder = Recorder()
+    recorder = Repeats()
     on_gpu = served.run(turns, record=recorder)
     assert recorder.num_repeated > 20
     wanted = served.run(turns)

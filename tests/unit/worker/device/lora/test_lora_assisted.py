@@ -22,7 +22,7 @@ from services.worker.device.copying.copies import Copy
 from shared.arena import Arena, PageState
 from tests.unit.worker.device.assist.streams import InstantStream
 from tests.unit.worker.device.driver import pool_of
-from tests.unit.worker.device.gpu.test_gpu_executor import Recorder
+from tests.unit.worker.device.gpu.test_gpu_executor import Repeats
 from tests.unit.worker.device.lora.test_lora import BASE, Served, logprobs, serve
 from tests.unit.worker.device.test_torch_executor import prompt
 
@@ -162,7 +162,7 @@ TURNS = {name: (name, prompt(2, 60), 6) for name in [BASE, *NAMES]}
 TURNS |= {f"{name} again": (name, prompt(3, 30), 6) for name in NAMES}
 
 
-def run(served: Served, record: Recorder | None = None, **made: Any) -> tuple[Any, Away]:
+def run(served: Served, record: Repeats | None = None, **made: Any) -> tuple[Any, Away]:
     """Args:
     record: for the executor for GPUs.
     """
@@ -236,7 +236,7 @@ def test_helpers_add_what_is_not_here_beside_a_gpu(
 ) -> None:
     assert stream_crew.await_ready(2, 300_000_000_000)
     wanted = served.run(TURNS)
-    driver, away = run(served, Recorder(), crew=stream_crew, arena=arena, here_from=here_from)
+    driver, away = run(served, Repeats(), crew=stream_crew, arena=arena, here_from=here_from)
     assert not away.waited, "helpers were there, and it waited"
     assert not away.num_failed
     assert_same(driver, wanted)
@@ -260,7 +260,7 @@ def test_beside_a_gpu_what_helpers_did_not_add_fails_its_rows(
         else:
             os.kill(stream_crew.pids[0], signal.SIGKILL)
 
-    driver, away = run(served, Recorder(), crew=stream_crew, arena=arena, before=do_harm)
+    driver, away = run(served, Repeats(), crew=stream_crew, arena=arena, before=do_harm)
     # Who sees a helper's death before the pass begins gives all its rows to the other one.
     assert away.num_failed or harm == "helper"
     assert_same(driver, wanted)

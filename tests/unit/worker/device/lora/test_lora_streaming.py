@@ -12,7 +12,7 @@ from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.base.executor import Finished
 from services.worker.device.copying.gate import ADAPTER_STALL_NS
 from tests.unit.worker.device.driver import pool_of
-from tests.unit.worker.device.gpu.test_gpu_executor import Recorder
+from tests.unit.worker.device.gpu.test_gpu_executor import Repeats
 from tests.unit.worker.device.lora import test_lora
 from tests.unit.worker.device.lora.test_lora import BASE, logprobs, serve
 from tests.unit.worker.device.test_torch_executor import prompt
@@ -97,7 +97,7 @@ def test_each_layer_waits_for_its_own_pages_and_reads_nothing_before(
         withheld.append(Withheld(executor))
         return withheld[0]
 
-    record = Recorder() if on == "gpu" else None
+    record = Repeats() if on == "gpu" else None
     streamed = served.run(turns, record=record, wrap=wrap)
     assert withheld[0].waited
     for name in turns:
@@ -142,7 +142,7 @@ def test_a_late_layer_fails_its_own_rows_once(on: str, tmp_path: Path) -> None:
         withheld.append(Withheld(executor, late={(1, 1), (2, executor.info.num_layers - 1)}))
         return withheld[0]
 
-    record = Recorder() if on == "gpu" else None
+    record = Repeats() if on == "gpu" else None
     streamed = served.run(turns, record=record, wrap=wrap)
     assert withheld[0].num_late == 2
     for name in turns:

@@ -14,7 +14,7 @@ from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.rotary import RowwiseRotary
 from services.worker.device.model import load_model
 from tests.unit.worker.device.driver import Driver, make_core
-from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, gpu_executor
+from tests.unit.worker.device.gpu.test_gpu_executor import Repeats, gpu_executor
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model
 
 ORIGINAL = 150
@@ -85,7 +85,7 @@ def test_each_row_is_as_transformers_computes_it_alone(tmp_path: Path, name: str
 
 def test_recorded_launches_go_by_row_as_well(tmp_path: Path) -> None:
     reference = save(tmp_path)
-    recorder = Recorder()
+    recorder = Repeats()
     prompts = {str(n): prompt(n, n) for n in (40, ORIGINAL - 3, 170)}
     with gpu_executor(tmp_path, recorder) as executor:
         driver = Driver(make_core(executor, turns_running_max=5, prefill_tokens_max=100), executor)

@@ -13,7 +13,7 @@ from services.worker.device.decoder.attention import UnsupportedModelError, chun
 from services.worker.device.decoder.embeddings import PositionTable, embed_by_row
 from services.worker.device.model import load_model
 from tests.unit.worker.device.driver import Driver, make_core
-from tests.unit.worker.device.gpu.test_gpu_executor import Recorder, gpu_executor
+from tests.unit.worker.device.gpu.test_gpu_executor import Repeats, gpu_executor
 from tests.unit.worker.device.test_torch_executor import executor_of, greedy, prompt, save_model
 
 LLAMA4 = {
@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 Make = Callable[[Path], AbstractContextManager[Any]]
 MAKES: dict[str, Make] = {
     "cpu": executor_of,
-    "recorded": lambda folder: gpu_executor(folder, Recorder()),
+    "recorded": lambda folder: gpu_executor(folder, Repeats()),
 }
 
 
