@@ -64,11 +64,11 @@ class _Run:
 
     @property
     def arena_pages(self) -> list[int]:
-        return [page for write in self.writes for page in write.arena_pages]
+        return list(chain.from_iterable(write.arena_pages for write in self.writes))
 
     @property
     def pool_pages(self) -> list[int]:
-        return [page for write in self.writes for page in write.pool_pages]
+        return list(chain.from_iterable(write.pool_pages for write in self.writes))
 
 
 @dataclass(frozen=True, slots=True)
