@@ -103,21 +103,13 @@ class CudaLink:
             assert isinstance(copy, CudaCopy)
             self._compute.wait_event(copy.event)
 
-    def mark(self) -> object:
-        event = torch.cuda.Event()
-        event.record(self._compute)
-        return event
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         target: Bytes,
         target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        assert isinstance(mark, torch.cuda.Event)
-        self._stores.wait_event(mark)
         with torch.cuda.stream(self._stores):
             return self._store(target, target_pages, self._pool, pool_pages)
 

@@ -175,8 +175,8 @@ class KvMover:
             self._on_moved(CalledBack(taken))
 
     def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Copy blocks to the arena behind what was computed up to now; the end of each is reported,
-        stored or not. Never waits for room.
+        """Copy blocks to the arena, which steps that have landed computed; the end of each is
+        reported, stored or not. Never waits for room.
         """
         self._storer.submit(writes, epoch)
 
