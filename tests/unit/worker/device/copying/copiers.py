@@ -25,13 +25,7 @@ from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import SymphonyError
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    ],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 KINDS = ["host", "late", "pieces", CUDA]
 
 
