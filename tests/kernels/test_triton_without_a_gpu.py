@@ -35,8 +35,8 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     others = (
-        "test_page_copy.py", "test_page_sums.py", "test_pass_triton.py", "test_pointwise.py",
-        "test_sgmv_triton.py",
+        "test_cuda_link.py", "test_page_copy.py", "test_page_sums.py", "test_pass_triton.py",
+        "test_pointwise.py", "test_sgmv_triton.py",
     )  # fmt: skip
     files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]

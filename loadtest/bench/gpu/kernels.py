@@ -129,8 +129,7 @@ def measure_copies(
             copy.wait()
 
     def store_all() -> None:
-        mark = copier.mark()
-        for copy in [copier.store(mark, there, arena, here) for here, there in runs]:
+        for copy in [copier.store(there, arena, here) for here, there in runs]:
             copy.wait()
 
     num_bytes = num_pages * page_bytes

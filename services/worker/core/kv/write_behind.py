@@ -214,9 +214,12 @@ class WriteBehind:
 
     def _take_pages(self) -> list[int] | None:
         """Arena pages for one block, one a layer, or None when the stock is too small."""
-        if len(self._stock) < self.pool.num_layers:
+        at = len(self._stock) - self.pool.num_layers
+        if at < 0:
             return None
-        return [self._stock.pop() for _ in range(self.pool.num_layers)]
+        pages = self._stock[at:]
+        del self._stock[at:]
+        return pages
 
     def _write(self, late: Unwritten, arena_pages: list[int]) -> _Storing:
         block = late.block

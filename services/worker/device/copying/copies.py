@@ -64,20 +64,15 @@ class PageCopier(Protocol):
         """What is launched from now on runs when these loads are over."""
         ...
 
-    def mark(self) -> object:
-        """A point behind all that was launched up to now."""
-        ...
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        """Pool to arena, behind `mark`. Of the pages, the first `num_tokens` tokens count; what is
-        behind them may come along."""
+        """Pool to arena: what steps that have landed computed, so that no step is waited for. Of
+        the pages, the first `num_tokens` tokens count; what is behind them may come along."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -153,12 +148,8 @@ class HostCopier:
     def hold(self, copies: list[Copy]) -> None:
         return None
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,

@@ -89,8 +89,7 @@ class CudaLink:
         self._stores.synchronize()
 
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
-        shape = (num_pages, page_bytes)
-        memory: Bytes = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        memory: Bytes = pinned((num_pages, page_bytes), torch.uint8).numpy()
         return memory
 
     def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
@@ -103,21 +102,13 @@ class CudaLink:
             assert isinstance(copy, CudaCopy)
             self._compute.wait_event(copy.event)
 
-    def mark(self) -> object:
-        event = torch.cuda.Event()
-        event.record(self._compute)
-        return event
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         target: Bytes,
         target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        assert isinstance(mark, torch.cuda.Event)
-        self._stores.wait_event(mark)
         with torch.cuda.stream(self._stores):
             return self._store(target, target_pages, self._pool, pool_pages)
 
@@ -142,7 +133,7 @@ class CudaLink:
         if kernels is None or source.shape[1] < LENGTH_MIN:
             copy_numbered(memory, source, numbers)
             return SummedByHost(self._copy(self._stores, target), target, target_pages)
-        sums = torch.empty(len(to), dtype=torch.int64, pin_memory=True)
+        sums = pinned((len(to),), torch.int64)
         self._sums.wait_stream(self._stores)
         with torch.cuda.stream(self._sums):
             kernels.page_sums(source, numbers[1], sums)
@@ -152,6 +143,11 @@ class CudaLink:
 
     def _copy(self, stream: torch.cuda.Stream, memory: Bytes) -> Copy:
         return CudaCopy(_end(stream), memory)
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the host's that the device addresses."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 def _end(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -39,14 +39,11 @@ class CudaInt8Link(CudaLink):
 
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         target: Bytes,
         target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        assert isinstance(mark, torch.cuda.Event)
-        self._stores.wait_event(mark)
         with torch.cuda.stream(self._stores):
             stored = quantize(self._pages[self._numbers(pool_pages)], num_tokens)
             store = self._store(target, target_pages, stored, np.arange(len(stored)))

@@ -90,7 +90,6 @@ class Int8HostCopier(HostCopier):
 
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,

@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
-COPIES_MAX = 4  # loads that a device has under way: enough to keep its link busy
+# Runs of loads that a device has under way. Passes are launched behind those, without the host: so
+# many that a pass is ahead of its loads by what a busy host may take to start the next one.
+COPIES_MAX = 8
 
 
 class MoverGone(Exception):
@@ -173,8 +175,8 @@ class KvMover:
             self._on_moved(CalledBack(taken))
 
     def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Copy blocks to the arena behind what was computed up to now; the end of each is reported,
-        stored or not. Never waits for room.
+        """Copy blocks to the arena, which steps that have landed computed; the end of each is
+        reported, stored or not. Never waits for room.
         """
         self._storer.submit(writes, epoch)
 

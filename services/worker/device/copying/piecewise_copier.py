@@ -41,19 +41,14 @@ class DeviceLink(HostMemory, Protocol):
         """What is launched from now on runs when these loads are over."""
         ...
 
-    def mark(self) -> object:
-        """A point behind all that was launched up to now."""
-        ...
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         target: Bytes,
         target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        """Pool to host, behind `mark`; of the pages, the first `num_tokens` tokens count."""
+        """Pool to host, beside steps; of the pages, the first `num_tokens` tokens count."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -124,22 +119,18 @@ class PiecewiseCopier:
     def hold(self, copies: list[Copy]) -> None:
         self._link.hold(copies)
 
-    def mark(self) -> object:
-        return self._link.mark()
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
         if self._pieces[arena].have(arena_pages):
-            return self._link.store(mark, pool_pages, arena.pages, arena_pages, num_tokens)
+            return self._link.store(pool_pages, arena.pages, arena_pages, num_tokens)
         ARENA_DETOURS.labels("store").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
-        store = self._link.store(mark, pool_pages, staged, np.arange(len(staged)), num_tokens)
+        store = self._link.store(pool_pages, staged, np.arange(len(staged)), num_tokens)
         return _ByStaging(store, staged, arena_pages, arena.pages)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:

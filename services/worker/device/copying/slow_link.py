@@ -49,18 +49,14 @@ class SlowLink:
     def hold(self, copies: list[Copy]) -> None:
         self._copier.hold(copies)
 
-    def mark(self) -> object:
-        return self._copier.mark()
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        return self._copier.store(mark, pool_pages, arena, arena_pages, num_tokens)
+        return self._copier.store(pool_pages, arena, arena_pages, num_tokens)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         over_at_ns = self._send(data.nbytes)

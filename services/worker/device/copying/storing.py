@@ -30,7 +30,7 @@ Checksums = dict[int, list[int]]
 
 @dataclass(slots=True)
 class _Order:
-    """Blocks to store, once what `mark` stands behind is computed.
+    """Blocks to store.
 
     Attributes:
         checksums: of those that are over; reported when all are.
@@ -39,7 +39,6 @@ class _Order:
     writes: list[BlockWrite]
     arena: Arena
     epoch: int
-    mark: object
     checksums: Checksums = field(default_factory=dict)
 
     def runs(self) -> "Iterator[_Run]":
@@ -64,11 +63,11 @@ class _Run:
 
     @property
     def arena_pages(self) -> list[int]:
-        return [page for write in self.writes for page in write.arena_pages]
+        return list(chain.from_iterable(write.arena_pages for write in self.writes))
 
     @property
     def pool_pages(self) -> list[int]:
-        return [page for write in self.writes for page in write.pool_pages]
+        return list(chain.from_iterable(write.pool_pages for write in self.writes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +117,11 @@ class Storer:
             self._changed.wait_for(lambda: not self._num_in_flight)
 
     def submit(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Store blocks behind what was computed up to now; never waits for room."""
+        """Store blocks, which steps that have landed computed; never waits for room."""
         arena = self._arena
         if arena is not None and epoch == self._epoch:
             with suppress(Full):
-                self._orders.put_nowait(_Order(writes, arena, epoch, self._copier.mark()))
+                self._orders.put_nowait(_Order(writes, arena, epoch))
                 return
         self._on_stored({write.number: [] for write in writes})
 
@@ -177,9 +176,7 @@ class Storer:
             return None
         num_tokens = len(first.tokens) if first.is_partial else BLOCK_TOKENS
         try:
-            store = self._copier.store(
-                order.mark, run.pool_pages, order.arena, run.arena_pages, num_tokens
-            )
+            store = self._copier.store(run.pool_pages, order.arena, run.arena_pages, num_tokens)
         except CopyFailed:
             self._fail(run)
             return None

@@ -71,12 +71,8 @@ class LateCopier:
     def hold(self, copies: list[Copy]) -> None:
         self.held += copies
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
@@ -162,12 +158,8 @@ class CheckedLink:
     def hold(self, copies: list[Copy]) -> None:
         assert set(copies) <= {OVER}
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         target: Bytes,
         target_pages: PageNumbers,

@@ -169,7 +169,6 @@ class _Held(HostCopier):
 
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
@@ -177,7 +176,7 @@ class _Held(HostCopier):
     ) -> Store:
         self.has_begun.set()
         assert self.may_go.wait(30)
-        return super().store(mark, pool_pages, arena, arena_pages, num_tokens)
+        return super().store(pool_pages, arena, arena_pages, num_tokens)
 
 
 def test_writes_that_find_no_room_are_not_done_and_cost_no_other(setup: Setup) -> None:
@@ -268,7 +267,6 @@ def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup
 class _Broken(HostCopier):
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,

@@ -39,13 +39,12 @@ class HeldCopier(HostCopier):
 
     def store(
         self,
-        mark: object,
         pool_pages: PageNumbers,
         arena: Arena,
         arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        super().store(mark, pool_pages, arena, arena_pages, num_tokens)
+        super().store(pool_pages, arena, arena_pages, num_tokens)
         self.started.put(list(arena_pages))
         return SummedByHost(_Held(self.may_end), arena.pages, arena_pages)
 
