@@ -23,9 +23,14 @@ def copy_pages(
 
     Args:
         target, source: uint8 ``[pages, page_bytes]``, contiguous.
+
+    Raises:
+        IndexError: there is no such page.
     """
     if (cpu := _cpu(source)) is not None:
-        cpu.copy(target, _numbers(target_pages), source, _numbers(source_pages))
+        assert target.shape[1] == source.shape[1], "pages of two sizes"
+        to, of = _numbers(target_pages, target), _numbers(source_pages, source)
+        cpu.copy(target, to, source, of)
         return
     for to, of in zip(target_pages, source_pages, strict=True):
         target[to] = source[of]
@@ -36,7 +41,8 @@ def copy_pages_summed(
 ) -> list[int]:
     """`copy_pages`; returns xxh3-64 of each page."""
     if (cpu := _cpu(source)) is not None:
-        of, to = _numbers(source_pages), _numbers(target_pages)
+        assert target.shape[1] == source.shape[1], "pages of two sizes"
+        to, of = _numbers(target_pages, target), _numbers(source_pages, source)
         found: list[int] = cpu.copy_summed(target, to, source, of).tolist()
         return found
     copy_pages(target, target_pages, source, source_pages)
@@ -46,7 +52,7 @@ def copy_pages_summed(
 def page_sums(pages: Bytes, at: PageNumbers) -> list[int]:
     """xxh3-64 of each of these pages, uint8 ``[pages, page_bytes]``, contiguous."""
     if (cpu := _cpu(pages)) is not None:
-        found: list[int] = cpu.sums(pages, _numbers(at)).tolist()
+        found: list[int] = cpu.sums(pages, _numbers(at, pages)).tolist()
         return found
     return [xxhash.xxh3_64_intdigest(pages[page].data) for page in at]
 
@@ -73,5 +79,14 @@ def _loaded() -> ModuleType | None:
     return cpu
 
 
-def _numbers(pages: PageNumbers) -> npt.NDArray[np.int64]:
-    return np.asarray(pages, np.int64)
+def _numbers(numbers: PageNumbers, pages: Bytes) -> npt.NDArray[np.int64]:
+    """Page numbers for compiled code, which looks at no bounds.
+
+    Raises:
+        IndexError: there is no such page.
+    """
+    assert pages.flags.c_contiguous, "compiled code takes pages that stand one behind another"
+    found = np.asarray(numbers, np.int64)
+    if len(found) and not 0 <= found.min() <= found.max() < len(pages):
+        raise IndexError(f"pages {found.min()} to {found.max()} of {len(pages)}")
+    return found
