@@ -28,8 +28,7 @@ def copy_pages(
         IndexError: there is no such page.
     """
     if (cpu := _cpu(source)) is not None:
-        assert target.shape[1] == source.shape[1], "pages of two sizes"
-        to, of = _numbers(target_pages, target), _numbers(source_pages, source)
+        to, of = _pairs(target, target_pages, source, source_pages)
         cpu.copy(target, to, source, of)
         return
     for to, of in zip(target_pages, source_pages, strict=True):
@@ -41,8 +40,7 @@ def copy_pages_summed(
 ) -> list[int]:
     """`copy_pages`; returns xxh3-64 of each page."""
     if (cpu := _cpu(source)) is not None:
-        assert target.shape[1] == source.shape[1], "pages of two sizes"
-        to, of = _numbers(target_pages, target), _numbers(source_pages, source)
+        to, of = _pairs(target, target_pages, source, source_pages)
         found: list[int] = cpu.copy_summed(target, to, source, of).tolist()
         return found
     copy_pages(target, target_pages, source, source_pages)
@@ -77,6 +75,14 @@ def _loaded() -> ModuleType | None:
     except ImportError:  # numba is optional
         return None
     return cpu
+
+
+def _pairs(
+    target: Bytes, target_pages: PageNumbers, source: Bytes, source_pages: PageNumbers
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    assert target.shape[1] == source.shape[1], "pages of two sizes"
+    assert len(target_pages) == len(source_pages), "each page has one target"
+    return _numbers(target_pages, target), _numbers(source_pages, source)
 
 
 def _numbers(numbers: PageNumbers, pages: Bytes) -> npt.NDArray[np.int64]:
