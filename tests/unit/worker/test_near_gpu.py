@@ -4,9 +4,12 @@ import ctypes
 from typing import Any
 
 import pytest
+import torch
 
-from services.worker import near_gpu
+from services.worker import load, near_gpu
+from services.worker.config import WorkerConfig
 from services.worker.near_gpu import bind_near_gpu
+from shared.runtime.config import load_config
 
 
 class Driver:
@@ -72,3 +75,15 @@ def test_without_an_answer_nothing_is_bound(
 ) -> None:
     drive(monkeypatch, driver)
     assert not bound
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_worker_on_a_gpu_is_bound_when_it_takes_the_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[str] = []
+    monkeypatch.setattr(load, "_device", lambda _: device)
+    monkeypatch.setattr(load, "bind_near_gpu", lambda: bound.append(device))
+    settings = {"SYMPHONY_NUM_THREADS": str(torch.get_num_threads())}
+    assert load._prepare_device(load_config(WorkerConfig, settings)) == device
+    assert bound == ["cuda"] * (device == "cuda")

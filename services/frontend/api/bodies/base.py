@@ -83,9 +83,11 @@ def token_list(value: Any) -> list[int] | None:
     """
     if not isinstance(value, list):
         return None
-    tokens = value if set(map(type, value)) == {int} else [_whole(v) for v in value]
-    if not set(map(type, tokens)) <= {int}:
-        return None
+    tokens = value
+    if set(map(type, value)) != {int}:
+        tokens = [_whole(v) for v in value]
+        if not set(map(type, tokens)) <= {int}:
+            return None
     return tokens if not tokens or (min(tokens) >= 0 and max(tokens) < 2**31) else None
 
 

@@ -40,7 +40,6 @@ from shared.wire.messages import (
 
 ENVELOPE_BYTES = 64  # of an answer around its prompts
 NO_LIMIT = 1 << 62
-DIRECT_BYTES_MAX = 65_536  # some 12,000 tokens
 TOKENS_BYTES = 16  # of three tokens in a prompt: they are base64
 # HTTP status by a worker's error code; others are 500.
 STATUS_OF = {
@@ -62,9 +61,8 @@ class TurnLimits:
     attempts_lost_max: attempts in a row that may break off without a new token before the turn
         fails.
     turn_ns_max: after this a turn fails.
-    prompt_bytes_max: of a prompt that goes along with its first submit; some 2,900 tokens.
-    direct_bytes_max: the same where its start goes straight to an assigned worker, past the
-        scheduler.
+    prompt_bytes_max: of a prompt that goes along with its first submit; some 9,000 tokens. To pull
+        one costs all three services more than to pass it on.
     """
 
     untaken_ns: int = 3_000_000_000
@@ -72,8 +70,7 @@ class TurnLimits:
     give_up_ns: int = 60_000_000_000
     attempts_lost_max: int = 8
     turn_ns_max: int = 3_600_000_000_000
-    prompt_bytes_max: int = 16_384
-    direct_bytes_max: int = DIRECT_BYTES_MAX
+    prompt_bytes_max: int = 49_152
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +246,9 @@ class Turns:
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
-        assigned = self._assignments.take(new.tenant, new.session_id, new.model_id, now_ns)
-        limits = self._limits
-        bytes_max = limits.prompt_bytes_max if assigned is None else limits.direct_bytes_max
-        prompt = _short_prompt(turn, bytes_max)
+        prompt = _short_prompt(turn, self._limits.prompt_bytes_max)
         turn.is_sent_along = bool(prompt)
+        assigned = self._assignments.take(new.tenant, new.session_id, new.model_id, now_ns)
         if assigned is None:
             return [self._submit(turn, now_ns, prompt)]
         turn.new = replace(new, kv_at=assigned.located(new.kv_at))

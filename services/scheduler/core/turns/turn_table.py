@@ -31,7 +31,7 @@ from shared.wire.urgency import is_urgent
 
 ATTEMPTS_PER_TERM = 4096  # of one turn; far more than `Limits.losses_max` allows
 SENT_ATTEMPT = 1  # attempt number of turns that frontends send to workers: below any scheduler's
-PROMPTS_WAITING_MAX = 4096  # some kilobytes each; the worker pulls the prompts of further turns
+PROMPTS_WAITING_MAX = 1024  # up to 48 KiB each; the worker pulls the prompts of further turns
 
 
 def first_attempt(fence: int) -> int:

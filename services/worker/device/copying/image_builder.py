@@ -4,8 +4,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 
 import numpy as np
 
@@ -73,14 +74,12 @@ class ImageBuilder:
         self._settle([], build.pool_pages)
 
     def close(self) -> None:
-        """Stop the threads, behind what they build now."""
-        for _ in self._threads:
+        """Stop the threads, behind what they build now; nothing else is built."""
+        with suppress(Empty):
             while True:
-                try:
-                    self._builds.put_nowait(None)
-                    break
-                except Full:
-                    self._builds.get_nowait()
+                self._builds.get_nowait()
+        for _ in self._threads:
+            self._builds.put(None)
         for thread in self._threads:
             thread.join()
 

@@ -68,5 +68,6 @@ def test_it_is_made_while_a_model_is_loaded(
         return load_weights(*args, **options)
 
     monkeypatch.setattr(digest, "_file_hash", note)
+    monkeypatch.setattr("services.worker.device.model.verify_source", lambda *_: None)
     monkeypatch.setattr("services.worker.device.model.load_weights", load_after)
-    load_model(str(make_demo_model(tmp_path / "demo")), "cpu", "auto")
+    load_model(str(make_demo_model(tmp_path / "demo")), "cpu", "auto", "plain")

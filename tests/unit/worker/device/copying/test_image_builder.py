@@ -136,3 +136,30 @@ def test_what_is_too_much_fails_at_once(
     may_go_on.set()
     assert bench.outcome().good == [0, 1, 2, 3, 4, 5]
     assert bench.outcome().good == [6, 7, 8, 9, 10, 11]
+
+
+def test_what_waits_at_the_end_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, has_begun = Event(), Event()
+    read_names: list[str] = []
+
+    def read(adapter: AdapterRef, folder: Path) -> Bytes:
+        read_names.append(adapter.name)
+        has_begun.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return image_of(adapter, folder)
+
+    bench = Bench(read)
+    bench.build("a", [0, 1, 2, 3, 4, 5])
+    assert has_begun.wait(PATIENCE_S)
+    bench.build("b", [6, 7, 8, 9, 10, 11])
+    builds = bench.builder._builds
+    put = builds.put
+
+    def put_the_end(end: None) -> None:
+        put(end)
+        may_go_on.set()
+
+    monkeypatch.setattr(builds, "put", put_the_end)
+    bench.builder.close()
+    assert read_names == ["a"]
+    assert bench.outcome().good == [0, 1, 2, 3, 4, 5]
