@@ -23,9 +23,13 @@ def copy_pages(
 
     Args:
         target, source: uint8 ``[pages, page_bytes]``, contiguous.
+
+    Raises:
+        IndexError: there is no such page.
     """
     if (cpu := _cpu(source)) is not None:
-        cpu.copy(target, _numbers(target_pages), source, _numbers(source_pages))
+        to, of = _pairs(target, target_pages, source, source_pages)
+        cpu.copy(target, to, source, of)
         return
     for to, of in zip(target_pages, source_pages, strict=True):
         target[to] = source[of]
@@ -36,7 +40,7 @@ def copy_pages_summed(
 ) -> list[int]:
     """`copy_pages`; returns xxh3-64 of each page."""
     if (cpu := _cpu(source)) is not None:
-        of, to = _numbers(source_pages), _numbers(target_pages)
+        to, of = _pairs(target, target_pages, source, source_pages)
         found: list[int] = cpu.copy_summed(target, to, source, of).tolist()
         return found
     copy_pages(target, target_pages, source, source_pages)
@@ -46,7 +50,7 @@ def copy_pages_summed(
 def page_sums(pages: Bytes, at: PageNumbers) -> list[int]:
     """xxh3-64 of each of these pages, uint8 ``[pages, page_bytes]``, contiguous."""
     if (cpu := _cpu(pages)) is not None:
-        found: list[int] = cpu.sums(pages, _numbers(at)).tolist()
+        found: list[int] = cpu.sums(pages, _numbers(at, pages)).tolist()
         return found
     return [xxhash.xxh3_64_intdigest(pages[page].data) for page in at]
 
@@ -73,5 +77,22 @@ def _loaded() -> ModuleType | None:
     return cpu
 
 
-def _numbers(pages: PageNumbers) -> npt.NDArray[np.int64]:
-    return np.asarray(pages, np.int64)
+def _pairs(
+    target: Bytes, target_pages: PageNumbers, source: Bytes, source_pages: PageNumbers
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    assert target.shape[1] == source.shape[1], "pages of two sizes"
+    assert len(target_pages) == len(source_pages), "each page has one target"
+    return _numbers(target_pages, target), _numbers(source_pages, source)
+
+
+def _numbers(numbers: PageNumbers, pages: Bytes) -> npt.NDArray[np.int64]:
+    """Page numbers for compiled code, which looks at no bounds.
+
+    Raises:
+        IndexError: there is no such page.
+    """
+    assert pages.flags.c_contiguous, "compiled code takes pages that stand one behind another"
+    found = np.asarray(numbers, np.int64)
+    if len(found) and not 0 <= found.min() <= found.max() < len(pages):
+        raise IndexError(f"pages {found.min()} to {found.max()} of {len(pages)}")
+    return found

@@ -26,8 +26,11 @@ from shared.blocks import BlockKey
 STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest steps lately
 STEP_MEMORY = 0.98  # how much of the largest step is remembered from one to the next
 CLEAN_SHARE = 0.125  # of the pool, to be kept such that turns can take it
-ORDER_BLOCKS = 16  # that are stored, reported and committed together
-STORING_MAX = 64  # blocks that the mover has: at 8 MiB each, 10 ms of a link of 50 GB/s
+# Blocks that the mover has, at most: a share of the pool, and at least so many. Of 8 MiB each, 64
+# are 10 ms of a link of 50 GB/s, in which the event loop has to look once to keep it busy.
+STORING_SHARE = 1 / 64
+STORING_MIN = 64
+ORDERS_MIN = 4  # that those are in: what is of one order is reported and committed together
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the newest blocks stay without a copy below
 TRIES_MAX = 2  # to copy a block on a connection, before nothing behind it is copied either
 LATE_MAX = 1024  # blocks that were abandoned and are remembered, to be written when there is room
@@ -185,10 +188,12 @@ class WriteBehind:
 
     def _store_next(self) -> list[Effect]:
         """Have the mover store what it may have more."""
+        num_blocks = self.pool.num_pages // self.pool.num_layers
+        most = max(int(STORING_SHARE * num_blocks), STORING_MIN)
         effects: list[Effect] = []
-        while self._ready and len(self._storing) < STORING_MAX:
-            num_blocks = min(ORDER_BLOCKS, STORING_MAX - len(self._storing), len(self._ready))
-            storing = [self._ready.popleft() for _ in range(num_blocks)]
+        while self._ready and len(self._storing) < most:
+            num = min(most // ORDERS_MIN, most - len(self._storing), len(self._ready))
+            storing = [self._ready.popleft() for _ in range(num)]
             self._storing |= {each.write.number: each for each in storing}
             effects.append(StoreBlocks([each.write for each in storing], self.epoch))
         return effects

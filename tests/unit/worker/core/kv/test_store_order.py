@@ -18,7 +18,7 @@ from shared.wire.messages import SamplingParams
 from tests.unit.worker.driver import BLOCK_TOKENS, NUM_LAYERS, Engine, new_core, new_turn, of_kind
 
 NUM_BLOCKS = 64
-STORING_MAX, ORDER_BLOCKS = 4, 2
+STORING_MAX, ORDERS = 4, 2
 ONCE, LONG = SamplingParams(max_tokens=1), SamplingParams(max_tokens=10_000)
 
 
@@ -56,10 +56,10 @@ class SlowStores:
         """Take up new orders to store."""
         self.engine.keep(effects or [])
         for order in of_kind(self.engine.effects[self.num_seen :], StoreBlocks):
-            assert len(order.writes) <= write_behind.ORDER_BLOCKS
+            assert len(order.writes) <= STORING_MAX // ORDERS
             self.ordered += order.writes
         self.num_seen = len(self.engine.effects)
-        assert len(self.ordered) <= write_behind.STORING_MAX
+        assert len(self.ordered) <= STORING_MAX
 
     def store_one(self) -> None:
         """The link has carried one more block."""
@@ -90,8 +90,8 @@ class SlowStores:
 
 @pytest.fixture(autouse=True)
 def small_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_behind, "STORING_MAX", STORING_MAX)
-    monkeypatch.setattr(write_behind, "ORDER_BLOCKS", ORDER_BLOCKS)
+    monkeypatch.setattr(write_behind, "STORING_MIN", STORING_MAX)
+    monkeypatch.setattr(write_behind, "ORDERS_MIN", ORDERS)
     monkeypatch.setattr(write_behind, "UNWRITTEN_SHARE_MAX", 1.0)
 
 
@@ -173,7 +173,7 @@ class Chained:
 def test_what_no_turn_uses_goes_ahead_with_what_it_is_of_no_use_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(write_behind, "STORING_MAX", 5)
+    monkeypatch.setattr(write_behind, "STORING_MIN", 5)
     chained = Chained()
     chained.lease(3)  # there may be fewer arena pages than blocks
     assert chained.written() == ["first", "b", "more of b"]
@@ -184,7 +184,7 @@ def test_what_no_turn_uses_goes_ahead_with_what_it_is_of_no_use_without(
 def test_blocks_are_written_as_they_were_computed_while_pages_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(write_behind, "STORING_MAX", 5)
+    monkeypatch.setattr(write_behind, "STORING_MIN", 5)
     monkeypatch.setattr(write_behind, "CLEAN_SHARE", 0.0)
     chained = Chained()
     chained.lease(5)
@@ -194,14 +194,14 @@ def test_blocks_are_written_as_they_were_computed_while_pages_are_left(
 def test_a_block_that_is_forgotten_before_its_store_is_not_stored_and_gives_its_pages_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(write_behind, "STORING_MAX", 2)
+    monkeypatch.setattr(write_behind, "STORING_MIN", 2)
     chained = Chained()
     chained.lease(5)
     assert chained.written() == ["first", "b"]
     chained.write_behind.forget([chained.blocks["more of b"]])
     effects = chained.write_behind.on_stored({1: [0] * NUM_LAYERS, 2: [0] * NUM_LAYERS})
-    (order,) = of_kind(effects, StoreBlocks)
-    assert [bytes(write.key) for write in order.writes] == [b"a", b"more of a"]
+    writes = [write for order in of_kind(effects, StoreBlocks) for write in order.writes]
+    assert [bytes(write.key) for write in writes] == [b"a", b"more of a"]
     assert len(chained.write_behind._stock) == NUM_LAYERS
     chained.write_behind.disconnect()
     assert chained.write_behind.num_unwritten == 0
