@@ -69,8 +69,11 @@ def chain_keys(
     """
     keys: list[BlockKey] = []
     parent = root
-    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        parent = child_key(parent, tokens[start : start + block_tokens])
+    packed = array("i", tokens)
+    raw, size = memoryview(packed).cast("B"), block_tokens * packed.itemsize
+    for start in range(0, len(raw) - size + 1, size):
+        block = raw[start : start + size]
+        parent = BlockKey(blake2b(block, key=parent, digest_size=KEY_BYTES).digest())
         keys.append(parent)
     return keys
 

@@ -338,7 +338,7 @@ class Lab:
 
     def _on_output(self, output: StepOutput) -> None:
         now = time.monotonic()
-        for delta in output.deltas:
+        for delta in output.all():
             trace = self._traces[delta.turn_id]
             trace.generated += delta.tokens
             trace.token_at += [now] * len(delta.tokens)

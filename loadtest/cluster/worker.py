@@ -1,5 +1,6 @@
 """A worker of a simulated cluster, on a GPU that has only costs."""
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.staged import Staged
+from services.worker.core.splitting import Unsent
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape
 from shared.ids import TurnId
@@ -88,22 +90,22 @@ class ClusterWorker(EngineWorker):
         when they come.
         """
         is_due = False
-        for deltas in self._deltas.values():
-            for delta in deltas:
-                if delta.cached_in:
-                    self._stats.on_cached(delta.turn_id, delta.cached_in)
-                kept = self._kept.get(delta.turn_id)
-                if kept is None or kept[-1].attempt != delta.attempt:
-                    self._kept[delta.turn_id] = [delta]
-                else:
-                    kept.append(delta)
-                is_due |= not delta.index or delta.finish is not None
-        self._num_kept += bool(self._deltas)
+        unsent, self._unsent = self._unsent, defaultdict(Unsent)
+        for delta in (each for of_one in unsent.values() for each in of_one.all()):
+            if delta.cached_in:
+                self._stats.on_cached(delta.turn_id, delta.cached_in)
+            kept = self._kept.get(delta.turn_id)
+            if kept is None or kept[-1].attempt != delta.attempt:
+                self._kept[delta.turn_id] = [delta]
+            else:
+                kept.append(delta)
+            is_due |= not delta.index or delta.finish is not None
+        self._num_kept += bool(unsent)
         if is_due or self._num_kept >= STEPS_KEPT:
-            self._deltas = {next(iter(self._deltas)): list(map(_together, self._kept.values()))}
+            to_frontend = self._unsent[next(iter(unsent))]
+            for deltas in self._kept.values():
+                to_frontend.add_delta(_together(deltas))
             self._kept, self._num_kept = {}, 0
-        else:
-            self._deltas = {}
         super()._flush()
 
     def _wake(self, at_ns: int) -> None:

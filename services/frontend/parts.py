@@ -20,7 +20,7 @@ from services.frontend.core.observability.trace_sampler import TraceSampler
 from services.frontend.core.sessions.open_sessions import OpenSessions
 from services.frontend.core.turns.job_events import JobLimits
 from services.frontend.core.turns.jobs import Jobs
-from services.frontend.core.turns.turns import TurnLimits, Turns
+from services.frontend.core.turns.turns import DIRECT_BYTES_MAX, TurnLimits, Turns
 from services.frontend.models.registry import Models
 from services.frontend.observability.deployment_feed import DeploymentFeed
 from services.frontend.observability.deployment_metrics import DeploymentMetrics
@@ -111,6 +111,7 @@ def build_turns(runtime: Runtime, config: FrontendConfig, frontend_id: FrontendI
         give_up_ns=int(config.give_up_s * 1e9),
         turn_ns_max=int(config.turn_s_max * 1e9),
         prompt_bytes_max=config.prompt_sent_bytes_max,
+        direct_bytes_max=min(DIRECT_BYTES_MAX, bus.payload_bytes_max // 2),
     )
     hub = Hub(
         bus,

@@ -198,8 +198,9 @@ def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
 
 
 def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew | None":
-    """Helpers beside a GPU, whose link is always far slower than its memory."""
-    is_wanted = config.lora_start in {"assist", "auto"}
+    """Helpers beside a GPU, where they are asked for: `auto` streams and waits there, as long as
+    nothing shows that starts with helpers are faster."""
+    is_wanted = config.lora_start == "assist"
     if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.orders import Spec

@@ -62,9 +62,10 @@ WAITING_NAMES_MAX = 64
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     """Add one step to the counters."""
-    STEP_TOKENS.labels(model_id, "decode").inc(plan.num_decodes)
-    STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_prefill_tokens)
-    ITERATION_TOKENS.labels(model_id).observe(plan.num_decodes + plan.num_prefill_tokens)
+    num_decodes = plan.num_decodes
+    STEP_TOKENS.labels(model_id, "decode").inc(num_decodes)
+    STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_tokens - num_decodes)
+    ITERATION_TOKENS.labels(model_id).observe(plan.num_tokens)
     if result.unrecorded:
         STEPS_UNRECORDED.labels(model_id, result.unrecorded).inc()
     if result.broken:

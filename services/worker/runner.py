@@ -15,6 +15,7 @@ from services.worker.core.effects import (
     CommitBlocks,
     Effect,
     Emit,
+    EmitTokens,
     Ended,
     LeasePages,
     LoadPages,
@@ -33,7 +34,7 @@ from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.engine.status import EngineStatus, status_of
-from services.worker.core.splitting import commit_blocks_max, split_deltas
+from services.worker.core.splitting import Unsent, commit_blocks_max
 from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
 from services.worker.device.base.executor import Executor
@@ -54,9 +55,7 @@ from shared.wire.messages import (
     ModelSpeeds,
     Prefetch,
     Prompt,
-    StepOutput,
     TurnCancel,
-    TurnDelta,
     TurnEnd,
     TurnRef,
     TurnsEnded,
@@ -132,7 +131,7 @@ class EngineRunner:
             core, clock, executor, thread, self._perform, self._flush, listeners.on_stuck
         )
         self._preparing: dict[TurnId, _Preparing] = {}
-        self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
+        self._unsent: dict[FrontendId, Unsent] = defaultdict(Unsent)
         self._ends: list[Ended] = []
         self._is_sending_ends = False
         self._tasks = Tasks("performing an effect failed")
@@ -311,11 +310,10 @@ class EngineRunner:
 
     async def _flush(self) -> None:
         """Send the new tokens of turns, one message a frontend. The ends of turns follow soon."""
-        if self._deltas:
-            deltas, self._deltas = self._deltas, defaultdict(list)
-            for frontend_id, of_frontend in deltas.items():
-                for group in split_deltas(of_frontend, self._bus.payload_bytes_max):
-                    output = StepOutput(deltas=group)
+        if self._unsent:
+            unsent, self._unsent = self._unsent, defaultdict(Unsent)
+            for frontend_id, of_frontend in unsent.items():
+                for output in of_frontend.messages(self._bus.payload_bytes_max):
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
         if self._ends and not self._is_sending_ends:
             self._is_sending_ends = True
@@ -340,8 +338,10 @@ class EngineRunner:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case EmitTokens():
+                    self._unsent[effect.frontend_id].add_tokens(effect.tokens)
                 case Emit():
-                    self._deltas[effect.frontend_id].append(effect.delta)
+                    self._unsent[effect.frontend_id].add_delta(effect.delta)
                 case Ended():
                     self._ends.append(effect)
                     self._listeners.on_ended(effect)

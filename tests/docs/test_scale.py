@@ -49,12 +49,7 @@ def report(num: int) -> m.WorkerReport:
 
 
 def output(num: int) -> m.StepOutput:
-    return m.StepOutput(
-        deltas=[
-            m.TurnDelta(turn_id=ref.turn_id, attempt=4096, index=17, tokens=[1234])
-            for ref in refs(num)
-        ]
-    )
+    return m.StepOutput(tokens=[(ref.turn_id, 4096, 17, 1234) for ref in refs(num)])
 
 
 ROWS = {

@@ -8,7 +8,6 @@ from shared.wire.messages import (
     ModelCard,
     ModelSpeeds,
     StepOutput,
-    TurnDelta,
     TurnRef,
     TurnSubmit,
     WorkerReport,
@@ -95,8 +94,4 @@ def submit(name: str, session_id: SessionId, kv_at: Sequence[HostId] = ()) -> Tu
 
 def output(turns: Sequence[TurnId], index: int, token: int, attempt: int = 1) -> StepOutput:
     """A step's, a token of each of these turns."""
-    return StepOutput(
-        deltas=[
-            TurnDelta(turn_id=turn, attempt=attempt, index=index, tokens=[token]) for turn in turns
-        ]
-    )
+    return StepOutput(tokens=[(turn, attempt, index, token) for turn in turns])

@@ -1,6 +1,7 @@
 """A worker of a simulated cluster without its device: the production cores in a shell."""
 
 from abc import abstractmethod
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from services.worker.core.effects import (
     CommitBlocks,
     Effect,
     Emit,
+    EmitTokens,
     Ended,
     LeasePages,
     LoadPages,
@@ -35,6 +37,7 @@ from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.pulling import Pull, Pulling
+from services.worker.core.splitting import Unsent
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
@@ -51,9 +54,7 @@ from shared.wire.messages import (
     PrefetchDrop,
     Prompt,
     PromptPull,
-    StepOutput,
     TurnCancel,
-    TurnDelta,
     TurnEnd,
     TurnsEnded,
     TurnsStart,
@@ -82,6 +83,7 @@ REPORT_EVERY_NS = 500 * MS
 RENEW_EVERY_NS = SECOND
 FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 REOPEN_AFTER_NS = 500 * MS
+PAYLOAD_BYTES_MAX = 1 << 20  # as NATS has it
 
 
 class EngineWorker(Process):
@@ -125,7 +127,7 @@ class EngineWorker(Process):
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
         self._not_wanted: set[tuple[TurnId, int]] = set()  # cancelled before their prompts came
-        self._deltas: dict[FrontendId, list[TurnDelta]] = {}
+        self._unsent: dict[FrontendId, Unsent] = defaultdict(Unsent)
         self._ends: list[TurnEnd] = []
         self._arrives_at_ns: dict[tuple[TenantId, SessionId], int] = {}  # of announced turns
         self._wake_at_ns: int | None = None
@@ -300,8 +302,10 @@ class EngineWorker(Process):
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case EmitTokens():
+                    self._unsent[effect.frontend_id].add_tokens(effect.tokens)
                 case Emit():
-                    self._deltas.setdefault(effect.frontend_id, []).append(effect.delta)
+                    self._unsent[effect.frontend_id].add_delta(effect.delta)
                 case Ended():
                     self._on_ended(effect)
                 case LoadPages():
@@ -333,10 +337,10 @@ class EngineWorker(Process):
         self._ends.append(ended.end)
 
     def _flush(self) -> None:
-        deltas, self._deltas = self._deltas, {}
-        for frontend_id, said in deltas.items():
-            output = StepOutput(deltas=said)
-            self.deployment.wires.send(self, STEP_OUTPUT, output, frontend_id)
+        unsent, self._unsent = self._unsent, defaultdict(Unsent)
+        for frontend_id, of_frontend in unsent.items():
+            for output in of_frontend.messages(PAYLOAD_BYTES_MAX):
+                self.deployment.wires.send(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             message = TurnsEnded(turns=ends)

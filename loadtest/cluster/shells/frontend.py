@@ -185,6 +185,8 @@ class Frontend(Process):
     def _on_step(self, step: StepOutput) -> None:
         for delta in step.deltas:
             self._perform(self.turns.on_delta(delta, self.now_ns))
+        for token in step.tokens:
+            self._perform(self.turns.on_token(token, self.now_ns))
 
     def _on_placed(self, placed: SessionPlaced) -> None:
         self.turns.on_placed(placed, self.now_ns)

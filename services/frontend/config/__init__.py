@@ -122,8 +122,8 @@ class FrontendConfig(ServiceConfig):
     resubmit_unpulled_s: float = constant(3.0)
     resubmit_silent_s: float = constant(10.0)
     give_up_s: float = constant(60.0)
-    # Of a prompt that goes along with its first submit; some 1,400 tokens.
-    prompt_sent_bytes_max: int = constant(8192)
+    # Of a prompt that goes along with its first submit; some 2,900 tokens.
+    prompt_sent_bytes_max: int = constant(16_384)
     # Additions and removals of adapters by a tenant's own keys: each is a write in every kvstore.
     tenant_adapter_changes_per_minute: int = constant(240)
 

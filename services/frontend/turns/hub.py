@@ -216,6 +216,8 @@ class Hub:
         now_ns = self._clock.now_ns()
         for delta in step.deltas:
             self._perform(self._turns.on_delta(delta, now_ns))
+        for token in step.tokens:
+            self._perform(self._turns.on_token(token, now_ns))
 
     def _on_placed(self, placed: SessionPlaced) -> None:
         self._turns.on_placed(placed, self._clock.now_ns())

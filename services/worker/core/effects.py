@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.owners import NO_OWNER, OwnerKey
-from shared.wire.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
+from shared.wire.messages import AdapterRef, KvPlace, NextToken, TurnDelta, TurnEnd
 
 NO_KEY = BlockKey(b"")  # of a block that cannot be found
 
@@ -220,6 +220,14 @@ class Emit:
     delta: TurnDelta
 
 
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """The next tokens of turns that have nothing else to say in a step."""
+
+    frontend_id: FrontendId
+    tokens: list[NextToken]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAccount:
     """What an attempt came to, for the log.
@@ -294,6 +302,7 @@ Effect: TypeAlias = (
     | CommitBlocks
     | ReturnPages
     | Emit
+    | EmitTokens
     | Ended
     | Prefetched
     | ReportSoon

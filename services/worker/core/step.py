@@ -47,7 +47,7 @@ class RowSampling:
 
     params: SamplingParams
     num_generated: int
-    prompt: list[int] = field(default_factory=list)
+    prompt: list[int] | Ints = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
 
     def after(self, token: int) -> "RowSampling":
@@ -256,9 +256,9 @@ class StepPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as `RowSampling`
 class Sampled:
-    """A chosen token and, if asked for, log-probabilities."""
+    """A chosen token and, if asked for, log-probabilities. Not to be changed."""
 
     token: int
     logprobs: TokenLogprobs | None = None

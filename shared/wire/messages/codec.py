@@ -77,9 +77,18 @@ def unpack_ints(text: str, typecode: str = "i") -> list[int]:
     Raises:
         MalformedMessage: not base64, or not a whole number of integers.
     """
+    return unpack_array(text, typecode).tolist()
+
+
+def unpack_array(text: str, typecode: str = "i") -> "array[int]":
+    """`unpack_ints` for many: machine integers, each of which becomes an object only when read.
+
+    Raises:
+        MalformedMessage: as `unpack_ints`.
+    """
     values = array(typecode)
     try:
         values.frombytes(base64.b64decode(text, validate=True))
     except ValueError as error:
         raise MalformedMessage(f"packed integers: {error}") from None
-    return values.tolist()
+    return values

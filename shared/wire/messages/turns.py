@@ -6,6 +6,7 @@ pulled from the frontend by the worker. `attempt` fences: a pull or a token of a
 voids every delta of lower ones.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -275,11 +276,26 @@ class TurnDelta:
     message: str = ""
 
 
+NextToken = tuple[TurnId, int, int, int]  # turn, attempt, generated tokens before it, the token
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """Worker to frontend: everything one step made for this frontend's turns."""
+    """Worker to frontend: everything one step made for this frontend's turns.
 
-    deltas: list[TurnDelta]
+    Attributes:
+        tokens: of turns that have one more token and nothing else to say, as most have; to be read
+            behind `deltas`.
+    """
+
+    deltas: list[TurnDelta] = field(default_factory=list)
+    tokens: list[NextToken] = field(default_factory=list)
+
+    def all(self) -> Iterator[TurnDelta]:
+        """All of it as deltas, in the order in which it is to be read."""
+        yield from self.deltas
+        for turn_id, attempt, index, token in self.tokens:
+            yield TurnDelta(turn_id=turn_id, attempt=attempt, index=index, tokens=[token])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

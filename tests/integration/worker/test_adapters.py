@@ -125,7 +125,7 @@ class Frontend:
         return PromptReply(prompts=prompts)
 
     def _on_output(self, output: StepOutput) -> None:
-        for delta in output.deltas:
+        for delta in output.all():
             self._turns[int(delta.turn_id)].on_delta(delta)
 
 

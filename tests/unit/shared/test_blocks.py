@@ -1,5 +1,7 @@
 """Block keys: what they tell apart, and how they travel."""
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from shared.blocks import (
     unpack_keys,
 )
 
-TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=200)
 ROOT_KEY = root_key("model", "tenant")
 
 
@@ -39,6 +41,19 @@ def test_a_key_is_the_same_in_every_release() -> None:
 def test_what_must_not_share_kv_has_another_root(other: BlockKey) -> None:
     assert other != ROOT_KEY
     assert len(other) == KEY_BYTES
+
+
+@given(tokens=TOKENS, block_tokens=st.sampled_from([1, 4, 64]), as_array=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_a_chain_is_its_blocks_keys_one_by_one(
+    tokens: list[int], block_tokens: int, as_array: bool
+) -> None:
+    expected, parent = [], ROOT_KEY
+    for at in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        parent = child_key(parent, tokens[at : at + block_tokens])
+        expected.append(parent)
+    given_as = array("i", tokens) if as_array else tokens
+    assert chain_keys(ROOT_KEY, given_as, block_tokens) == expected
 
 
 @given(tokens=TOKENS, more=TOKENS)

@@ -7,6 +7,7 @@ from services.worker.core.effects import (
     BlockWrite,
     Effect,
     Emit,
+    EmitTokens,
     Ended,
     LoadPages,
     StageTurn,
@@ -24,7 +25,7 @@ from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
-from shared.wire.messages import SamplingParams, TurnDelta, TurnEnd
+from shared.wire.messages import SamplingParams, StepOutput, TurnDelta, TurnEnd
 
 NUM_LAYERS = 2
 BLOCK_TOKENS = 4
@@ -42,7 +43,14 @@ def of_kind(effects: list[Effect], kind: type[E]) -> list[E]:
 
 
 def deltas(effects: list[Effect]) -> list[TurnDelta]:
-    return [effect.delta for effect in of_kind(effects, Emit)]
+    """What is sent of turns, in order."""
+    said: list[TurnDelta] = []
+    for effect in effects:
+        if isinstance(effect, Emit):
+            said.append(effect.delta)
+        elif isinstance(effect, EmitTokens):
+            said += StepOutput(tokens=effect.tokens).all()
+    return said
 
 
 def ends(effects: list[Effect]) -> list[TurnEnd]:

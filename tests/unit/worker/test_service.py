@@ -308,8 +308,8 @@ class Life:
         is_over = asyncio.Event()
 
         def on_output(output: StepOutput) -> None:
-            deltas.extend(output.deltas)
-            if output.deltas[-1].finish:
+            deltas.extend(output.all())
+            if deltas[-1].finish:
                 is_over.set()
 
         await self._bus.subscribe(STEP_OUTPUT, on_output, FRONTEND)

@@ -221,7 +221,9 @@ def _truncation(keep: int | None, side: str | None) -> Truncation | None:
 
 async def _prompts(given: Any, n: int) -> list[str | list[int]]:
     """The field `prompt`: a string, a list of strings, tokens, or a list of those."""
-    many = [given] if isinstance(given, str) or token_list(given) else given
+    if tokens := token_list(given):
+        return [tokens]
+    many = [given] if isinstance(given, str) else given
     if not isinstance(many, list) or not many:
         raise InvalidRequest(PROMPT_KINDS, "prompt")
     if len(many) > PROMPTS_MAX or len(many) * n > CHOICES_PER_REQUEST_MAX:

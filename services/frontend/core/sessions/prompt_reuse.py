@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shared.blocks import BlockKey, child_key
+from shared.blocks import BlockKey, chain_keys
 from shared.wire.sessions import TextMark
 
 
@@ -28,7 +28,7 @@ def extend_keys(
 ) -> list[BlockKey]:
     """Keys of every full block of `tokens`, the first of which are `known` already.
 
-    >>> from shared.blocks import chain_keys, root_key
+    >>> from shared.blocks import root_key
     >>> root = root_key("m", "t")
     >>> extend_keys(root, chain_keys(root, [1, 2], 2), [1, 2, 3, 4], 2) == chain_keys(
     ...     root, [1, 2, 3, 4], 2
@@ -37,7 +37,4 @@ def extend_keys(
     """
     keys = list(known[: len(tokens) // block_tokens])
     parent = keys[-1] if keys else root
-    for start in range(len(keys) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        parent = child_key(parent, tokens[start : start + block_tokens])
-        keys.append(parent)
-    return keys
+    return keys + chain_keys(parent, tokens[len(keys) * block_tokens :], block_tokens)

@@ -20,6 +20,7 @@ from shared.wire.messages import (
     AgentRef,
     FinishReason,
     KvPlace,
+    NextToken,
     Prompt,
     PromptPull,
     PromptReply,
@@ -39,7 +40,8 @@ from shared.wire.messages import (
 
 ENVELOPE_BYTES = 64  # of an answer around its prompts
 NO_LIMIT = 1 << 62
-TOKEN_BYTES = 4  # of one in a prompt, at least: it is longer as text
+DIRECT_BYTES_MAX = 65_536  # some 12,000 tokens
+TOKENS_BYTES = 16  # of three tokens in a prompt: they are base64
 # HTTP status by a worker's error code; others are 500.
 STATUS_OF = {
     "overloaded": 503,
@@ -60,7 +62,9 @@ class TurnLimits:
     attempts_lost_max: attempts in a row that may break off without a new token before the turn
         fails.
     turn_ns_max: after this a turn fails.
-    prompt_bytes_max: of a prompt that goes along with its first submit; some 1,400 tokens.
+    prompt_bytes_max: of a prompt that goes along with its first submit; some 2,900 tokens.
+    direct_bytes_max: the same where its start goes straight to an assigned worker, past the
+        scheduler.
     """
 
     untaken_ns: int = 3_000_000_000
@@ -68,7 +72,8 @@ class TurnLimits:
     give_up_ns: int = 60_000_000_000
     attempts_lost_max: int = 8
     turn_ns_max: int = 3_600_000_000_000
-    prompt_bytes_max: int = 8192
+    prompt_bytes_max: int = 16_384
+    direct_bytes_max: int = DIRECT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +210,14 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
     )
 
 
+def _short_prompt(turn: _Turn, bytes_max: int) -> str:
+    """The prompt for a start message; empty if it is longer than that."""
+    if len(turn.new.prompt) * TOKENS_BYTES // 3 > bytes_max:
+        return ""  # no need to encode it
+    prompt = encode(_prompt(turn, TurnRef(turn_id=turn.new.turn_id)))
+    return prompt.decode() if len(prompt) <= bytes_max else ""
+
+
 def _take(turn: _Turn, attempt: int, now_ns: int) -> None:
     """A worker has the prompt for this attempt, the highest one so far."""
     turn.attempt = attempt
@@ -236,9 +249,11 @@ class Turns:
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
-        prompt = self._short_prompt(turn)
-        turn.is_sent_along = bool(prompt)
         assigned = self._assignments.take(new.tenant, new.session_id, new.model_id, now_ns)
+        limits = self._limits
+        bytes_max = limits.prompt_bytes_max if assigned is None else limits.direct_bytes_max
+        prompt = _short_prompt(turn, bytes_max)
+        turn.is_sent_along = bool(prompt)
         if assigned is None:
             return [self._submit(turn, now_ns, prompt)]
         turn.new = replace(new, kv_at=assigned.located(new.kv_at))
@@ -318,6 +333,21 @@ class Turns:
             return self._lose_attempt(turn, now_ns)
         return [self._deliver(turn, delta, num_repeated)]
 
+    def on_token(self, token: NextToken, now_ns: int) -> list[Effect]:
+        """`on_delta` with one token and nothing else."""
+        turn_id, attempt, index, value = token
+        turn = self._turns.get(turn_id)
+        if turn is None:
+            return []
+        is_next = turn.is_taken and attempt == turn.attempt and index == len(turn.generated)
+        if not is_next or not index:
+            delta = TurnDelta(turn_id=turn_id, attempt=attempt, index=index, tokens=[value])
+            return self.on_delta(delta, now_ns)
+        turn.news_at_ns = now_ns
+        turn.generated.append(value)
+        turn.num_attempts_lost = 0
+        return [Deliver(turn_id, [value])]
+
     def on_failed(self, failure: TurnFailed) -> list[Effect]:
         """The scheduler gave up on this turn."""
         return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
@@ -367,14 +397,6 @@ class Turns:
         if effects:
             effects.append(AskScheduler())
         return effects
-
-    def _short_prompt(self, turn: _Turn) -> str:
-        """The prompt for a start message; empty if it is too long for that."""
-        bytes_max = self._limits.prompt_bytes_max
-        if len(turn.new.prompt) * TOKEN_BYTES > bytes_max:
-            return ""  # no need to encode it
-        prompt = encode(_prompt(turn, TurnRef(turn_id=turn.new.turn_id)))
-        return prompt.decode() if len(prompt) <= bytes_max else ""
 
     def _submit(
         self, turn: _Turn, now_ns: int, prompt: str = "", sent_to: WorkerId | None = None

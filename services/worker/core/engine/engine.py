@@ -196,10 +196,11 @@ class EngineCore:
             if old.request.attempt >= turn.request.attempt:
                 return []
             effects += self.landing.end(old, "cancelled")
-        turn.tokens_max = self._tokens_max_beside(turn.adapter.num_image_blocks)
+        tokens_max = self._tokens_max_beside(turn.adapter.num_image_blocks)
+        turn.length_max = min(tokens_max, turn.num_prompt + turn.request.sampling.max_tokens)
         turn.cache.short_rope_max = self.limits.short_rope_max
-        if len(turn.tokens) >= turn.tokens_max:
-            most = max(turn.tokens_max - 1, 0)
+        if len(turn.tokens) >= tokens_max:
+            most = max(tokens_max - 1, 0)
             beside = " beside its adapter" if turn.adapter.num_image_blocks else ""
             message = f"the prompt has {len(turn.tokens)} tokens; this worker takes {most}{beside}"
             return effects + refuse(turn, "context_length_exceeded", message)
@@ -352,14 +353,16 @@ class EngineCore:
         for ticket in planned.tickets:
             effects += self.stager.let_go(ticket)
         ends: list[int] = plan.context_lens.tolist()
-        for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
-            turn.on_landed(is_sampled=plan.sampling[index] is not None)
+        rows = zip(planned.turns, ends, plan.sampling, strict=True)
+        for index, (turn, end, sampling) in enumerate(rows):
+            turn.on_landed(is_sampled=sampling is not None)
             if result.stall_at_ns and turn.trace.context:
                 turn.trace.add_waits(result)
             if not turn.is_void:
                 effects += self.landing.on_row(turn, index, end, result, now_ns)
             if not turn.num_flights:
                 effects += self.landing.settle(turn, now_ns)
+        effects += self.landing.take_next_tokens()
         self.pool.give_back(planned.retired)
         if not self.running:
             self.steps.device_time.on_nothing_to_run()

@@ -1,9 +1,10 @@
 """What a step's results mean for its turns: tokens, blocks that others can find, ends."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from services.worker.core.adapters.adapters import Adapters
-from services.worker.core.effects import Effect, Emit, ReportSoon
+from services.worker.core.effects import Effect, Emit, EmitTokens, ReportSoon
 from services.worker.core.engine.admission import Admission
 from services.worker.core.engine.planner import Planner
 from services.worker.core.engine.steps_in_flight import StepsInFlight
@@ -12,7 +13,8 @@ from services.worker.core.turns.history import History
 from services.worker.core.turns.outcome import ended, error, finish_reason, token_delta
 from services.worker.core.turns.queue import TurnQueue
 from services.worker.core.turns.turn import Turn, TurnState
-from shared.wire.messages import FinishReason
+from shared.ids import FrontendId
+from shared.wire.messages import FinishReason, NextToken
 
 GRAMMAR_FAILED = "grammar_failed"
 
@@ -31,12 +33,20 @@ class Landing:
     admission: Admission
     end_token_ids: frozenset[int]
     leaving: dict[Turn, FinishReason] = field(default_factory=dict, init=False)
+    _next_tokens: dict[FrontendId, list[NextToken]] = field(
+        default_factory=lambda: defaultdict(list), init=False
+    )
+
+    def take_next_tokens(self) -> list[EmitTokens]:
+        """The tokens of all rows since the last call whose turns have nothing else to say."""
+        tokens, self._next_tokens = self._next_tokens, defaultdict(list)
+        return [EmitTokens(frontend_id, each) for frontend_id, each in tokens.items()]
 
     def on_row(
         self, turn: Turn, index: int, end: int, result: StepResult, now_ns: int
     ) -> list[Effect]:
         """What a step gave for a turn, whose rows before this one were good."""
-        why_broken = result.broken.get(index)
+        why_broken = result.broken.get(index) if result.broken else None
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # noted at once: others may be waiting for the same
@@ -47,7 +57,7 @@ class Landing:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             if self.history.has_news(turn):
                 self.steps.retire(self.history.register(turn))
-            if index in result.prompt_logprobs:
+            if result.prompt_logprobs and index in result.prompt_logprobs:
                 turn.prompt_logprobs += result.prompt_logprobs[index]
         if why_broken is not None:
             self.history.lose(turn)
@@ -73,19 +83,24 @@ class Landing:
 
     def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
         """Append a sampled token, send it, and end the turn if it was the last."""
-        turn.tokens.append(sampled.token)
-        finish = finish_reason(turn, sampled.token, self.end_token_ids)
+        token, request = sampled.token, turn.request
+        turn.tokens.append(token)
+        finish = finish_reason(turn, token, self.end_token_ids)
         is_first = turn.trace.first_token_at_ns is None
+        if finish is None and sampled.logprobs is None and not is_first:
+            row = (request.turn_id, request.attempt, turn.num_generated - 1, token)
+            self._next_tokens[request.frontend_id].append(row)
+            return []
         if is_first:
             turn.trace.first_token_at_ns = now_ns
             self.admission.on_first_token(turn, now_ns)
-            if not turn.request.num_generated_before:
-                self.adapters.on_first_token(turn.adapter, now_ns - turn.request.arrived_at_ns)
+            if not request.num_generated_before:
+                self.adapters.on_first_token(turn.adapter, now_ns - request.arrived_at_ns)
         if finish is not None:
             self.admission.targets.on_last_token(turn, now_ns)
         delta = token_delta(turn, sampled, finish, now_ns, is_first=is_first)
-        effects: list[Effect] = [Emit(turn.request.frontend_id, delta)]
-        if is_first and turn.request.was_lost:
+        effects: list[Effect] = [Emit(request.frontend_id, delta)]
+        if is_first and request.was_lost:
             effects.append(ReportSoon())
         return effects if finish is None else effects + self.end(turn, finish)
 

@@ -110,7 +110,7 @@ class Planner:
         """A step with every turn that decodes."""
         draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
-            if turn.can_run and _is_decode(turn) and not _has_to_end(turn):
+            if turn.is_decoding and turn.can_run:
                 self._add_decode(turn, draft)
         return draft
 
@@ -319,13 +319,18 @@ class Planner:
         )
 
     def _add_decode(self, turn: Turn, draft: Draft) -> None:
-        """A row of one token; mostly nothing of what a row may need has to be looked after."""
+        """A row of one token, unless something has to land before; mostly nothing of what a row may
+        need has to be looked after."""
         start, cache = turn.num_planned, turn.cache
-        is_covered = start < cache.num_blocks * cache.block_tokens
-        if is_covered and turn.adapter.image is None and not cache.prefix.coming:
+        if _has_to_end(turn):
+            return
+        if cache.prefix.coming:
+            if not _is_decode(turn):
+                return
+        elif turn.adapter.image is None and start < cache.num_blocks * cache.block_tokens:
             draft.rows.append(Row(turn, start, start + 1, []))
-        else:
-            self._add_row(turn, 1, draft)
+            return
+        self._add_row(turn, 1, draft)
 
     def _add_row(self, turn: Turn, num_tokens: int, draft: Draft, wait_ns: int = 0) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
@@ -375,6 +380,7 @@ class Planner:
         if can_wait and not self._make_room(turn, draft):
             num_short = num_wanted - residency.num_available
             residency.stager.call_back(num_short, draft.now_ns, draft.effects)
+            history.write_behind.is_short = True
             return False
         draft.effects += history.load_staged(turn)
         history.tails.claim(turn)
@@ -429,7 +435,9 @@ class Planner:
 def _has_to_end(turn: Turn) -> bool:
     """Whether what is in flight of a turn that decodes has to land before anything else of it: it
     is over then, or its KV is not what it goes on with."""
-    return turn.awaits_last or turn.outgrows_short
+    if turn.num_sampling and turn.awaits_last:
+        return True
+    return turn.cache.short_rope_max > 0 and turn.outgrows_short
 
 
 def _is_decode(turn: Turn) -> bool:

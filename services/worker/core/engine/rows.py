@@ -1,7 +1,6 @@
 """From the turns that a step runs to the step as data."""
 
-from itertools import accumulate
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +17,14 @@ from services.worker.core.step import (
     TableEntries,
 )
 from services.worker.core.turns.turn import Turn
-from shared.wire.sampling import depends_on_reply, has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token
+NO_TOKENS: list[int] = []  # of rows whose choice does not look at them
 NO_INTS: Ints = np.empty(0, np.int32)
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)  # neither frozen nor a tuple: each turn of each step has one
+class Row:
     """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there.
 
     `end` may be behind the tokens that are known by one: that token is chosen by a step in flight.
@@ -39,38 +39,52 @@ class Row(NamedTuple):
     awaited: list[list[int]]
     stall_ns: int = 0
 
-    @property
-    def is_carried(self) -> bool:
-        """Whether its last token is not known yet."""
-        return self.end > len(self.turn.tokens)
-
 
 def step_plan(
     rows: list[Row], pool: PagePool, streams: dict[int, list[list[int]]], sources: dict[int, Staged]
 ) -> StepPlan:
     """The plan of these rows. It has only block table entries that no earlier plan had."""
-    turns = [row.turn for row in rows]
-    lengths = [row.end - row.start for row in rows]
     tokens: list[int] = []
-    carried: list[int] = []
-    on_adapters = [turn for turn in turns if turn.adapter.image is not None]
+    starts, ends, slots = [0], [], []
+    carried, following, long = [], [], []
+    sampling: list[RowSampling | None] = []
+    scoring: dict[int, RowScoring] = {}
+    awaited: dict[int, list[list[int]]] = {}
+    on_adapters = []
     for number, row in enumerate(rows):
-        tokens += row.turn.tokens[row.start : row.end]
-        if row.is_carried:
-            tokens.append(NOT_KNOWN)
+        turn, end = row.turn, row.end
+        if end > len(turn.tokens):
+            tokens += [*turn.tokens[row.start :], NOT_KNOWN]
             carried.append(number)
+        else:
+            tokens += turn.tokens[row.start : end]
+        if turn.num_flights:
+            following.append(number)
+        if turn.cache.is_long:
+            long.append(number)
+        if turn.adapter.image is not None:
+            on_adapters.append(turn)
+        if row.awaited:
+            awaited[number] = row.awaited
+        if turn.request.sampling.prompt_logprobs is not None and (scores := _scoring(row)):
+            scoring[number] = scores
+        sampling.append(_sampling(turn, end))
+        slots.append(turn.slot)
+        starts.append(len(tokens))
+        ends.append(end)
+    turns = [row.turn for row in rows]
     return StepPlan(
         turn_ids=[turn.request.turn_id for turn in turns],
-        slots=np.array([turn.slot for turn in turns], np.int32),
+        slots=np.array(slots, np.int32),
         tokens=np.array(tokens, np.int32),
-        following=np.array([n for n, turn in enumerate(turns) if turn.num_flights], np.int32),
+        following=np.array(following, np.int32),
         carried=np.array(carried, np.int32),
-        query_starts=np.array(list(accumulate(lengths, initial=0)), np.int32),
-        context_lens=np.array([row.end for row in rows], np.int32),
-        long=np.array([n for n, turn in enumerate(turns) if turn.cache.is_long], np.int32),
-        sampling=[_sampling(row) for row in rows],
-        scoring={index: each for index, row in enumerate(rows) if (each := _scoring(row))},
-        awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
+        query_starts=np.array(starts, np.int32),
+        context_lens=np.array(ends, np.int32),
+        long=np.array(long, np.int32),
+        sampling=sampling,
+        scoring=scoring,
+        awaited=awaited,
         entries=_entries(turns, pool),
         adapters=_lines(turns) if on_adapters else np.full(len(turns), NO_LINE, np.int32),
         images=_images(on_adapters, pool),
@@ -118,14 +132,17 @@ def _images(turns: list[Turn], pool: PagePool) -> list[ImageEntry]:
     return entries
 
 
-def _sampling(row: Row) -> RowSampling | None:
-    turn, params = row.turn, row.turn.request.sampling
-    if row.end < turn.length:
+def _sampling(turn: Turn, end: int) -> RowSampling | None:
+    if end < len(turn.tokens) + turn.num_sampling:
         return None
-    num_generated = turn.num_generated + turn.num_sampling
-    if not depends_on_reply(params):
-        return RowSampling(params, num_generated)
-    prompt = turn.tokens[: turn.num_prompt] if has_penalties(params) else []
+    params, num_generated = turn.request.sampling, end - turn.num_prompt
+    if not turn.request.depends_on_reply:
+        return RowSampling(params, num_generated, NO_TOKENS, NO_TOKENS)
+    prompt: list[int] | Ints = NO_TOKENS
+    if params.repetition_penalty != 1.0:
+        if turn.prompt is None:
+            turn.prompt = np.array(turn.tokens[: turn.num_prompt], np.int32)
+        prompt = turn.prompt
     return RowSampling(params, num_generated, prompt, turn.tokens[turn.num_prompt :])
 
 

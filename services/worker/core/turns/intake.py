@@ -1,6 +1,9 @@
 """From a start and its prompt, which a frontend sent, to a turn: parsed once, whole."""
 
+from array import array
 from dataclasses import dataclass
+
+import numpy as np
 
 from services.worker.core.adapters.image import AdapterUse
 from services.worker.core.kv.expecting import Expected
@@ -8,7 +11,7 @@ from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTra
 from services.worker.core.turns.turn import Turn
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.adapters.layout import layout_image
-from shared.blocks import prefix_keys, root_key
+from shared.blocks import chain_keys, prefix_keys, root_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
@@ -20,7 +23,7 @@ from shared.wire.messages import (
     Prefetch,
     Prompt,
     TurnStart,
-    unpack_ints,
+    unpack_array,
 )
 from shared.wire.sampling import flaw_in
 
@@ -68,13 +71,15 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         expiry_s=prompt.expiry_s,
         announced_as=owner_key(start.tenant, start.expected_as),
     )
+    root = root_key(shape.fingerprint, start.tenant, adapter_hash, prompt.cache_salt)
     cache = TurnCache(
         owner=request.owner,
-        tokens=tokens,
+        tokens=tokens.tolist(),
         block_tokens=shape.block_tokens,
-        root=root_key(shape.fingerprint, start.tenant, adapter_hash, prompt.cache_salt),
+        root=root,
         num_history=prompt.num_history if 0 < prompt.num_history <= len(tokens) else 0,
         is_private=prompt.is_private,
+        keys=chain_keys(root, tokens, shape.block_tokens),
     )
     use = AdapterUse(
         ref=start.adapter,
@@ -88,12 +93,13 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
     return Turn(request, cache, use, targets, TurnTrace(start.trace))
 
 
-def _checked_tokens(prompt: Prompt, shape: ModelShape) -> list[int]:
+def _checked_tokens(prompt: Prompt, shape: ModelShape) -> "array[int]":
     """The tokens of a prompt with which nothing is wrong."""
-    tokens = unpack_ints(prompt.tokens)
+    tokens = unpack_array(prompt.tokens)
     if not tokens or not 0 <= prompt.num_generated < len(tokens):
         raise InvalidRequest("the prompt has no tokens", "prompt")
-    if min(tokens) < 0 or max(tokens) >= shape.vocab_size:
+    ids = np.frombuffer(tokens, np.int32)
+    if ids.min() < 0 or ids.max() >= shape.vocab_size:
         raise InvalidRequest(
             f"prompt: a token is outside the vocabulary of {shape.vocab_size}", "prompt"
         )

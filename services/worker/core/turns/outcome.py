@@ -40,12 +40,11 @@ def token_delta(
 def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> FinishReason | None:
     """Why a turn is over with `token`, its latest; None if it goes on."""
     sampling = turn.request.sampling
-    if not sampling.min_tokens or turn.num_generated > sampling.min_tokens:
-        is_end = token in end_token_ids and not sampling.ignore_eos
-        if is_end or token in sampling.stop_token_ids:
-            return "stop"
-    is_full = len(turn.tokens) >= turn.tokens_max
-    return "length" if is_full or turn.num_generated >= sampling.max_tokens else None
+    is_end = token in end_token_ids and not sampling.ignore_eos
+    can_stop = is_end or token in sampling.stop_token_ids
+    if can_stop and (not sampling.min_tokens or turn.num_generated > sampling.min_tokens):
+        return "stop"
+    return "length" if len(turn.tokens) >= turn.length_max else None
 
 
 def ended(turn: Turn, reason: FinishReason) -> Ended:

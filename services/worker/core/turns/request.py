@@ -8,6 +8,7 @@ from services.worker.core.step import StepResult
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.wire.messages import SamplingParams
+from shared.wire.sampling import depends_on_reply
 
 WAITS_MAX = 256  # that are kept of a turn
 WAIT_MIN_NS = 100_000  # shorter ones are how long looking takes
@@ -25,6 +26,7 @@ class TurnRequest:
         expiry_s: how long its KV is kept after its last use; 0: as every tier has it.
         announced_as: the owner that it was announced under; `NO_OWNER`: only its session.
         owner: its session, as blocks name it.
+        depends_on_reply: see `shared.wire.sampling`: looked at in each step.
     """
 
     turn_id: TurnId
@@ -42,9 +44,11 @@ class TurnRequest:
     expiry_s: int = 0
     announced_as: OwnerKey = NO_OWNER
     owner: OwnerKey = field(init=False)
+    depends_on_reply: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "owner", owner_key(self.tenant, self.session_id))
+        object.__setattr__(self, "depends_on_reply", depends_on_reply(self.sampling))
 
     @property
     def announcements(self) -> tuple[OwnerKey, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.worker.core.adapters.image import AdapterUse
+from services.worker.core.step import Ints
 from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTrace
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.blocks import BlockKey
@@ -28,7 +29,8 @@ class Turn:
         cache: its KV.
         tokens: the prompt, earlier attempts' output, then what is generated here.
         num_known: length of `tokens` when it came; what lies behind was generated here.
-        tokens_max: tokens, prompt and output together, that there is room for beside the image.
+        length_max: tokens, prompt and output together, at which it is over: it asked for no more,
+            or there is no room for more.
         slot: its line in the executor's block tables while it runs.
         num_computed: leading tokens whose KV is in this turn's pages.
         num_planned: the same, once the steps in flight have landed.
@@ -36,6 +38,7 @@ class Turn:
         num_sampling: tokens that those choose; the turn's next ones, not known yet.
         is_paused: it ran, and made way for an urgent one; it holds nothing.
         is_void: one of those rows failed, so that what the others give is no good.
+        prompt: its tokens as an array, if they are penalized in each step.
         look_again_at_ns: when a pass would not have to wait for its history, as last forecast.
         look_not_before_ns: the forecast is not repeated before.
     """
@@ -47,7 +50,7 @@ class Turn:
     trace: TurnTrace = field(default_factory=TurnTrace)
     tokens: list[int] = field(init=False)
     num_known: int = field(init=False)
-    tokens_max: int = 0
+    length_max: int = 0
     state: TurnState = TurnState.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
@@ -56,6 +59,7 @@ class Turn:
     num_sampling: int = 0
     is_paused: bool = False
     is_void: bool = False
+    prompt: Ints | None = None
     look_again_at_ns: int = 0
     look_not_before_ns: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -108,10 +112,7 @@ class Turn:
     @property
     def awaits_last(self) -> bool:
         """Whether a token that a step in flight chooses is its last whatever it is."""
-        if not self.num_sampling:
-            return False
-        num_generated = self.num_generated + self.num_sampling
-        return self.length >= self.tokens_max or num_generated >= self.request.sampling.max_tokens
+        return self.num_sampling > 0 and self.length >= self.length_max
 
     @property
     def num_reusable(self) -> int:

@@ -371,7 +371,7 @@ class GpuExecutor:
             ready = {at: masks.ready[row] for at, row in enumerate(rows) if row in masks.ready}
             chosen = choose(own, asked, inputs.before, self.info.end_token_ids, ready)
             self._tables.latest[inputs.slots] = chosen.tokens
-        back = ReadBack([chosen.tokens, chosen.is_finite.int()])
+        back = ReadBack([chosen.tokens, chosen.largest])
         made = StepChosen(rows, back, refused=masks.failed)
         for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
             if (num_top := sampling.params.logprobs) is not None:

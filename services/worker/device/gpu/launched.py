@@ -38,7 +38,7 @@ class StepChosen:
     """What a step gives, while it is copied back.
 
     Attributes:
-        rows: that chose a token; `back` has their tokens, and whether those are any.
+        rows: that chose a token; `back` has their tokens, and each one's largest logit.
         logprobs, scores: by row, where they were asked for.
         refused: rows that no token can be chosen for within their grammar, and why.
     """
@@ -65,7 +65,7 @@ class GpuLaunched:
     def result(self) -> StepResult:
         """Wait until it is over."""
         plan, passed = self.plan, self.passed
-        tokens, is_finite = self.chosen.back.wait()
+        tokens, largest = self.chosen.back.wait()
         ended_at_ns = time.monotonic_ns()
         result = StepResult([None] * plan.num_rows, passed.failed, stall_ns=passed.stall_ns)
         result.stall_at_ns = passed.stall_at_ns
@@ -75,7 +75,7 @@ class GpuLaunched:
         result.unrecorded = passed.unrecorded
         result.assist_ns = self._see_to_helpers()
         self._see_to_pages()
-        self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
+        self._enter_tokens(result, tokens.tolist(), largest.isfinite().tolist())
         for row, scores in self.chosen.scores.items():
             if row not in result.failed:
                 enter_scores(result, plan, row, scores.listed())
@@ -95,6 +95,8 @@ class GpuLaunched:
     def _see_to_pages(self) -> None:
         """Rows fail that ran behind copies which did not bring the promised bytes."""
         plan, passed = self.plan, self.passed
+        if not passed.behind:
+            return
         lines: list[int] = plan.adapters.tolist()
         for row, line in enumerate(lines):
             layers = [*plan.awaited.get(row, []), *plan.streams.get(line, [])]
@@ -102,13 +104,13 @@ class GpuLaunched:
             if row not in passed.failed and not self.gate.wait(pages, STALL_TIMEOUT_NS):
                 passed.failed.add(row)
 
-    def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:
+    def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[bool]) -> None:
+        failed, refused, scores = result.failed, result.refused, self.chosen.logprobs
         for row, token, is_finite in zip(self.chosen.rows, tokens, are_finite, strict=True):
-            if row in result.failed or row in result.refused:
+            if row in failed or row in refused:
                 continue
             if not is_finite:
                 result.broken[row] = NOT_FINITE
                 continue
-            scores = self.chosen.logprobs.get(row)
-            logprobs = None if scores is None else scores.listed()[0]
+            logprobs = scores[row].listed()[0] if row in scores else None
             result.sampled[row] = Sampled(token, logprobs)

@@ -5,10 +5,11 @@ that is preempted, or goes on after its worker died, draws the same tokens in an
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
@@ -50,6 +51,20 @@ def uniform(seed: int, position: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
 
 
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """`uniform` of each seed and its position.
+
+    >>> uniforms([1, 7], [2, 0]).tolist() == [uniform(1, 2), uniform(7, 0)]
+    True
+    """
+    state = np.array([seed & _MASK for seed in seeds], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state += (np.array(positions, np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state = (state ^ (state >> np.uint64(31))) >> np.uint64(11)
+    return state.astype(np.float64) / (1 << 53)
+
+
 def sample(
     logits: torch.Tensor,
     rows: list[RowSampling],
@@ -82,11 +97,6 @@ def sample(
             logprobs = token_logprobs(logits[index : index + 1], [token], params.logprobs)[0]
         chosen.append(Sampled(token, logprobs))
     return chosen
-
-
-def is_plain_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token is the answer, as it stands."""
-    return is_greedy(params) and not params.grammar
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -161,7 +171,7 @@ def _penalized(logits: torch.Tensor, row: RowSampling) -> torch.Tensor:
     params = row.params
     logits = logits.clone()
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits.device)
+        seen = torch.tensor(np.union1d(row.prompt, row.generated), device=logits.device).long()
         scores = logits[seen]
         factor = max(params.repetition_penalty, REPETITION_PENALTY_MIN)
         logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)

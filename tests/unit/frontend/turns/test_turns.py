@@ -263,6 +263,28 @@ def test_any_interleaving_yields_exactly_the_reply(
     assert len(turns) == 0
 
 
+@given(st.lists(events, max_size=40), st.sampled_from([0, 8192]))
+@settings(max_examples=100, deadline=None)
+def test_a_token_alone_is_taken_as_a_delta_with_it_is(
+    script: list[tuple[str, int, int, int]], prompt_bytes_max: int
+) -> None:
+    turns, twin = (started(1000, prompt_bytes_max=prompt_bytes_max) for _ in range(2))
+    for now_ns, (kind, attempt, index, num) in enumerate(script):
+        if kind == "pull":
+            assert pull(turns, attempt, now_ns) == pull(twin, attempt, now_ns)
+        elif kind == "tick":
+            assert turns.on_tick(now_ns) == twin.on_tick(now_ns)
+        else:
+            said = delta(attempt, index, max(num - 2, 1))
+            expected = turns.on_delta(said, now_ns)
+            if len(said.tokens) == 1 and said.finish is None:
+                token = (TURN, attempt, index, said.tokens[0])
+                assert twin.on_token(token, now_ns) == expected
+            else:
+                assert twin.on_delta(said, now_ns) == expected
+    assert pull(turns, 9).tokens == pull(twin, 9).tokens
+
+
 def test_a_stop_ends_every_turn_with_an_error_and_cancels_it() -> None:
     turns = started()
     pull(turns, 1)
@@ -369,8 +391,24 @@ def test_a_short_prompt_goes_along_with_the_first_submit_only() -> None:
     assert (prompt.turn_id, prompt.num_generated, prompt.gone) == (TURN, 0, False)
     again = [e.message.prompt for e in turns.on_reconnect(0) if isinstance(e, Submit)]
     assert again == [""]
-    long = replace(new_turn(), turn_id=TurnId("long"), prompt=[7] * 2000)
+    usual = replace(new_turn(), turn_id=TurnId("usual"), prompt=[7] * 2500)
+    assert submitted(turns, usual).prompt
+    long = replace(new_turn(), turn_id=TurnId("long"), prompt=[7] * 4000)
     assert submitted(turns, long).prompt == ""
+
+
+@pytest.mark.parametrize(("num_tokens", "goes_along"), [(8000, True), (13_000, False)])
+def test_a_longer_prompt_goes_straight_to_an_assigned_worker(
+    num_tokens: int, goes_along: bool
+) -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    turns.on_placed(placed("s"), 0)
+    new = replace(new_turn(), session_id=SessionId("s"), prompt=[7] * num_tokens)
+    submit, start = turns.on_new(new, 0)
+    assert isinstance(submit, Submit) and isinstance(start, Start)
+    assert (submit.message.prompt, bool(start.message.prompt)) == ("", goes_along)
+    assert len(start.message.prompt) <= TurnLimits().direct_bytes_max
+    assert bool(turns.on_delta(delta(1, 0), 0)) == goes_along, "else it is to be pulled first"
 
 
 def placed(
@@ -424,7 +462,7 @@ def test_an_expected_turn_is_told_where_its_scheduler_knows_kv_too(
 
 
 def test_a_long_prompt_is_sent_for_by_the_worker() -> None:
-    turns = Turns(FrontendId("f"), TurnLimits(prompt_bytes_max=10))
+    turns = Turns(FrontendId("f"), TurnLimits(direct_bytes_max=10))
     turns.on_placed(placed("s"), 0)
     _, start = turns.on_new(replace(new_turn(), session_id=SessionId("s")), 0)
     assert isinstance(start, Start) and start.message.prompt == ""

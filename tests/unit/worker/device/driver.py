@@ -8,7 +8,14 @@ from queue import Queue
 from typing import Any
 
 from services.worker.core.adapters.image import AdapterUse
-from services.worker.core.effects import BuildImage, Effect, Emit, LoadPages, PageLoads
+from services.worker.core.effects import (
+    BuildImage,
+    Effect,
+    Emit,
+    EmitTokens,
+    LoadPages,
+    PageLoads,
+)
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
@@ -22,7 +29,7 @@ from services.worker.device.isolate import launch_isolated
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
-from shared.wire.messages import AdapterRef, SamplingParams, TurnDelta
+from shared.wire.messages import AdapterRef, SamplingParams, StepOutput, TurnDelta
 
 
 def make_core(executor: Executor, **limits: Any) -> EngineCore:
@@ -107,6 +114,9 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Emit):
                 self.deltas.setdefault(effect.delta.turn_id, []).append(effect.delta)
+            elif isinstance(effect, EmitTokens):
+                for delta in StepOutput(tokens=effect.tokens).all():
+                    self.deltas.setdefault(delta.turn_id, []).append(delta)
             elif isinstance(effect, BuildImage):
                 self.executor.builder.submit(effect, self.adapters)
             elif isinstance(effect, LoadPages):

@@ -517,7 +517,7 @@ def test_nobody_waits_in_a_pass_for_what_was_late_for_another() -> None:
     """A turn that ends with its first token, and one in the step behind it, which goes on."""
     engine = streaming()
     turn = engine.core.turns[TurnId("a")]
-    turn.request = replace(turn.request, sampling=limited(1))
+    turn.length_max = turn.num_prompt + 1
     rest = first_layer(engine)
     first = engine.plan()
     engine.submit(turn_on("b", "x"))
@@ -536,7 +536,7 @@ def test_nobody_takes_a_damaged_image_from_those_that_run_on_it() -> None:
     second layer turns out bad."""
     engine = streaming()
     turn = engine.core.turns[TurnId("a")]
-    turn.request = replace(turn.request, sampling=limited(1))
+    turn.length_max = turn.num_prompt + 1
     rest = first_layer(engine)
     first = engine.plan()
     engine.submit(turn_on("b", "x"))

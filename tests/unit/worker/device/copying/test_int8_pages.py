@@ -185,7 +185,6 @@ def test_history_comes_back_rounded_and_what_is_new_is_exact(tmp_path: Path) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_a_gpu_stores_the_same_bytes_and_brings_the_same_back(
     dtype: torch.dtype, tmp_path: Path

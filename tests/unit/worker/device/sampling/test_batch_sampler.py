@@ -4,14 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from services.worker.core.step import RowSampling
 from services.worker.device.grammar import Words, allows
 from services.worker.device.sampling.batch_sampler import NO_CARRIED, choose
-from services.worker.device.sampling.sampler import sample, without
+from services.worker.device.sampling.sampler import sample, uniform, uniforms, without
 from shared.wire.messages import SamplingParams
 
 VOCAB = 40
@@ -51,7 +53,7 @@ def tokens_of(
     masks: dict[int, Words],
 ) -> list[int | None]:
     chosen = choose(logits, rows, torch.tensor(carried, dtype=torch.int32), ENDS, masks)
-    pairs = zip(chosen.tokens.tolist(), chosen.is_finite.tolist(), strict=True)
+    pairs = zip(chosen.tokens.tolist(), chosen.largest.isfinite().tolist(), strict=True)
     return [token if is_finite else None for token, is_finite in pairs]
 
 
@@ -106,3 +108,54 @@ def test_numbers_to_choose_by_are_told_from_others() -> None:
     row = RowSampling(SamplingParams(max_tokens=1, temperature=1.0, seed=1), 0, [1], [])
     tokens = tokens_of(logits, [row] * 3, [NO_CARRIED] * 3, {})
     assert tokens[1] is None and None not in (tokens[0], tokens[2])
+
+
+class Launches(TorchFunctionMode):
+    """What is called of torch, and of how many rows it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [each.shape[0] for each in args if isinstance(each, torch.Tensor) and each.dim()]
+        self.rows[func.__name__] = max(shapes, default=0)
+        return func(*args, **(kwargs or {}))
+
+
+PLAIN = {"temperature": 0.0, "min_tokens": 3}  # which it has
+DRAWN = {"temperature": 1.0}
+CUT = {"temperature": 0.7, "top_p": 0.9}
+BIASED = {"temperature": 0.0, "logit_bias": [(3, 1.0)]}
+ON_ALL = {"sort", "topk", "cumsum", "softmax", "argmax"}  # tokens of a row
+
+
+@pytest.mark.parametrize(
+    ("wishes", "launched"),
+    [
+        ([PLAIN] * 4, {}),
+        ([DRAWN] * 3, {"softmax": 3, "cumsum": 3}),
+        ([DRAWN, PLAIN, DRAWN], {"softmax": 2, "cumsum": 2}),
+        ([CUT] * 3, {"softmax": 3, "sort": 3, "cumsum": 3}),
+        ([CUT, DRAWN, PLAIN, DRAWN], {"softmax": 3, "sort": 1, "cumsum": 2}),
+        ([{"top_k": 5}, PLAIN], {"softmax": 1, "topk": 1, "cumsum": 1}),
+        ([BIASED, PLAIN], {"argmax": 1}),
+    ],
+)
+def test_nothing_is_launched_that_no_row_asks_for(
+    wishes: list[dict[str, Any]], launched: dict[str, int]
+) -> None:
+    rows = [RowSampling(SamplingParams(max_tokens=9, seed=1, **wish), 3) for wish in wishes]
+    logits = torch.randn((len(rows), VOCAB))
+    carried = torch.full((len(rows),), NO_CARRIED, dtype=torch.int32)
+    with torch.inference_mode(), Launches() as seen:
+        choose(logits, rows, carried, ENDS, {})
+    assert {name: num for name, num in seen.rows.items() if name in ON_ALL} == launched
+    if BIASED not in wishes:  # a number made into a tensor is copied to a device, waiting for it
+        assert not {"tensor", "as_tensor"} & seen.rows.keys()
+
+
+@given(st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 2**40)), max_size=9))
+def test_numbers_drawn_together_are_those_drawn_alone(asked: list[tuple[int, int]]) -> None:
+    together = uniforms([seed for seed, _ in asked], [position for _, position in asked])
+    assert together.tolist() == [uniform(*each) for each in asked]
