@@ -22,7 +22,6 @@ from cli.base.reporting import (
 )
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
-from cli.models.weights import check_weights
 from cli.start.options import DeploymentOptions
 from cli.supervisor.deployment import check_start, run_deployment
 from cli.supervisor.signals import StopRequested, StopSignals
@@ -108,8 +107,8 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     from starting anyway. Without a word on models, they are those that adapters are for.
 
     Raises:
-        SymphonyError: a model cannot be had or lacks weights, an adapter is for another one, or
-            the deployment could not start.
+        SymphonyError: a model cannot be had, an adapter is for another one, or the deployment could
+            not start.
     """
     for warning in check_start(options):
         reporter.event(warning)
@@ -123,7 +122,6 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     adapters = fetch_offers(options.adapters, kept, reporter.progress)
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
-        check_weights(models, kept, reporter.progress)
     else:
         models = (prepare_default(kept, reporter.progress),)
     make_offers(adapters, models)

@@ -116,11 +116,11 @@ class ArenaView:
             return PageState.BAD
         return state
 
-    def promises(self, pages: list[int], generations: list[int]) -> States:
+    def promises(self, pages: list[int] | Pages, generations: list[int] | Words) -> States:
         """`promise` of many pages, from one look at each word; uint8 [len(pages)]."""
         words = self.words[pages]
         states = (words & np.uint64(0xFF)).astype(np.uint8)
-        is_other = words >> np.uint64(_STATE_BITS) != np.array(generations, np.uint64)
+        is_other = words >> np.uint64(_STATE_BITS) != np.asarray(generations, np.uint64)
         states[is_other | (states == PageState.FREE)] = PageState.BAD
         return states
 

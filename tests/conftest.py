@@ -34,6 +34,15 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What needs a GPU is skipped without one."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # other tests need not wait for it
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @dataclass
 class Server:
     """A real server a test may stop (`kill`) and start again (`start`) on the same port."""

@@ -63,6 +63,7 @@ KNOWN = {
 CONNECT_S = 5.0
 REPORTS_S = 3.0  # workers report twice a second
 ADD_TIMEOUT_S = 300.0
+OFFERED_AT_ONCE = 4  # while one is copied and checked, others are written to the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +178,37 @@ async def _offer_all(
     nats_url: str, access: NatsAccess, host_id: HostId, offers: Sequence[Offer]
 ) -> list[str]:
     bus = await Bus.connect(nats_url, "cli", access, timeout_s=CONNECT_S)
-    warnings = []
     try:
         bases = await _bases(bus, host_id)
-        for offer in offers:
-            model_id, card = _base_of(offer, bases)
-            add = AdapterAdd(
-                name=offer.name,
-                tenant=EVERYBODY,
-                model_id=model_id,
-                card=card,
-                path=str(offer.folder),
-                replace=True,
-            )
-            try:
-                record = await bus.request(ADAPTER_ADD, add, host_id, timeout_s=ADD_TIMEOUT_S)
-            except SymphonyError as error:
-                raise SymphonyError(f"--adapter {offer.name}: {error.message}") from None
-            warnings += [f"{offer.name}: {warning}" for warning in record.warnings]
+        places = asyncio.Semaphore(OFFERED_AT_ONCE)
+
+        async def add(offer: Offer) -> list[str]:
+            async with places:
+                return await _offer(bus, host_id, offer, bases)
+
+        warnings = await asyncio.gather(*map(add, offers))
     finally:
         await bus.drain()
-    return warnings
+    return [each for found in warnings for each in found]
+
+
+async def _offer(
+    bus: Bus, host_id: HostId, offer: Offer, bases: Mapping[ModelId, LoraCard | None]
+) -> list[str]:
+    model_id, card = _base_of(offer, bases)
+    add = AdapterAdd(
+        name=offer.name,
+        tenant=EVERYBODY,
+        model_id=model_id,
+        card=card,
+        path=str(offer.folder),
+        replace=True,
+    )
+    try:
+        record = await bus.request(ADAPTER_ADD, add, host_id, timeout_s=ADD_TIMEOUT_S)
+    except SymphonyError as error:
+        raise SymphonyError(f"--adapter {offer.name}: {error.message}") from None
+    return [f"{offer.name}: {warning}" for warning in record.warnings]
 
 
 async def _bases(bus: Bus, host_id: HostId) -> dict[ModelId, LoraCard | None]:

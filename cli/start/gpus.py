@@ -1,13 +1,27 @@
 """Which GPU each worker gets."""
 
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import takewhile
 
 from shared.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 20.0  # for the driver's tool
+KILLED_S = 1.0
+OUTPUT_BYTES_MAX = 1 << 20
+# Of `nvidia-smi -L`; MIG instances, also as older drivers name them, stand below their GPU.
+_LISTED = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9A-Za-z/-]+)\)")
+_CHOICE = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+class GpusUnknown(ConfigError):
+    """The driver does not say which GPUs there are."""
 
 
 def gpus_of_workers(
@@ -20,14 +34,19 @@ def gpus_of_workers(
         num_workers: of each host.
 
     Raises:
-        ConfigError: there are fewer GPUs than workers.
+        ConfigError: there are fewer GPUs than workers, or which there are is not known.
     """
     if environment.get("SYMPHONY_DEVICE") == "cpu":
         return []
-    gpus = visible_gpus(environment)
+    num_in_all = num_hosts * num_workers
+    try:
+        gpus = visible_gpus(environment)
+    except GpusUnknown:
+        if num_in_all > 1:  # they would all use the first
+            raise
+        return []
     if not gpus:
         return []
-    num_in_all = num_hosts * num_workers
     if num_in_all > len(gpus):
         there_are = "there is 1 GPU" if len(gpus) == 1 else f"there are {len(gpus)} GPUs"
         hosts = "" if num_hosts == 1 else f"--hosts {num_hosts} "
@@ -39,20 +58,60 @@ def gpus_of_workers(
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that a process of ours could use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The GPUs that a process of ours could use, as `CUDA_VISIBLE_DEVICES` names them: of one that
+    is divided its MIG instances.
+
+    Raises:
+        GpusUnknown: the driver's tool does not answer.
+    """
     if (chosen := environment.get(VISIBLE)) is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+        return _chosen(chosen)
     tool = shutil.which("nvidia-smi", path=environment.get("PATH"))
-    if tool is None:
-        return []
-    try:
-        listed = subprocess.run(
-            [tool, "--query-gpu=uuid", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
+    listed = [] if tool is None else _listed(tool)
+    if listed is None:
+        raise GpusUnknown(
+            f"{tool} does not answer within {PATIENCE_S:g} s: which GPUs there are is not known "
+            f"({VISIBLE} says which to use, SYMPHONY_DEVICE=cpu that none is)"
         )
-    except (OSError, subprocess.SubprocessError):
-        return []  # a driver that does not answer: workers will say so
-    return listed.stdout.split()
+    return listed
+
+
+def _chosen(text: str) -> list[str]:
+    """What CUDA makes of the user's choice: nothing behind what is no GPU's number or id."""
+    return list(takewhile(_CHOICE.fullmatch, (each.strip() for each in text.split(","))))
+
+
+@cache
+def _listed(tool: str) -> list[str] | None:
+    """Asked once: a driver that is not kept loaded takes seconds each time. None: no answer."""
+    listing = _output([tool, "-L"])
+    if listing is None:
+        return None
+    gpus: list[str] = []
+    for (gpu,) in map(re.Match.groups, _LISTED.finditer(listing)):
+        if gpu.startswith("MIG") and gpus and gpus[-1].startswith("GPU"):
+            gpus.pop()  # as a whole it cannot be used
+        gpus.append(gpu)
+    return gpus
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command says, nothing if it fails; None: it does not end. One that hangs in the kernel
+    cannot be killed, and is left behind.
+    """
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return ""
+        try:
+            status = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
+            return None
+        said.seek(0)
+        return "" if status else said.read(OUTPUT_BYTES_MAX).decode(errors="replace")

@@ -255,7 +255,11 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + at + dims, values.to(element), mask=is_dim)
 
 
-@triton.jit(do_not_specialize=["query_eps", "query_offset", "key_eps", "key_offset"])
+@triton.jit(
+    do_not_specialize=["query_eps", "query_offset", "key_eps", "key_offset"],
+    # One layer's part of a table may begin anywhere.
+    do_not_specialize_on_alignment=["pages", "offsets", "rows"],
+)
 def _rotate_store_kernel(  # type: ignore[no-untyped-def]
     query, key, value, out, pool, pages, offsets, cos, sin, rows,
     query_weight, query_eps, query_offset, key_weight, key_eps, key_offset,

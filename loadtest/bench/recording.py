@@ -24,9 +24,11 @@ from services.worker.core.step import (
 )
 from shared.errors import InvalidRequest
 from shared.ids import TurnId
+from shared.wire.messages import SamplingParams
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-_SAMPLING = TypeAdapter(list[RowSampling | None])
+_PARAMS = TypeAdapter(SamplingParams)
+_TOKENS = TypeAdapter(list[int])
 _SCORING = TypeAdapter(dict[int, RowScoring])
 
 
@@ -71,7 +73,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         query_starts=_ints(fields["query_starts"]),
         context_lens=_ints(fields["context_lens"]),
         long=_ints(fields.get("long", [])),
-        sampling=_SAMPLING.validate_python(fields["sampling"]),
+        sampling=[None if row is None else _sampling(row) for row in fields["sampling"]],
         scoring=_SCORING.validate_python(fields["scoring"]),
         awaited={int(row): pages for row, pages in fields["awaited"].items()},
         entries=TableEntries(
@@ -84,6 +86,12 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         streams={int(line): pages for line, pages in fields["streams"].items()},
         assists={int(line): ImageSource(**source) for line, source in fields["assists"].items()},
     )
+
+
+def _sampling(fields: dict[str, Any]) -> RowSampling:
+    params = _PARAMS.validate_python(fields["params"])
+    tokens = [_TOKENS.validate_python(fields[name]) for name in ("prompt", "generated")]
+    return RowSampling(params, int(fields["num_generated"]), *tokens)
 
 
 def _image(fields: dict[str, Any]) -> ImageEntry:

@@ -295,7 +295,7 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "a bad load is good enough", STAGING,
-        "            block.lost |= not is_good\n", "",
+        "                flight.block.lost = True\n", "                pass\n",
     ),
     Mutant(
         "pages of a running turn are taken", PAGES,

@@ -9,6 +9,7 @@ from loadtest.world.hinters import LAST_TENANT
 from loadtest.world.rest import check_rest
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
+from services.worker.core.engine.steps_in_flight import STEP_MIN_NS
 from shared.ids import SessionId
 from shared.randomness import take_from
 from shared.wire.messages import AdvisoryKey
@@ -17,6 +18,7 @@ from shared.wire.tracker_shards import shard_of
 CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS
 DISTURBING = {"loss", "garbled", "queue", "delay", "killer"}  # all the time
+MORTAL = {"worker", "host", "lost device", "hung device"}  # of workers, without killers
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
@@ -131,11 +133,19 @@ class _Watch:
         world.clients.check_progress(
             is_served=is_served,
             is_undisturbed=is_undisturbed,
-            stall_max_ns=options.stall_max_ns
-            * (CROWD_FACTOR if world.deployment.is_crowded else 1),
+            stall_max_ns=self._stall_max_ns,
             calm_stall_max_ns=options.calm_stall_max_ns,
         )
         timeline.after(SAMPLE_NS, self._sample)
+
+    @property
+    def _stall_max_ns(self) -> int:
+        """How long a turn may stand still while some worker could serve it."""
+        world, options = self._world, self._world.options
+        stall_max_ns = options.stall_max_ns * (CROWD_FACTOR if world.deployment.is_crowded else 1)
+        if "hung device" in world.faults.kinds:
+            stall_max_ns += STEP_MIN_NS  # the worker looks well until it ends
+        return stall_max_ns
 
     def check_ends(self) -> None:
         """Every turn ended well, unless there was no worker to serve it for too long."""
@@ -152,7 +162,7 @@ class _Watch:
             if turn.sampling.seed == KILLER and turn.end in ("poisoned", "worker_lost"):
                 continue
             kinds = self._world.faults.kinds
-            if turn.end == "poisoned" and "killer" in kinds and kinds & {"worker", "host"}:
+            if turn.end == "poisoned" and "killer" in kinds and kinds & MORTAL:
                 continue  # beside a killer twice, and then alone when a worker died by itself
             num_unserved = sum(
                 turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns

@@ -170,6 +170,10 @@ SHELL_MUTANTS = (
         "limit_ns = self._core.step_limit_ns(plan)", "limit_ns = 1_000_000",
     ),
     Mutant(
+        "a step that does not end is waited for", STEP_LOOP,
+        '            self._on_stuck(f"a step', '            str(f"a step',
+    ),
+    Mutant(
         "a kvstore that is not there ends the worker", KV_CLIENT,
         "            except (SymphonyError, OSError) as error:\n                if not has_warned",
         "            except OSError as error:\n                if not has_warned",

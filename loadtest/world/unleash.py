@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 
 from loadtest.sim.redis import WAY_MAX_NS
+from loadtest.sim.services.device import Breaks
 from loadtest.sim.services.faults import Fault
 from loadtest.sim.services.scheduler import QUEUE_MAX
 from loadtest.sim.services.service import Service
@@ -65,6 +66,9 @@ def heal(world: World) -> None:
         kvstore.is_link_cut = kvstore.is_lying = False
     for scheduler in world.schedulers:
         scheduler.queue_max = QUEUE_MAX
+    for worker in world.workers:
+        if worker.device is not None and not worker.device.is_broken:
+            worker.device.breaks = ""
 
 
 def _happening(
@@ -92,6 +96,17 @@ def _crash_one_of(kind: str) -> Callable[[World, Random], None]:
             is_long = kind == "worker" and random.random() < LONG_SHARE
             down_ns = LONG_NS if is_long else random.randrange(RESTART_MAX_NS)
             world.deployment.timeline.after(down_ns, process.start)
+
+    return happen
+
+
+def _break_device(breaks: Breaks) -> Callable[[World, Random], None]:
+    """In the next step of a worker."""
+
+    def happen(world: World, random: Random) -> None:
+        device = random.choice(world.workers).device
+        if device is not None and not device.is_broken:
+            device.breaks = breaks
 
     return happen
 
@@ -283,5 +298,7 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "bucket": _break_bucket,
     "slow bucket": _slow_bucket,
     "term": _terminate,
+    "lost device": _break_device("lost"),
+    "hung device": _break_device("hung"),
     "leases": _lose_leases,
 }

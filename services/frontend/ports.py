@@ -63,12 +63,17 @@ def open_ports(runtime: Runtime, config: FrontendConfig) -> Ports:
         access = config.nats_access
         return await Bus.connect(config.nats_url, name, access, timeout_s=None, pace=PACE)
 
+    def texts(is_shared: bool) -> Texts:
+        pool, quick = make_pools(runtime, config, is_shared=is_shared)
+        quick.begin()  # each model's template is compiled there before the model is offered
+        return Texts(pool, quick)
+
     return Ports(
         http=UvicornServer(config, runtime.clock),
         connect=connect,
         redis=redis_at(config.redis_url, config.redis_access),
         threads=threads,
-        texts=lambda is_shared: Texts(*make_pools(runtime, config, is_shared=is_shared)),
+        texts=texts,
         grammars=grammars,
         model_files=LocalModelFiles(threads(1, "files")),
         upload_files=UnnamedFiles(config.data_dir / "uploads"),

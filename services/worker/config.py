@@ -69,7 +69,8 @@ class WorkerConfig(ServiceConfig):
     # Which idle blocks leave the pool first.
     eviction: EvictionName = constant("layer")
     # How a turn starts whose adapter is loading: `wait` for all of it, `stream` its layers behind
-    # the pass, `assist` by computing on the host what is missing, or `auto`, the best that works.
+    # the pass, `assist` by computing on the host what is missing, or `auto`, the best that works
+    # (without helpers on a GPU, where they have not been measured).
     lora_start: LoraStart = constant("auto")
     # MB/s of loads into the pool on a CPU and of emulated models, to try a GPU's link; 0: memory's.
     link_mb_s: float = constant(0.0)

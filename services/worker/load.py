@@ -17,6 +17,7 @@ from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.thread import DeviceThread
 from services.worker.load_oneshot import find_tasks, make_oneshot
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.near_gpu import bind_near_gpu
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel
@@ -91,7 +92,8 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
-    tasks = find_tasks(config, ids)
+    with _importing():
+        tasks = find_tasks(config, ids)
     return [(model_id, source, tasks[model_id]) for model_id, source in ids]
 
 
@@ -196,8 +198,9 @@ def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
 
 
 def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew | None":
-    """Helpers beside a GPU, whose link is always far slower than its memory."""
-    is_wanted = config.lora_start in {"assist", "auto"}
+    """Helpers beside a GPU, where they are asked for: `auto` streams and waits there, as long as
+    nothing shows that starts with helpers are faster."""
+    is_wanted = config.lora_start == "assist"
     if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.orders import Spec
@@ -255,6 +258,8 @@ def _prepare_device(config: WorkerConfig) -> str:
         num_threads = config.num_threads or os.cpu_count() or 1
         torch.set_num_threads(num_threads)
         _limit_kernel_threads(num_threads)
+    else:
+        bind_near_gpu()
     return device
 
 

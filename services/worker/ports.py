@@ -17,7 +17,7 @@ from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.model import OneshotModel
 from shared.arena import Arena
-from shared.runtime.dying import die
+from shared.runtime.dying import die, die_within
 
 OnMoved: TypeAlias = Callable[[Moved], None]
 
@@ -75,6 +75,8 @@ class WorkerPorts:
             the callback for the page copies of the model of this name, callable from any thread.
         pid: of the process, as reports name it.
         on_stuck: called with the reason when a step does not end: ends the process.
+        die_within: called with seconds when the worker has failed: ends the process then, if it has
+            not ended in order.
         limits: of engines, where neither settings nor the model say.
     """
 
@@ -83,6 +85,7 @@ class WorkerPorts:
     load: LoadModels
     pid: int
     on_stuck: Callable[[str], None] = die
+    die_within: Callable[[float], None] = die_within
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_model_len=0))
 
 

@@ -64,6 +64,7 @@ from shared.wire.subjects import (
 log = logging.getLogger(__name__)
 
 KVSTORE_PATIENCE_S = 3.0
+FAILED_PATIENCE_S = 10.0  # to end in order: less than a supervisor waits for a silent process
 STATES: dict[str, Literal["loading", "ready", "draining"]] = {
     "starting": "loading",
     "ready": "ready",
@@ -117,7 +118,9 @@ class Worker:
         await runtime.stopping.wait()
         runtime.state = "draining"
         self._report_now.set()
-        if not runtime.exit_code:  # the turns of a worker that failed cannot end any more
+        if runtime.exit_code:  # its turns cannot end any more, nor perhaps its threads
+            self._ports.die_within(FAILED_PATIENCE_S)
+        else:
             await self._drain()
 
     async def _load(self) -> None:

@@ -46,13 +46,23 @@ def read_chunks(fd: int, entry: TensorEntry) -> Iterator[Bits]:
         place, left = place + size, left - size
 
 
-def read_tensor(fd: int, entry: TensorEntry) -> Bits:
-    """A tensor's elements, in its shape.
+def read_tensors(fd: int, entries: Iterable[TensorEntry]) -> Iterator[tuple[TensorEntry, Bits]]:
+    """Tensors' elements, in their shapes, each good until the next is asked for. What lies together
+    in the file is read at once.
 
     Raises:
-        Truncated: the file ends before the tensor does.
+        Truncated: the file ends before a tensor does.
     """
-    return _read(fd, entry, entry.begin, entry.num_bytes).reshape(entry.shape)
+    buffer = np.empty(0, np.uint8)
+    for group in _neighbours(entries):
+        begin, num_bytes = group[0].begin, sum(each.num_bytes for each in group)
+        if num_bytes > len(buffer):
+            buffer = np.empty(num_bytes, np.uint8)
+        _fill(fd, buffer[:num_bytes], begin, group[-1].name)
+        for each in group:
+            at = each.begin - begin
+            bits = buffer[at : at + each.num_bytes].view(_FILE_ELEMENTS[each.dtype])
+            yield each, bits.reshape(each.shape)
 
 
 def first_unfit(bits: Bits, source: str, dtype: str) -> int | None:
@@ -116,13 +126,31 @@ def _widened(bits: Bits, source: str) -> Bits:
     return wide
 
 
+def _neighbours(entries: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    """Tensors in the order of the file, together those that follow one another, up to a chunk."""
+    group: list[TensorEntry] = []
+    for each in sorted(entries, key=lambda each: each.begin):
+        if group:
+            is_next = each.begin == group[-1].begin + group[-1].num_bytes
+            if not is_next or each.begin + each.num_bytes - group[0].begin > CHUNK_BYTES:
+                yield group
+                group = []
+        group.append(each)
+    if group:
+        yield group
+
+
 def _read(fd: int, entry: TensorEntry, place: int, size: int) -> Bits:
     element = _FILE_ELEMENTS[entry.dtype]
     bits = np.empty(size // element.itemsize, element)
-    view = bits.data.cast("B")
+    _fill(fd, bits.view(np.uint8), place, entry.name)
+    return bits
+
+
+def _fill(fd: int, buffer: NDArray[np.uint8], place: int, name: str) -> None:
+    view = buffer.data
     while view:
         num = os.preadv(fd, [view], place)
         if not num:
-            raise Truncated(entry.name)
+            raise Truncated(name)
         view, place = view[num:], place + num
-    return bits

@@ -3,6 +3,7 @@ that takes too much memory.
 """
 
 import ctypes
+import faulthandler
 import logging
 import os
 import resource
@@ -22,6 +23,13 @@ def die(why: str) -> NoReturn:
     log.critical(why)
     logging.shutdown()
     os._exit(EXIT_STUCK)
+
+
+def die_within(seconds: float) -> None:
+    """End with status 1 so much later, whatever threads are at then, unless this process has ended
+    before. Each thread's stack is written to standard error. Needs no thread of Python's.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def die_with_parent(parent: int) -> None:

@@ -34,7 +34,10 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
         if not name.startswith(("PYTEST_", "TRITON_"))
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    others = "test_page_copy.py", "test_pointwise.py", "test_sgmv_triton.py"
+    others = (
+        "test_cuda_link.py", "test_page_copy.py", "test_page_sums.py", "test_pass_triton.py",
+        "test_pointwise.py", "test_sgmv_triton.py",
+    )  # fmt: skip
     files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
@@ -82,6 +85,7 @@ def compile_for_hopper(kernel: Any, launch: dict[str, Any]) -> Any:
     kinds |= {
         torch.float32: "*fp32",
         torch.int32: "*i32",
+        torch.int64: "*i64",
         torch.int16: "*i16",
         float: "fp32",
         int: "i32",
@@ -186,10 +190,12 @@ def test_kernels_for_adapters_compile_for_hopper(
 def test_kernels_between_products_compile_for_hopper(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from kernels.pointwise import GELU_TANH, SILU
+    from kernels.pointwise import GELU_TANH, SILU, Heads, Norm, Rotary, Slots
     from kernels.pointwise import triton as kernels
 
-    names = ("_norm_kernel", "_rotate_kernel", "_gate_kernel")
+    names = (
+        "_norm_kernel", "_rotate_kernel", "_gate_kernel", "_add_norm_kernel", "_rotate_store_kernel"
+    )  # fmt: skip
     recorders = record_launches(kernels, names, monkeypatch, tmp_path)
     rows = torch.zeros((1, 3, 4096), dtype=dtype)
     kernels.rms_norm(rows, rows[0, 0], 1e-5, 0.0)
@@ -199,6 +205,18 @@ def test_kernels_between_products_compile_for_hopper(
         kernels.rotate(heads, heads[:, :8], angles, angles)
     for activation in (SILU, GELU_TANH):
         kernels.gate(rows, rows, activation)
+    norm = Norm(rows[0, 0], 1e-5, 0.0)
+    for after, before in ((None, norm), (norm, norm), (norm, None)):
+        kernels.add_norm(rows[0], rows[0], 0.5, after, before)
+    numbers = torch.zeros(3, dtype=torch.int32)
+    pool = torch.zeros((1, 2, 8, 64, 128), dtype=dtype)
+    of_head = Norm(rows[0, 0, :128], 1e-5, 0.0)
+    product = torch.zeros((3, 6144), dtype=dtype)
+    parts = product.view(3, 48, 128).split([32, 8, 8], 1)
+    for head_norm in (None, of_head):
+        turns = Rotary(rows[0, :, :128], rows[0, :, :128], numbers.long())
+        slots = Slots(numbers, numbers)
+        kernels.rotate_store(Heads(*parts), pool, slots, turns, head_norm, head_norm)
 
     for recorder in recorders.values():
         assert recorder.launches
@@ -206,3 +224,19 @@ def test_kernels_between_products_compile_for_hopper(
             ptx = compile_for_hopper(recorder.kernel, launch).asm["ptx"]
             assert "ld.global.v4" in ptx, "16 bytes at once"
             assert not re.findall(r"depot0\[(\d+)\]", ptx), "everything is in registers"
+
+
+def test_kernels_for_checksums_compile_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kernels.page_sums import triton as kernels
+
+    names = ("_mix_kernel", "_chain_kernel")
+    recorders = record_launches(kernels, names, monkeypatch, tmp_path)
+    pages, numbers = torch.zeros((2, 1 << 18), dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
+    kernels.page_sums(pages, numbers, torch.zeros(2, dtype=torch.int64))
+
+    for recorder in recorders.values():
+        (launch,) = recorder.launches
+        ptx = compile_for_hopper(recorder.kernel, launch).asm["ptx"]
+        assert not re.findall(r"depot0\[(\d+)\]", ptx), "everything is in registers"

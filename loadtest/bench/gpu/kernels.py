@@ -1,4 +1,4 @@
-"""Attention and page copies alone, beside the hardware's ceilings."""
+"""Attention, page copies and adapters alone, beside the hardware's ceilings."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,19 @@ from typing import Any
 import torch
 
 from kernels.paged_attention import AttentionShape, DeviceBatch, RaggedBatch, paged_attention
+from kernels.sgmv import DeviceSegments, Site, add_lora
+from kernels.sgmv.device import copy_line, make_device_tables
 from loadtest.bench.gpu.ceilings import rounded
 from loadtest.bench.gpu.models import GpuShape, host_copier, wait_registered
 from loadtest.bench.gpu.timing import median_s, per_call_s
+from loadtest.bench.sgmv.cells import NUM_TARGETS, enter_adapters, page_elements
 from services.worker.device.copying.copies import PageCopier
 from shared.arena import Arena
 from shared.blocks import BLOCK_TOKENS
 
 CALLS = 32  # in one launch
-CACHED_BYTES = 1 << 28  # calls take turns on more than any cache holds
+SGMV_ROWS = (32, 64)
+CACHED_SHARE = 4  # calls take turns on the large copy over this, more than any cache holds
 
 
 def make_batch(
@@ -60,7 +64,8 @@ def measure_attention(
     figures: dict[str, Any] = {}
     kv_bytes = shape.token_bytes // shape.num_layers
     for rows in shape.batches:
-        num_layers = max(2, -(-CACHED_BYTES // (rows * shape.context * kv_bytes)))
+        layer_bytes = rows * shape.context * kv_bytes
+        num_layers = max(2, -(-shape.large_bytes // (CACHED_SHARE * layer_bytes)))
         contexts = [shape.context] * rows
         query, pool, batch = make_batch(device, shape, [1] * rows, contexts, num_layers)
         took_s = _attention_s(device, query, pool, batch, scores, rounds)
@@ -124,8 +129,7 @@ def measure_copies(
             copy.wait()
 
     def store_all() -> None:
-        mark = copier.mark()
-        for copy in [copier.store(mark, there, arena, here) for here, there in runs]:
+        for copy in [copier.store(there, arena, here) for here, there in runs]:
             copy.wait()
 
     num_bytes = num_pages * page_bytes
@@ -141,6 +145,47 @@ def measure_copies(
             "to_host_share_of_link": down / ceilings["link_to_host_gb_per_s"],
         }
     )
+
+
+def measure_sgmv(
+    device: torch.device, shape: GpuShape, ceilings: dict[str, float], rounds: int
+) -> dict[str, float]:
+    """One projection as wide as the model whose rows all have adapters of their own: the rate at
+    which these are read, as a share of the memory's."""
+    figures: dict[str, float] = {}
+    for rows in SGMV_ROWS:
+        num_bytes = 2 * shape.hidden * shape.lora_rank * rows * shape.dtype.itemsize
+        took_s = _sgmv_s(device, shape, rows, rounds)
+        figures[f"sgmv_us_{rows}"] = took_s * 1e6
+        figures[f"sgmv_share_{rows}"] = num_bytes / took_s / 1e9 / ceilings["memory_gb_per_s"]
+    return figures
+
+
+def _sgmv_s(device: torch.device, shape: GpuShape, rows: int, rounds: int) -> float:
+    hidden, page = shape.hidden, page_elements(shape.hidden)
+    num_pages = max(
+        int(CACHED_SHARE * shape.large_bytes) // (page * shape.dtype.itemsize), 4 * rows
+    )
+    pool = torch.randn((num_pages, page), device=device, dtype=shape.dtype)
+    host, num_layers = enter_adapters(
+        hidden, shape.dtype.itemsize, num_pages, [shape.lora_rank] * rows
+    )
+    tables = make_device_tables(
+        num_layers, NUM_TARGETS, lines_max=rows, blocks_max=host.pages.shape[2],
+        tiles_max=host.tiles.shape[3], rank_max=int(host.ranks.max()), device=device,
+    )  # fmt: skip
+    for line in range(rows):
+        copy_line(host, line, tables)
+    order = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    segments = DeviceSegments(order, order[:-1])
+    sites = [Site((target,), (0,), (hidden,)) for target in range(NUM_TARGETS)]
+    x, y = (torch.randn((rows, hidden), device=device).to(shape.dtype) for _ in range(2))
+
+    def work(number: int) -> None:
+        layer = number // NUM_TARGETS % num_layers
+        add_lora(x, y, pool, layer, sites[number % NUM_TARGETS], segments, tables)
+
+    return per_call_s(device, work, rounds, CALLS, is_recorded=True)
 
 
 def _copier(device: torch.device, pool: torch.Tensor) -> PageCopier:

@@ -112,7 +112,7 @@ class Serving:
             engine.submit(prompt, steps + 2, None if adapter is None else adapter.ref)
         engine.run()
         # All prompts fit in one step; the first decode is warm-up.
-        at_ns = engine.times_ns(len(rows))
+        at_ns = engine.times_ns()
         assert len(at_ns) == steps + 1, "turns did not stay together"
         return statistics.median(after - before for before, after in pairwise(at_ns)) / 1e6
 
@@ -121,10 +121,9 @@ class Serving:
         self._num_prompts += 1
         prompt = some_prompt(-self._num_prompts, length, self._vocab_size)
         engine = self._engine
-        started_ns = time.monotonic_ns()
         engine.submit(prompt, 1, None if adapter is None else adapter.ref)
         engine.run()
-        return engine.first_s(started_ns) * 1e3
+        return engine.first_s() * 1e3
 
     def generate_s(self, rows: Rows, prompts: list[list[int]], counts: Sequence[int]) -> float:
         """Seconds in which turns that come at once say so many tokens each; one that ends makes

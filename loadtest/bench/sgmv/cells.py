@@ -57,7 +57,7 @@ class Measurer:
         self._names = names
         self._stream = Stream(dtype, size_bytes, hidden**-0.5)
         self._memory = self._stream.memory
-        self._page_elements = 2 * hidden * BLOCK_TOKENS
+        self._page_elements = page_elements(hidden)
 
     def stream_gb_per_s(self) -> float:
         """Reading the memory with all threads: the median of what was measured before each cell."""
@@ -117,8 +117,8 @@ class Measurer:
         self, x: torch.Tensor, y: torch.Tensor, segments: Segments, ranks: list[int]
     ) -> Callable[[int], None]:
         """The serving kernel over pages in a random order; each call takes another target."""
-        tables, num_layers = self._enter(ranks)
         num_pages = len(self._memory) // self._page_elements
+        tables, num_layers = enter_adapters(self._hidden, self._memory.itemsize, num_pages, ranks)
         pool = self._memory[: num_pages * self._page_elements].view(num_pages, -1)
         sites = [Site((target,), (0,), (self._hidden,)) for target in range(NUM_TARGETS)]
 
@@ -128,30 +128,38 @@ class Measurer:
 
         return work
 
-    def _enter(self, ranks: list[int]) -> tuple[AdapterTables, int]:
-        """Tables of adapters that fill the memory; whatever lies there are their weights."""
-        hidden, element_bytes = self._hidden, self._memory.itemsize
-        names = [f"t{number}" for number in range(NUM_TARGETS)]
-        card = LoraCard(
-            layers_path="layers",
-            num_layers=1,
-            element_bytes=element_bytes,
-            page_bytes=self._page_elements * element_bytes,
-            targets=[LoraTarget(name=name, num_in=hidden, num_out=hidden) for name in names],
-        )
-        layouts = [layout_image(card, dict.fromkeys(names, rank)) for rank in ranks]
-        blocks = [layout.num_blocks for layout in layouts]
-        num_pages = len(self._memory) // self._page_elements
-        num_layers = num_pages // sum(blocks)
-        assert num_layers, "the memory does not hold one layer of these adapters"
-        order = np.random.default_rng(0).permutation(num_pages)
-        of_line = np.split(
-            order[: num_layers * sum(blocks)].reshape(num_layers, -1), np.cumsum(blocks)[:-1], 1
-        )
-        tables = make_tables(num_layers, NUM_TARGETS)
-        for line, layout in enumerate(layouts):
-            enter_image(tables, line, layout, of_line[line].tolist())
-        return tables, num_layers
+
+def enter_adapters(
+    hidden: int, element_bytes: int, num_pages: int, ranks: Sequence[int]
+) -> tuple[AdapterTables, int]:
+    """Tables of adapters of `NUM_TARGETS` targets that fill so many pages of `page_elements`, in a
+    random order, and how many layers they have then; whatever lies there are their weights.
+    """
+    names = [f"t{number}" for number in range(NUM_TARGETS)]
+    card = LoraCard(
+        layers_path="layers",
+        num_layers=1,
+        element_bytes=element_bytes,
+        page_bytes=page_elements(hidden) * element_bytes,
+        targets=[LoraTarget(name=name, num_in=hidden, num_out=hidden) for name in names],
+    )
+    layouts = [layout_image(card, dict.fromkeys(names, rank)) for rank in ranks]
+    blocks = [layout.num_blocks for layout in layouts]
+    num_layers = num_pages // sum(blocks)
+    assert num_layers, "the memory does not hold one layer of these adapters"
+    order = np.random.default_rng(0).permutation(num_pages)
+    of_line = np.split(
+        order[: num_layers * sum(blocks)].reshape(num_layers, -1), np.cumsum(blocks)[:-1], 1
+    )
+    tables = make_tables(num_layers, NUM_TARGETS)
+    for line, layout in enumerate(layouts):
+        enter_image(tables, line, layout, of_line[line].tolist())
+    return tables, num_layers
+
+
+def page_elements(hidden: int) -> int:
+    """Of a page: keys and values of a block, as wide as the model."""
+    return 2 * hidden * BLOCK_TOKENS
 
 
 class _Dense:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from loadtest.bench.lab import Lab, Trace, open_lab
 from loadtest.bench.lora.made import MadeAdapter, make_adapters
 from loadtest.models import Shape, shape_of
@@ -119,7 +121,7 @@ class _Coldstart:
             settings["report_interval_ms"] = "50"
             await lab.start("worker", **settings)
             await lab.wait_connected()
-            if mode == "assist" or (mode == "auto" and link):
+            if mode == "assist" or (mode == "auto" and link and not torch.cuda.is_available()):
                 await lab.wait_helpers()
             await lab.turn(self._prompt(WARM_TOKENS), WARM_DECODES)
             await self._store()

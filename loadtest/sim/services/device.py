@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Literal, TypeAlias
 
 from loadtest.sim.arena import SimArena
 from loadtest.sim.memory import Content
@@ -22,10 +23,17 @@ from services.worker.ports import OnMoved
 from shared.arena import PageState
 from shared.ids import TurnId
 
+Breaks: TypeAlias = Literal["", "lost", "hung"]
+
 ADAPTER_STALL_NS = 20_000 * US  # a pass waits so long for an adapter's layer
+BREAKS_AFTER_NS = 1_000 * US  # into a step, a device breaks that is lost in it
 NONSENSE = 21  # what a row gives whose turn's row before it failed
 NO_HELPERS_SHARE = 0.2  # of steps
 ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
+
+
+class DeviceLost(RuntimeError):
+    """As CUDA's errors: nothing is computed any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +41,7 @@ class SimStep:
     """A step that runs, or waits for the one before it.
 
     Attributes:
-        on_over: called with its result.
+        on_over: called with its result, or with what broke it.
         asked: what each row's client asked for.
         awaited: pool pages that it waits for, with the rows that do.
         streamed: pool pages of adapters that it waits for.
@@ -47,7 +55,7 @@ class SimStep:
 
     plan: StepPlan
     asked: list[Asked]
-    on_over: Callable[[StepResult], None] = lambda result: None
+    on_over: Callable[[StepResult | DeviceLost], None] = lambda result: None
     awaited: dict[int, list[int]] = field(default_factory=dict)
     streamed: set[int] = field(default_factory=set)
     has_helpers: bool = False
@@ -75,6 +83,9 @@ class Device(RecordsNothing):
     Attributes:
         num_assisted: rows for which helpers read the arena.
         num_streamed: rows that began before all of their adapter was here.
+        breaks: what the next step that begins does to it, or the last one did: it is `lost` or
+            `hung`; empty: nothing.
+        is_broken: a step did that.
     """
 
     prefill_tokens_max = 16
@@ -104,6 +115,8 @@ class Device(RecordsNothing):
         self._images: dict[int, ImageEntry] = {}  # by line of the adapter tables
         self.num_assisted = 0
         self.num_streamed = 0
+        self.breaks: Breaks = ""
+        self.is_broken = False
 
     @property
     def is_busy(self) -> bool:
@@ -113,13 +126,19 @@ class Device(RecordsNothing):
         raise AssertionError("no turn has a grammar")
 
     def check_device(self) -> None:
-        """It computes."""
+        """Raises:
+        DeviceLost: it does not compute any more.
+        """
+        if self.is_broken:
+            raise DeviceLost("CUDA error: an illegal memory access was encountered")
 
     def close(self) -> None:
         """Nothing is held."""
 
     def launch(self, plan: StepPlan) -> Launched:
         """Run a step after those that were launched before."""
+        if self.breaks == "lost":
+            self.check_device()
         histories, adapters = plan.awaited.values(), plan.streams.values()
         awaited = {p for layers in (*histories, *adapters) for pages in layers for p in pages}
         assert not awaited & self.mover.late, "a load that was abandoned is waited for again"
@@ -154,6 +173,9 @@ class Device(RecordsNothing):
     def _begin(self, void_slots: frozenset[int]) -> None:
         """Run the first step that waits. What it carries over is chosen by now, but for the turns
         in these slots."""
+        if self.breaks:
+            self._break()
+            return
         host, model, step = self._host, self._model, self._steps[0]
         plan = step.plan
         step.started_at_ns = host.now_ns
@@ -184,6 +206,16 @@ class Device(RecordsNothing):
         if any(asked.sampling.seed == KILLER for asked in step.asked):
             host.later(self._random.randrange(duration_ns), host.die_of_poison)
         host.later(duration_ns, self._computed)
+
+    def _break(self) -> None:
+        """The step that begins never ends, or the device is lost in it."""
+        self.is_broken = True
+        if self.breaks == "lost":
+            self._host.later(BREAKS_AFTER_NS, self._lose)
+
+    def _lose(self) -> None:
+        while self._steps:
+            self._steps.popleft().on_over(DeviceLost("CUDA error: unspecified launch failure"))
 
     def _stream(self, line: int, index: int, step: SimStep) -> None:
         """A row whose adapter is loading waits for what helpers do not read in the arena."""

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from loadtest.sim.services.device import SimStep
+from loadtest.sim.services.device import DeviceLost, SimStep
 from loadtest.sim.timeline import US, Action
 from services.worker.core.step import StepResult
 from services.worker.device.base.executor import Launched
@@ -45,7 +45,11 @@ class SimThread:
         future: asyncio.Future[StepResult] = loop.create_future()
 
         def begin() -> None:
-            launched = launch()
+            try:
+                launched = launch()
+            except DeviceLost as error:
+                _settle(loop, future, error)
+                return
             assert isinstance(launched, SimStep)
             launched.on_over = lambda result: _settle(loop, future, result)
 

@@ -13,7 +13,7 @@ KINDS = (
 # of what it has, and what only shows where there is an object store.
 OWN_SHARES = {
     "host": 0.12, "kvstores": 0.12, "slow bucket": 0.5, "term": 0.4, "garbled": 0.2,
-    "leases": 0.3,
+    "leases": 0.3, "lost device": 0.15, "hung device": 0.15,
 }  # fmt: skip
 FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
 # All the time messages are lost or late.
@@ -58,6 +58,7 @@ HOW_OFTEN = {
     "tracker": 1, "kvstore": 1, "frontend": 1, "clock": 2, "slow disk": 1, "full disk": 1,
     "torn disk": 1, "lost disk": 1, "redis": 1, "link": 3, "liar": 1,
     "bucket": 3, "host": 1, "kvstores": 1, "slow bucket": 2, "term": 3, "leases": 2,
+    "lost device": 1, "hung device": 1,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from loadtest.sim.process import Process
 from loadtest.sim.services.checks import check_worker
 from loadtest.sim.services.copying import Copies
 from loadtest.sim.services.deployment import SimDeployment
-from loadtest.sim.services.device import Device
+from loadtest.sim.services.device import Device, DeviceLost
 from loadtest.sim.services.device_thread import SimThread
 from loadtest.sim.services.forward import Asked
 from loadtest.sim.services.model import NUM_HARDWARE, Model
@@ -162,7 +162,9 @@ class Worker(Service):
     @property
     def is_well(self) -> bool:
         """It takes turns."""
-        return super().is_well and self.runtime is not None and self.runtime.state == "ready"
+        is_ready = self.runtime is not None and self.runtime.state == "ready"
+        is_broken = self.device is not None and self.device.is_broken
+        return super().is_well and is_ready and not is_broken
 
     @property
     def is_writing(self) -> bool:
@@ -182,6 +184,7 @@ class Worker(Service):
             load=self._load,
             pid=self.life,
             on_stuck=self._on_stuck,
+            die_within=lambda seconds: None,  # no thread of its own keeps it
             limits=self._limits,
         )
         service = WorkerService(runtime, config, ports)
@@ -204,6 +207,12 @@ class Worker(Service):
     def check(self) -> None:
         if self.device is not None:
             check_worker(self.core)
+
+    def on_broken(self, why: str, error: BaseException) -> None:
+        if isinstance(error, DeviceLost):
+            self.deployment.timeline.note(f"{self.name} ends: {error}")
+        else:
+            super().on_broken(why, error)
 
     def die_of_poison(self) -> None:
         """What it computes ends the process; its supervisor starts it again."""

@@ -104,6 +104,10 @@ class ProcessPool:
         self._children = [_Child() for _ in range(limits.num_children)]
         self._waiting: TenantQueues[_Work] = TenantQueues()
 
+    def on_open(self, now_ns: int) -> list[Effect]:
+        """There will be work: begin a child before it comes."""
+        return [self._start(0, now_ns)]
+
     def on_work(self, work: int, now_ns: int, tenant: TenantId = DEFAULT_TENANT) -> list[Effect]:
         """Add a piece of a tenant's work."""
         limits, num_own = self._limits, self._waiting.counts().get(tenant, 0)

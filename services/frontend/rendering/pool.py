@@ -59,7 +59,7 @@ class _Work:
 
 
 class Pool:
-    """Processes that are begun when there is work for them and do one piece at a time."""
+    """Processes that are begun for work, or before it comes, and do one piece at a time."""
 
     def __init__(self, clock: Clock, limits: PoolLimits, kind: "ChildKind | None" = None) -> None:
         self._clock = clock
@@ -81,6 +81,10 @@ class Pool:
     def pids(self) -> list[int]:
         """Of the children that run."""
         return [process.pid for process in self._processes.values()]
+
+    def begin(self) -> None:
+        """Begin a process before there is work, which then does not wait for its imports."""
+        self._perform(self._crew.on_open(self._clock.now_ns()))
 
     async def run(self, task: bytes, tenant: TenantId | None = None) -> tuple[bytes, bytes]:
         """A child's answer: its kind and its data.

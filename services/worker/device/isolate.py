@@ -16,14 +16,15 @@ def launch_isolated(executor: Executor, plan: StepPlan) -> Launched:
     than two failures of a step.
 
     Raises:
-        Exception: not a row is at fault but the device, which nothing can be computed on any more,
-            or an invariant does not hold.
+        Exception: not a row is at fault but the device, which has no memory left or computes
+            nothing any more, or an invariant does not hold.
     """
     try:
         return executor.launch(plan)
     except AssertionError:
         raise
-    except Exception:
+    except Exception as error:
+        _raise_if_short(error, plan)
         log.exception("a step failed: running its rows one by one", extra=_named(plan))
         executor.check_device()
     result = StepResult(sampled=[None] * plan.num_rows, stall_ns=[0] * executor.info.num_layers)
@@ -34,12 +35,22 @@ def launch_isolated(executor: Executor, plan: StepPlan) -> Launched:
         except AssertionError:
             raise
         except Exception as error:
+            _raise_if_short(error, alone)
             log.exception("a turn cannot be computed", extra=_named(alone))
             executor.check_device()
             result.broken[index] = f"the turn cannot be computed: {type(error).__name__}"
         else:
             _merge(result, part, index)
     return Finished(result)
+
+
+def _raise_if_short(error: Exception, plan: StepPlan) -> None:
+    """Raise a device's lack of memory again. The pool leaves room for the largest step, so that no
+    row is at fault, but for one whose prompt is scored: that takes more. A restart measures again.
+    """
+    is_short = isinstance(error, RuntimeError) and "out of memory" in str(error)
+    if is_short and not plan.scoring:
+        raise error
 
 
 def _merge(result: StepResult, part: StepResult, index: int) -> None:

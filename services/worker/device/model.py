@@ -2,10 +2,8 @@
 
 import logging
 from hashlib import blake2b
-from pathlib import Path
 
 import torch
-import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.paged_attention import can_be_invariant
@@ -16,6 +14,7 @@ from services.worker.device.decoder.loaded_model import LoadedModel, prepare_mod
 from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.verify import verify_source
+from services.worker.models.digest import WeightsDigest
 from services.worker.models.weights import load_weights
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 
 KV_LAYOUT_VERSION = 2  # 1 held KV of models whose positions went by the step
 INVARIANT_VERSION = 1  # of how sums are made, see `layers.invariant`
-READ_BYTES = 16 * 1024 * 1024
 
 
 def load_model(
@@ -44,6 +42,7 @@ def load_model(
         UnsupportedModelError: small models of its config are not computed as transformers computes
             them, see `verify_source`.
     """
+    weights = WeightsDigest(source)  # while they are loaded
     try:
         verify_source(source, layers, device, dtype)
         module = load_weights(
@@ -51,8 +50,7 @@ def load_model(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION,
-            # Straight to a GPU; on a CPU, files are mapped anyway.
-            device_map=None if device == "cpu" else {"": device},
+            device="" if device == "cpu" else device,
         )
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
@@ -68,7 +66,7 @@ def load_model(
         log.info("fast layers", extra={"model": source, **made.as_fields()})
         use_own_forward(loaded)
     loaded.stored_dtype = stored_dtype
-    loaded.fingerprint = _fingerprint(loaded)
+    loaded.fingerprint = _fingerprint(loaded, weights.result())
     loaded.let_adapters()
     return loaded
 
@@ -101,39 +99,16 @@ def _generation_config(source: str) -> GenerationConfig | None:
         return None
 
 
-def weights_digest(source: str) -> blake2b:
-    """A hash, to be continued, over the weights and config of a model.
+def _fingerprint(model: LoadedModel, digest: blake2b) -> str:
+    """Hash of what makes two models' KV interchangeable.
 
     Args:
-        source: folder, or hub id of a model that is in the local cache.
+        digest: of its weights; continued.
     """
-    digest = blake2b(digest_size=16)
-    folder = Path(source)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(source, local_files_only=True))
-    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")):
-        digest.update(f"{path.name}:{_file_hash(path)}".encode())
-    digest.update((folder / "config.json").read_bytes())
-    return digest
-
-
-def _fingerprint(model: LoadedModel) -> str:
-    """Hash of what makes two models' KV interchangeable."""
-    digest = weights_digest(model.source)
     layout = (model.dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS)
     digest.update(f"{layout}:{KV_LAYOUT_VERSION}".encode())
     if model.is_invariant:
         digest.update(f":invariant:{INVARIANT_VERSION}".encode())
     if model.stored_form is not None:
         digest.update(f":{model.stored_dtype}:{INT8_VERSION}".encode())
-    return digest.hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
     return digest.hexdigest()

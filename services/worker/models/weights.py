@@ -9,9 +9,11 @@ import pickle
 import re
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from services.worker.models.staging import staged_to
 from shared.errors import ConfigError
 
 NAMED_MAX = 3  # tensors in an error
@@ -39,13 +41,17 @@ OTHER_SENSES = re.compile(
 PREDICTED_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
 
-def load_weights(auto: Any, source: str, *, is_encoder: bool = False, **arguments: Any) -> Any:
+def load_weights(
+    auto: Any, source: str, *, is_encoder: bool = False, device: str = "", **arguments: Any
+) -> Any:
     """A model of transformers, with every weight from its checkpoint.
 
     Args:
         auto: class of transformers to load it by.
         source: folder or hub id.
         is_encoder: the model's body alone is asked for, and its heads may be left over.
+        device: to read weights straight to; empty: they stay in host memory, mapped from their
+            files where no dtype is changed.
         arguments: of `from_pretrained`.
 
     Raises:
@@ -56,9 +62,11 @@ def load_weights(auto: Any, source: str, *, is_encoder: bool = False, **argument
 
     try:
         check_shards(source)
-        module, found = auto.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-        )
+        with staged_to(device) if device else nullcontext():
+            module, found = auto.from_pretrained(
+                source, output_loading_info=True, ignore_mismatched_sizes=True,
+                device_map={"": device} if device else None, **arguments,
+            )  # fmt: skip
     except ConfigError:
         raise
     except (

@@ -187,8 +187,9 @@ class BatchCore:
         values = tuple(batch.values[job_id] for job_id in batch.run_order)
         batch.values = {}  # the device holds them now
         self._running = batch
-        start = batch.start
-        return [RunBatch(start.batch_id, start.model_id, start.variant, values)]
+        start, limits = batch.start, self._limits
+        limit_ns = max(limits.run_min_ns, limits.run_factor * self._expected_ns(batch))
+        return [RunBatch(start.batch_id, start.model_id, start.variant, values, limit_ns)]
 
     def _end(self, batch: Batch, size: int, run_ns: int, wait_ns: int, now_ns: int) -> list[Effect]:
         done = self._done(batch.start, size=size, run_ns=run_ns, wait_ns=wait_ns, is_refused=False)

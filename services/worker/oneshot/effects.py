@@ -16,6 +16,8 @@ class BatchLimits:
     remember_ns: how long an ended batch is known, so that its twin does not run.
     remembered_max: ended batches known at a time.
     results_bytes_max: of values in one message of results.
+    run_min_ns, run_factor: a batch that runs longer than the first, and than so many times what its
+        profile says, counts as stuck.
     """
 
     batches_max: int = 16
@@ -24,6 +26,8 @@ class BatchLimits:
     remember_ns: int = 120_000_000_000
     remembered_max: int = 4096
     results_bytes_max: int = 524_288
+    run_min_ns: int = 30_000_000_000
+    run_factor: int = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +76,15 @@ class PullInputs:
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """The device is free and the inputs are here. Answered by `BatchCore.on_ran`."""
+    """The device is free and the inputs are here. Answered by `BatchCore.on_ran`; a batch that is
+    not over `limit_ns` after it began is stuck, and so is the device.
+    """
 
     batch_id: BatchId
     model_id: ModelId
     variant: int
     values: tuple[object, ...]
+    limit_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class OneshotRunner:
             EVENTS_MAX, clock, self.core.on_wake, metrics.ONESHOT_DROPPED
         )
         self._stop = threading.Event()  # of the running batch
+        self._began_at_ns: int | None = None  # the latest batch, once the device's thread has it
         self._tasks = Tasks("performing an effect failed")
         self._went_idle = asyncio.Event()
 
@@ -182,14 +183,34 @@ class OneshotRunner:
         return Pulled(job_id=job.job_id, value=value)
 
     async def _run(self, effect: RunBatch) -> None:
-        ran = await self._thread.run(partial(self._compute, effect))
+        ran = await self._computed(effect)
         metrics.count_batch(effect.model_id, len(effect.values), ran)
         await self._events.put_surely(partial(self.core.on_ran, effect.batch_id, ran))
+
+    async def _computed(self, effect: RunBatch) -> Ran:
+        """Raises:
+        DeviceLostError: the batch does not end, which ends the process.
+        """
+        self._began_at_ns = None
+        work = asyncio.ensure_future(self._thread.run(partial(self._compute, effect)))
+        try:
+            while not work.done():
+                began_at_ns, now_ns = self._began_at_ns, self._clock.now_ns()
+                left_ns = effect.limit_ns
+                if began_at_ns is not None:  # before, steps run that have a limit of their own
+                    left_ns -= now_ns - began_at_ns
+                if left_ns <= 0:
+                    run_s, size = effect.limit_ns / 1e9, len(effect.values)
+                    raise DeviceLostError(f"a batch of {size} has run for {run_s:.0f} s")
+                await asyncio.wait([work], timeout=left_ns / 1e9)
+            return work.result()
+        finally:
+            work.cancel()
 
     def _compute(self, effect: RunBatch) -> Ran:
         """On the device's thread."""
         model = self._models[effect.model_id]
-        started_ns = self._clock.now_ns()
+        started_ns = self._began_at_ns = self._clock.now_ns()
         values: list[str] | None = None
         error_text = ""
         run_ns = 0

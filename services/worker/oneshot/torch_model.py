@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForTextEncoding,
 )
 
-from services.worker.device.model import weights_digest
+from services.worker.models.digest import weights_digest
 from services.worker.models.weights import load_weights
 from services.worker.oneshot.files import IMAGE_FILES, TOKENIZER_FILES, digest_files, read_json
 from services.worker.oneshot.inputs import ImageInputs, TextInputs, load_image_inputs
@@ -106,6 +106,7 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
             auto_class(task, is_image, config, source),
             source,
             is_encoder=task == "embed",
+            device="" if device == "cpu" else device,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
         )
     except (OSError, ValueError, KeyError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cli.base.children import ROOT, free_port
 from cli.base.runfile import read_run_state
@@ -17,6 +18,7 @@ from cli.bootstrap import STAMP, project_digest
 from cli.inspection.description import describe
 from cli.inspection.snapshot import look
 from loadtest.deployment import UP_LOG, command, environment, processes_of, symphony, wait_until
+from services.worker.models.demo_model import make_demo_model
 from tests.cluster import Cluster
 
 CHILDREN = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]
@@ -168,6 +170,19 @@ def test_a_service_that_cannot_start_is_named_with_its_reason(tmp_path: Path) ->
     )
     assert done.stdout.startswith("symphony: starting")
     assert_one_line(done, "kvstore", "SYMPHONY_DATA_DIR", str(data_dir))
+    assert not processes_of(tmp_path)
+
+
+def test_a_model_that_lacks_a_weight_ends_the_start_with_its_name(tmp_path: Path) -> None:
+    file = make_demo_model(tmp_path / "mine") / "model.safetensors"
+    weights = load_file(file)
+    del weights["lm_head.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    done = symphony(
+        "up", "--detach", "--model", str(tmp_path / "mine"), "--port", "0",
+        "--data-dir", str(tmp_path / "data"),
+    )  # fmt: skip
+    assert_one_line(done, "worker-0", "tensor lm_head.weight is missing in the checkpoint")
     assert not processes_of(tmp_path)
 
 

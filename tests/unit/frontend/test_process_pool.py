@@ -42,6 +42,17 @@ def test_children_start_when_there_is_work_and_only_as_many_as_it_needs() -> Non
     assert crew.on_work(3, 9) == [Give(1, 3)]
 
 
+def test_a_child_that_was_begun_early_takes_the_first_work() -> None:
+    crew = ProcessPool(LIMITS)
+    assert crew.on_open(0) == [Start(0)]
+    assert crew.on_work(1, 1) == [], "it is about to be ready"
+    assert crew.on_ready(0, 2) == [Give(0, 1)]
+    crew = ProcessPool(LIMITS)
+    assert crew.on_open(0) == [Start(0)]
+    assert crew.on_ended(0, 1) == [], "nothing waits for it"
+    assert crew.on_work(1, 2) == [Start(0)]
+
+
 def test_work_that_does_not_end_costs_its_child_and_nobody_else() -> None:
     crew = ProcessPool(LIMITS)
     ready(crew)
@@ -179,6 +190,8 @@ def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
             elif chance < 0.75 and not is_calm:
                 end(child)
 
+    if rng.random() < 0.5:
+        perform(crew.on_open(now_ns))
     for _ in range(60):
         step(is_calm=False)
     for _ in range(400):

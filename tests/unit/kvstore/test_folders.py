@@ -146,6 +146,22 @@ def test_a_filling_that_is_stopped_leaves_the_arena_alone(tmp_path: Path) -> Non
     arena.close()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "bound"), [([{0}, {1}], [{0}, {0}, {1}]), ([{0, 1}], []), ([], [])]
+)
+def test_memory_of_an_arena_comes_from_all_nodes(
+    nodes: list[set[int]], bound: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[int]] = []
+    monkeypatch.setattr(filling_module, "cpus_of_nodes", lambda: nodes)
+    monkeypatch.setattr(filling_module, "bind_thread", asked.append)
+    arena = Arena.create(tmp_path / "arena", 64, 4096, 1)
+    filling = Filling(arena, 1, lambda _: None, num_threads=3)
+    filling.join()
+    assert sorted(asked, key=min) == bound and filling.num_ready == 64
+    arena.close()
+
+
 def test_a_lease_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (tmp_path / "w.i.lease").symlink_to(victim)

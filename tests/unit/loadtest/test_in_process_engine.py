@@ -37,7 +37,7 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
             engine.submit(prompt, 1)
             engine.run()
         num_hits = engine.core.history.num_prefix_hits
-        assert engine.steps[0][1] == 1
+        assert [len(turn.sent_ns) for turn in engine.turns.values()] == [1]
         pages = tables_of(executor)[:, 3, :4].long()  # of the only turn
         pools.append(pool_of(executor)[pages])
     assert num_hits == 3, "three whole blocks of the prompt came from below"

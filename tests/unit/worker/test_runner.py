@@ -213,3 +213,38 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         assert told == ["a step of 1 turns has run for 0 s"]
 
     asyncio.run(scenario())
+
+
+def test_an_idle_worker_records_what_is_left_pass_by_pass() -> None:
+    class Recording:
+        assist_tokens = 0
+        info = SimpleNamespace(
+            model_id="m", fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS,
+            vocab_size=VOCAB, lora=None,
+        )  # fmt: skip
+
+        def __init__(self) -> None:
+            self.num_unrecorded = 3
+            self.threads: set[int] = set()
+            self.is_done = threading.Event()
+
+        def record_next(self) -> None:
+            self.threads.add(threading.get_ident())
+            self.num_unrecorded -= 1
+            if not self.num_unrecorded:
+                self.is_done.set()
+
+    async def scenario() -> None:
+        executor, nothing = Recording(), cast(Any, None)
+        with ThreadPoolExecutor(1) as thread:
+            runner = EngineRunner(
+                nothing, SystemClock(), new_core(), cast(Any, executor), nothing,
+                DeviceThreads(thread), EngineListeners(),
+            )  # fmt: skip
+            running = asyncio.create_task(runner.run())
+            assert await asyncio.to_thread(executor.is_done.wait, 20)
+            running.cancel()
+        assert executor.threads != {threading.get_ident()}, "in the device's thread"
+        assert len(executor.threads) == 1
+
+    asyncio.run(scenario())

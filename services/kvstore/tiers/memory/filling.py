@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from shared.arena import Arena
+from shared.runtime.numa import bind_thread, cpus_of_nodes
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,9 @@ class Filling:
         self._is_over = False
         self.num_ready = num_ready
         self._threads = [
-            threading.Thread(target=self._work, name=f"kv-filling-{number}", daemon=True)
+            threading.Thread(
+                target=self._work, args=(number,), name=f"kv-filling-{number}", daemon=True
+            )
             for number in range(num_threads if num_ready < arena.num_pages else 0)
         ]
         for thread in self._threads:
@@ -66,7 +69,10 @@ class Filling:
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
+        # Workers of all NUMA nodes share the arena: a thread a node takes memory from all of them.
+        if len(nodes := cpus_of_nodes()) > 1:
+            bind_thread(nodes[number % len(nodes)])
         while (chunk := self._take()) is not None:
             first, end = chunk
             try:

@@ -118,7 +118,13 @@ class StepCosts:
     @property
     def is_known(self) -> bool:
         """Whether enough steps ran to predict others."""
-        return self._decode.weight >= DECODES_MIN and self._tokens >= PREFILL_TOKENS_MIN
+        return self.knows(PREFILL_TOKENS_MIN)
+
+    def knows(self, num_tokens: float) -> bool:
+        """Whether enough steps ran to predict one with so many prompt tokens: of short prompts, as
+        after cached histories, fewer tokens are remembered than others are predicted from."""
+        num_needed = min(num_tokens, PREFILL_TOKENS_MIN)
+        return self._decode.weight >= DECODES_MIN and self._tokens >= num_needed
 
     @property
     def mean_rows(self) -> int:

@@ -380,6 +380,7 @@ class Planner:
         if can_wait and not self._make_room(turn, draft):
             num_short = num_wanted - residency.num_available
             residency.stager.call_back(num_short, draft.now_ns, draft.effects)
+            history.write_behind.is_short = True
             return False
         draft.effects += history.load_staged(turn)
         history.tails.claim(turn)

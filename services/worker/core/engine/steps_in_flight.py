@@ -40,7 +40,7 @@ class DeviceTime:
 
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
-STEP_UNKNOWN_NS = 600_000_000_000  # while this model's speed is not known
+STEP_UNKNOWN_NS = 600_000_000_000  # while this model's speed at such steps is not known
 LEAD_MIN_NS = 3_000_000  # how long before a step is to land the next one is planned
 LEAD_SHARE = 0.1  # of the step, in addition: predictions are off by about that
 
@@ -109,7 +109,7 @@ class StepsInFlight:
 
     def limit_ns(self, plan: StepPlan) -> int:
         """How long a step may run before it counts as stuck: far longer than any that is not."""
-        if not self.costs.is_known:
+        if not self.costs.knows(plan.num_prefill_tokens):
             return STEP_UNKNOWN_NS
         predicted_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)
         return max(STEP_MIN_NS, STEP_FACTOR * predicted_ns)

@@ -84,7 +84,9 @@ class Flights:
     def end(self, pages: list[int]) -> list[Flight]:
         """Of each page: its load ended."""
         flights = list(map(self._flights.pop, pages))
-        demanded = [page for page in pages if self._prefetches.pop(page, None) is None]
+        demanded = pages
+        if self._prefetches:
+            demanded = [page for page in pages if self._prefetches.pop(page, None) is None]
         if demanded:
             self._num_demanded -= np.bincount(self._layer[demanded], minlength=self.num_layers)
         self._layer[pages] = NO_LAYER

@@ -234,13 +234,13 @@ class Stager:
         """Loads ended. After a bad one the block is lost: it is dropped once it is not in use."""
         if not pages:
             return []
-        self.num_failures += 0 if is_good else len(pages)
         flights = self.flights.end(pages)
         for flight in flights:
-            block = flight.block
-            block.loading -= 1
-            block.lost |= not is_good
-            block.is_late &= block.loading > 0
+            flight.block.loading -= 1
+        if not is_good:
+            self.num_failures += len(pages)
+            for flight in flights:
+                flight.block.lost = True
         return self._settle(flights)
 
     def on_called_back(self, pages: list[int]) -> list[Effect]:
@@ -249,7 +249,6 @@ class Stager:
         for page, flight in zip(pages, flights, strict=True):
             block = flight.block
             block.loading -= 1
-            block.is_late &= block.loading > 0
             if block.refs:  # a turn came for it meanwhile, and relies on that page
                 block.lost = True
             else:
@@ -258,17 +257,17 @@ class Stager:
 
     def _settle(self, flights: list[Flight]) -> list[Effect]:
         """Blocks of which nothing is loading any more are idle, if they are not in use."""
-        landed = Counter(flight.ticket for flight in flights)
         idle: dict[int, list[Block]] = {}
-        last = {flight.block: flight.ticket for flight in flights}
+        last = {flight.block: flight.ticket for flight in flights if not flight.block.loading}
         for block, ticket in last.items():
-            if block.loading == 0 and block.refs == 0:
+            block.is_late = False
+            if block.refs == 0:
                 idle.setdefault(ticket, []).append(block)
         for ticket, blocks in idle.items():
             coming = self._expected.get(ticket)
             self.pool.rest(blocks, self.hints.expires_at_ns(coming.name) if coming else 0)
         effects: list[Effect] = []
-        for ticket, num in landed.items():
+        for ticket, num in Counter([flight.ticket for flight in flights]).items():
             effects += self.let_go(ticket, num)
         return effects
 

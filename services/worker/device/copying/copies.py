@@ -4,8 +4,16 @@ A copy is started and waited for apart, so that a device with copy engines of it
 under way, and steps wait for them on the device and not on the host.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from kernels.page_sums.select import (
+    PageNumbers,
+    copy_pages,
+    copy_pages_summed,
+    page_sums,
+    warm_up,
+)
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 
@@ -30,16 +38,25 @@ class Copy(Protocol):
         ...
 
 
+class Store(Copy, Protocol):
+    """A copy from the pool under way."""
+
+    def checksums(self) -> list[int]:
+        """xxh3-64 of each stored page, once `wait` has returned."""
+        ...
+
+
 class PageCopier(Protocol):
     """Copies pages between a pool and arenas. The mover's threads call `load` and `store`, each
-    one of them; who launches steps calls `hold`.
+    one of them; who launches steps calls `hold`. A call takes a run of pages, and does
+    nothing in Python for each of them.
     """
 
     def attach(self, arena: Arena) -> None:
         """Get ready for copies from and to this arena, for as long as it is in use."""
         ...
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         """Arena to pool."""
         ...
 
@@ -47,20 +64,15 @@ class PageCopier(Protocol):
         """What is launched from now on runs when these loads are over."""
         ...
 
-    def mark(self) -> object:
-        """A point behind all that was launched up to now."""
-        ...
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        """Pool to arena, behind `mark`. Of the pages, the first `num_tokens` tokens count; what is
-        behind them may come along."""
+    ) -> Store:
+        """Pool to arena: what steps that have landed computed, so that no step is waited for. Of
+        the pages, the first `num_tokens` tokens count; what is behind them may come along."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -84,6 +96,38 @@ class _Over:
 OVER: Copy = _Over()  # a copy that took its time when it was started
 
 
+class Stored(_Over):
+    """A store that took its time when it was started."""
+
+    def __init__(self, checksums: list[int]) -> None:
+        self._checksums = checksums
+
+    def checksums(self) -> list[int]:
+        return self._checksums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedByHost:
+    """A store whose pages the host reads once more, where no one else has seen their bytes.
+
+    Attributes:
+        pages, at: where they come to lie.
+    """
+
+    copy: Copy
+    pages: Bytes
+    at: PageNumbers
+
+    def is_over(self) -> bool:
+        return self.copy.is_over()
+
+    def wait(self) -> None:
+        self.copy.wait()
+
+    def checksums(self) -> list[int]:
+        return page_sums(self.pages, self.at)
+
+
 class HostCopier:
     """The pool is in host memory: pages are copied at once.
 
@@ -95,30 +139,23 @@ class HostCopier:
         self._pool = pool
 
     def attach(self, arena: Arena) -> None:
-        return None
+        warm_up(arena.pages)
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
-        for source, target in zip(arena_pages, pool_pages, strict=True):
-            self._pool[target] = arena.pages[source]
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
+        copy_pages(self._pool, pool_pages, arena.pages, arena_pages)
         return OVER
 
     def hold(self, copies: list[Copy]) -> None:
         return None
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        for source, target in zip(pool_pages, arena_pages, strict=True):
-            arena.pages[target] = self._pool[source]
-        return OVER
+    ) -> Store:
+        return Stored(copy_pages_summed(arena.pages, arena_pages, self._pool, pool_pages))
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         self._pool[pool_pages] = data

@@ -6,12 +6,20 @@ beside the host; `piecewise_copier.py` says what becomes of the rest.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from kernels.page_copy import copy_pages
-from services.worker.device.copying.copies import Copy, CopyFailed
+from kernels.page_copy import PageNumbers, copy_numbered, copy_pages, on_device
+from kernels.page_sums.xxh3 import LENGTH_MIN
+from kernels.triton_kernels import triton_kernels
+from services.worker.device.copying.copies import (
+    Copy,
+    CopyFailed,
+    Store,
+    SummedByHost,
+)
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
-from shared.arena import Bytes
+from shared.arena import Bytes, Pages
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import SymphonyError
 
@@ -33,6 +41,19 @@ class CudaCopy:
             raise CopyFailed(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaStore(CudaCopy):
+    """Attributes:
+    sums: int64 [pages], pinned: the bits of the checksums that the device finds.
+    """
+
+    sums: torch.Tensor
+
+    def checksums(self) -> list[int]:
+        found: list[int] = self.sums.numpy().view(np.uint64).tolist()
+        return found
+
+
 class CudaLink:
     """A `DeviceLink` to a pool in device memory.
 
@@ -44,8 +65,9 @@ class CudaLink:
     def __init__(self, pool: torch.Tensor, compute: torch.cuda.Stream) -> None:
         self._pool = pool.view(torch.uint8).flatten(1)
         self._compute = compute
-        self._loads = torch.cuda.Stream(pool.device)
+        self._loads = torch.cuda.Stream(pool.device, priority=-1)  # a pass waits for them
         self._stores = torch.cuda.Stream(pool.device)
+        self._sums = torch.cuda.Stream(pool.device)
         self._writes = torch.cuda.Stream(pool.device)
 
     def register(self, memory: Bytes) -> None:
@@ -57,12 +79,20 @@ class CudaLink:
     def unregister(self, memory: Bytes) -> None:
         torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
+    def warm_up(self, page_bytes: int) -> None:
+        """Compile the kernels, on a page of its own."""
+        host = self.staging(1, page_bytes)
+        with torch.cuda.stream(self._stores):
+            page = torch.zeros((1, page_bytes), dtype=torch.uint8, device=self._pool.device)
+            self._store(host, [0], page, [0]).wait()
+            copy_pages(page, [0], *from_first(host, [0]))
+        self._stores.synchronize()
+
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
-        shape = (num_pages, page_bytes)
-        memory: Bytes = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        memory: Bytes = pinned((num_pages, page_bytes), torch.uint8).numpy()
         return memory
 
-    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         with torch.cuda.stream(self._loads):
             copy_pages(self._pool, pool_pages, *from_first(source, source_pages))
         return self._copy(self._loads, source)
@@ -72,24 +102,15 @@ class CudaLink:
             assert isinstance(copy, CudaCopy)
             self._compute.wait_event(copy.event)
 
-    def mark(self) -> object:
-        event = torch.cuda.Event()
-        event.record(self._compute)
-        return event
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         target: Bytes,
-        target_pages: list[int],
+        target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        assert isinstance(mark, torch.cuda.Event)
-        self._stores.wait_event(mark)
+    ) -> Store:
         with torch.cuda.stream(self._stores):
-            copy_pages(*from_first(target, target_pages), self._pool, pool_pages)
-        return self._copy(self._stores, target)
+            return self._store(target, target_pages, self._pool, pool_pages)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         with torch.cuda.stream(self._writes):
@@ -101,18 +122,47 @@ class CudaLink:
         self._loads.synchronize()
         self._stores.synchronize()
 
+    def _store(
+        self, target: Bytes, target_pages: PageNumbers, source: torch.Tensor, pages: PageNumbers
+    ) -> Store:
+        """Pages of device memory to the host, on the stream of stores, and beside that what they
+        sum up to: it takes a little of the device, and would take the link's time."""
+        memory, to = from_first(target, target_pages)
+        numbers = on_device(source.device, to, pages)
+        kernels = triton_kernels("page_sums", source.device)
+        if kernels is None or source.shape[1] < LENGTH_MIN:
+            copy_numbered(memory, source, numbers)
+            return SummedByHost(self._copy(self._stores, target), target, target_pages)
+        sums = pinned((len(to),), torch.int64)
+        self._sums.wait_stream(self._stores)
+        with torch.cuda.stream(self._sums):
+            kernels.page_sums(source, numbers[1], sums)
+        copy_numbered(memory, source, numbers)
+        self._stores.wait_stream(self._sums)  # what is freed here is used again behind both
+        return CudaStore(_end(self._stores), target, sums)
+
     def _copy(self, stream: torch.cuda.Stream, memory: Bytes) -> Copy:
-        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
-        event.record(stream)
-        return CudaCopy(event, memory)
+        return CudaCopy(_end(stream), memory)
 
 
-def from_first(memory: Bytes, pages: list[int]) -> tuple[torch.Tensor, list[int]]:
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the host's that the device addresses."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+def _end(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
+    event.record(stream)
+    return event
+
+
+def from_first(memory: Bytes, pages: PageNumbers) -> tuple[torch.Tensor, Pages]:
     """The same pages of memory that begins with the first of them: who launches a kernel looks
     whether the device addresses where its memory begins, and an arena may not be registered there.
     """
-    first = min(pages)
-    return torch.from_numpy(memory[first:]), [page - first for page in pages]
+    numbers = np.asarray(pages, np.int64)
+    first = int(numbers.min())
+    return torch.from_numpy(memory[first:]), numbers - first
 
 
 def cuda_copier(pool: torch.Tensor, compute: torch.cuda.Stream) -> PiecewiseCopier:

@@ -1,11 +1,12 @@
 """Page copies between a CUDA pool and an arena of int8 pages: rounded and widened on the GPU, so
 that the link carries int8 as well."""
 
+import numpy as np
 import torch
 
 from kernels.kv_int8.torch_ops import dequantize, quantize
-from kernels.page_copy import copy_pages
-from services.worker.device.copying.copies import Copy
+from kernels.page_copy import PageNumbers, copy_pages, on_device
+from services.worker.device.copying.copies import Copy, Store
 from services.worker.device.copying.cuda_copier import CudaLink, from_first
 from services.worker.device.copying.int8_pages import Int8Pages, SoundCopy
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
@@ -28,36 +29,32 @@ class CudaInt8Link(CudaLink):
         self._pages = pool.view(len(pool), *form.page)
         self._form = form
 
-    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         with torch.cuda.stream(self._loads):
             stored = self._stored(len(source_pages))
-            copy_pages(stored, list(range(len(stored))), *from_first(source, source_pages))
+            copy_pages(stored, np.arange(len(stored)), *from_first(source, source_pages))
             widened = dequantize(stored, self._form.page, self._pages.dtype)
             self._pages[self._numbers(pool_pages)] = widened
         return self._copy(self._loads, source)
 
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         target: Bytes,
-        target_pages: list[int],
+        target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        assert isinstance(mark, torch.cuda.Event)
-        self._stores.wait_event(mark)
+    ) -> Store:
         with torch.cuda.stream(self._stores):
             stored = quantize(self._pages[self._numbers(pool_pages)], num_tokens)
-            copy_pages(*from_first(target, target_pages), stored, list(range(len(stored))))
-        pages = [target[page] for page in target_pages]
-        return SoundCopy(self._copy(self._stores, target), self._form, pages)
+            store = self._store(target, target_pages, stored, np.arange(len(stored)))
+        return SoundCopy(store, self._form, target, target_pages)
 
     def _stored(self, num_pages: int) -> torch.Tensor:
         shape = (num_pages, self._form.page_bytes)
         return torch.empty(shape, dtype=torch.uint8, device=self._pages.device)
 
-    def _numbers(self, pages: list[int]) -> torch.Tensor:
-        return torch.tensor(pages).pin_memory().to(self._pages.device, non_blocking=True)
+    def _numbers(self, pages: PageNumbers) -> torch.Tensor:
+        return on_device(self._pages.device, pages)[0].long()
 
 
 def cuda_int8_copier(

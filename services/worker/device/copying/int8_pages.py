@@ -9,9 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.kv_int8.select import dequantize_page, quantize_page, split_stored
+from kernels.kv_int8.select import dequantize_page, quantize_page
 from kernels.kv_int8.torch_ops import stored_bytes
-from services.worker.device.copying.copies import OVER, Copy, CopyFailed, HostCopier
+from kernels.page_sums.select import PageNumbers
+from services.worker.device.copying.copies import (
+    OVER,
+    Copy,
+    CopyFailed,
+    HostCopier,
+    Store,
+    SummedByHost,
+)
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 
@@ -31,9 +39,10 @@ class Int8Pages:
         """Of a page below the pool."""
         return stored_bytes(self.page)
 
-    def is_sound(self, stored: Bytes) -> bool:
-        """Whether all that a stored page stands for are numbers."""
-        return bool(np.isfinite(split_stored(stored, self.page)[1]).all())
+    def are_sound(self, pages: Bytes, at: PageNumbers) -> bool:
+        """Whether all that these stored pages stand for are numbers."""
+        scales = pages[np.asarray(at), self.page.numel() :].view(np.float32)
+        return bool(np.isfinite(scales).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,20 +51,24 @@ class SoundCopy:
     not be kept, and one broken number would take its whole channel with it.
 
     Attributes:
-        pages: where it goes.
+        pages, at: where its pages come to lie.
     """
 
-    copy: Copy
+    store: Store
     form: Int8Pages
-    pages: list[Bytes]
+    pages: Bytes
+    at: PageNumbers
 
     def is_over(self) -> bool:
-        return self.copy.is_over()
+        return self.store.is_over()
 
     def wait(self) -> None:
-        self.copy.wait()
-        if not all(map(self.form.is_sound, self.pages)):
+        self.store.wait()
+        if not self.form.are_sound(self.pages, self.at):
             raise CopyFailed("KV that is not finite has no int8 form")
+
+    def checksums(self) -> list[int]:
+        return self.store.checksums()
 
 
 class Int8HostCopier(HostCopier):
@@ -70,19 +83,19 @@ class Int8HostCopier(HostCopier):
         self._pages = pool.view(len(pool), *form.page)
         self._form = form
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         for source, target in zip(arena_pages, pool_pages, strict=True):
             dequantize_page(arena.pages[source], self._pages[target])
         return OVER
 
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
+    ) -> Store:
         for source, target in zip(pool_pages, arena_pages, strict=True):
             quantize_page(self._pages[source], arena.pages[target], num_tokens)
-        return SoundCopy(OVER, self._form, [arena.pages[page] for page in arena_pages])
+        stored = SummedByHost(OVER, arena.pages, arena_pages)
+        return SoundCopy(stored, self._form, arena.pages, arena_pages)

@@ -4,54 +4,68 @@ Pages that wait for their bytes stand beside the queue, not in it: a session on 
 no turn waiting whose pages are there.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from services.worker.core.effects import PageLoads
-from shared.arena import Arena, PageState
+from shared.arena import Arena, Pages, PageState, Words
 from shared.wire.urgency import DEMAND_PRIORITY, Order
 
 # A page that is later than was promised by so much, while no other came, does not come any more.
 OVERDUE_NS = 2_000_000_000
-RUN_PAGES = 64  # copied at once: a more urgent load waits for no more
+_STATES = tuple(map(int, (PageState.READY, PageState.FILLING, PageState.BAD)))
+RUN_BYTES = 8 * 1024 * 1024  # copied at once: a more urgent load waits for no more,
+RUN_PAGES = 64  # or for so many pages, if those are more
 
 
 @dataclass(order=True, slots=True)
 class LoadRun:
-    """Pages of one layer to copy.
+    """Pages of one layer to copy, in arrays of one length.
 
     Attributes:
         deadline_ns: what has not come by then fails.
     """
 
     order: Order
-    loads: PageLoads = field(compare=False)
+    priority: int = field(compare=False)
+    arena_pages: Pages = field(compare=False)
+    generations: Words = field(compare=False)
+    pool_pages: Pages = field(compare=False)
     arena: Arena = field(compare=False)
     deadline_ns: int = field(compare=False)
 
+    @classmethod
+    def of(cls, loads: PageLoads, order: Order, arena: Arena, deadline_ns: int) -> "LoadRun":
+        """All of these loads."""
+        return cls(
+            order,
+            loads.priority,
+            np.array(loads.arena_pages, np.int64),
+            np.array(loads.generations, np.uint64),
+            np.array(loads.pool_pages, np.int64),
+            arena,
+            deadline_ns,
+        )
+
     def __len__(self) -> int:
-        return len(self.loads.pool_pages)
+        return len(self.pool_pages)
 
-    def part(self, at: Sequence[int]) -> "LoadRun":
+    def part(self, at: Pages | slice) -> "LoadRun":
         """Its pages at these places."""
-        old = self.loads
-        arena_pages, generations, pool_pages = (
-            [each[place] for place in at]
-            for each in (old.arena_pages, old.generations, old.pool_pages)
+        return replace(
+            self,
+            arena_pages=self.arena_pages[at],
+            generations=self.generations[at],
+            pool_pages=self.pool_pages[at],
         )
-        loads = replace(
-            old, arena_pages=arena_pages, generations=generations, pool_pages=pool_pages
-        )
-        return replace(self, loads=loads)
 
-    def states(self) -> list[list[int]]:
+    def states(self) -> list[Pages]:
         """Which of its pages are there, are still to come, and will not come: places in it."""
-        found = self.arena.promises(self.loads.arena_pages, self.loads.generations)
-        kinds = (PageState.READY, PageState.FILLING, PageState.BAD)
-        return [np.flatnonzero(found == kind).tolist() for kind in kinds]
+        found = self.arena.promises(self.arena_pages, self.generations)
+        return [np.flatnonzero(found == kind) for kind in _STATES]
 
 
 class LoadQueue:
@@ -86,9 +100,10 @@ class LoadQueue:
         if not self._runs:
             return None
         run = heappop(self._runs)
-        if len(run) > RUN_PAGES:
-            heappush(self._runs, run.part(range(RUN_PAGES, len(run))))
-            run = run.part(range(RUN_PAGES))
+        num_most = max(RUN_BYTES // run.arena.page_bytes, RUN_PAGES)
+        if len(run) > num_most:
+            heappush(self._runs, run.part(slice(num_most, None)))
+            run = run.part(slice(num_most))
         self._num_pages -= len(run)
         return run
 
@@ -103,37 +118,34 @@ class LoadQueue:
         waiting, self._unready = self._unready, []
         failed: list[int] = []
         states = [run.states() for run in waiting]
-        if any(ready for ready, _, _ in states):
+        if any(len(ready) for ready, _, _ in states):
             self._patient_until_ns = now_ns + OVERDUE_NS
         for run, found in zip(waiting, states, strict=True):
             ready, filling, bad = found
             if now_ns >= max(run.deadline_ns, self._patient_until_ns):
-                filling, bad = [], sorted(filling + bad)
-            if ready:
+                filling, bad = filling[:0], np.sort(np.concatenate([filling, bad]))
+            if len(ready):
                 heappush(self._runs, run.part(ready))
-            if filling:
-                self._unready.append(run.part(filling) if ready or bad else run)
-            failed += [run.loads.pool_pages[at] for at in bad]
+            if len(filling):
+                self._unready.append(run.part(filling) if len(filling) < len(run) else run)
+            failed += run.pool_pages[bad].tolist()
         self._num_pages -= len(failed)
         return failed
 
     def take_out(self, pool_pages: Set[int]) -> list[int]:
         """Leave these pages of prefetches out; returns those that were waiting."""
         taken: list[int] = []
+        wanted = np.array(list(pool_pages), np.int64)
         for runs in (self._runs, self._unready):
             kept: list[LoadRun] = []
             for run in runs:
-                if run.loads.priority >= DEMAND_PRIORITY:
+                if run.priority >= DEMAND_PRIORITY:
                     kept.append(run)
                     continue
-                pages = run.loads.pool_pages
-                stay = [at for at, page in enumerate(pages) if page not in pool_pages]
-                if len(stay) == len(pages):
-                    kept.append(run)
-                    continue
-                taken += [page for page in pages if page in pool_pages]
-                if stay:
-                    kept.append(run.part(stay))
+                is_taken = np.isin(run.pool_pages, wanted)
+                taken += run.pool_pages[is_taken].tolist()
+                if not is_taken.all():
+                    kept.append(run.part(np.flatnonzero(~is_taken)) if is_taken.any() else run)
             runs[:] = kept
         heapify(self._runs)
         self._num_pages -= len(taken)
@@ -146,8 +158,8 @@ class LoadQueue:
         runs[:] = [run for run in runs if run is not least]
         num_kept = max(len(least) - num_pages, 0)
         if num_kept:
-            runs.append(least.part(range(num_kept)))
+            runs.append(least.part(slice(num_kept)))
         heapify(self._runs)
-        left_out = least.loads.pool_pages[num_kept:]
+        left_out: list[int] = least.pool_pages[num_kept:].tolist()
         self._num_pages -= len(left_out)
         return left_out

@@ -1,6 +1,7 @@
 """Moves KV between the host's arena and the pool, beside the forward pass.
 
-One thread loads, in the order of `shared.wire.urgency`; one stores what earlier steps computed.
+One thread loads, in the order of `shared.wire.urgency`; one stores what earlier steps computed
+(`storing`).
 Readiness of an arena page is a word in the arena, looked at before a copy is started and again when
 it is over: if it changed, the bytes are not the promised ones and the load failed.
 """
@@ -10,26 +11,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Full, Queue
 from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.copying.copies import Copy, CopyFailed, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.load_queue import OVERDUE_NS, LoadQueue, LoadRun
-from shared.arena import Arena, checksum
-from shared.blocks import BLOCK_TOKENS
+from services.worker.device.copying.storing import STORES_MAX, Checksums, Storer
+from shared.arena import Arena
 from shared.wire.urgency import load_order
 
 log = logging.getLogger(__name__)
 
 POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
-STORES_MAX = 1_024  # orders to store that wait
-COPIES_MAX = 4  # loads that a device has under way: enough to keep its link busy
-CLOSE_POLL_S = 1.0
+# Runs of loads that a device has under way. Passes are launched behind those, without the host: so
+# many that a pass is ahead of its loads by what a busy host may take to start the next one.
+COPIES_MAX = 8
 
 
 class MoverGone(Exception):
@@ -63,7 +64,7 @@ class Stored:
     """Writes are over: by number, the checksum of each layer's page; empty where a page could not
     be stored."""
 
-    checksums: dict[int, list[int]]
+    checksums: Checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,6 @@ class _Copying:
     run: LoadRun
     copy: Copy
     started_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Blocks to store, once what `mark` stands behind is computed."""
-
-    writes: list[BlockWrite]
-    arena: Arena
-    epoch: int
-    mark: object
 
 
 class KvMover:
@@ -118,26 +109,20 @@ class KvMover:
         token_rows: int = 1,
     ) -> None:
         self.gate = gate
-        self._token_rows = token_rows
         self._reader = reader
         self._copier = copier
         self._on_moved = on_moved
         self._arena: Arena | None = None
         self._epoch = 0
-        self._storing = threading.Lock()  # held while a block is stored
         self._loads = LoadQueue(loads_max)  # guarded by the condition
         self._has_loads = threading.Condition()
         self._copying: deque[_Copying] = deque()  # of the loading thread
         self._ended_ns = 0  # the last of them
         self._is_closed = False
-        self._orders: Queue[_Order | None] = Queue(stores_max)
         self._num_submitted = 0
-        self._threads = [
-            threading.Thread(target=self._load_loop, name="kv-load", daemon=True),
-            threading.Thread(target=self._store_loop, name="kv-store", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._loading = threading.Thread(target=self._load_loop, name="kv-load", daemon=True)
+        self._loading.start()
+        self._storer = Storer(copier, self._on_stored, stores_max, token_rows)
 
     def prepare(self, arena: Arena) -> None:
         """Get ready for copies from and to this arena; not for an event loop."""
@@ -145,9 +130,8 @@ class KvMover:
 
     def attach(self, arena: Arena, epoch: int) -> None:
         """Use this arena, of connection `epoch`, from now on; loads under way keep the old."""
-        with self._storing:
-            self._arena = arena
-            self._epoch = epoch
+        self._arena, self._epoch = arena, epoch
+        self._storer.attach(arena, epoch)
         if self._reader is not None:
             self._reader.attach(arena, epoch)
 
@@ -155,10 +139,10 @@ class KvMover:
         """Store nothing any more: the leases of this connection are about to end, and with the next
         one the kvstore gives their pages to others, who trust what they write there.
 
-        Returns when the block that is being stored is there, so not for an event loop.
+        Returns when the blocks that are being stored are there, so not for an event loop.
         """
-        with self._storing:
-            self._arena = None
+        self._arena = None
+        self._storer.detach()
         if self._reader is not None:
             self._reader.detach()
 
@@ -177,7 +161,7 @@ class KvMover:
             order = load_order(each.priority, each.layer, self._num_submitted)
             deadline_ns = max(now_ns, each.ready_at_ns) + OVERDUE_NS
             with self._has_loads:
-                unloaded += self._loads.push(LoadRun(order, each, self._arena, deadline_ns))
+                unloaded += self._loads.push(LoadRun.of(each, order, self._arena, deadline_ns))
                 self._has_loads.notify()
         if unloaded:
             self._settle(Loaded([], unloaded))
@@ -191,15 +175,10 @@ class KvMover:
             self._on_moved(CalledBack(taken))
 
     def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Copy blocks to the arena behind what was computed up to now; the end of each is reported,
-        stored or not. Never waits for room.
+        """Copy blocks to the arena, which steps that have landed computed; the end of each is
+        reported, stored or not. Never waits for room.
         """
-        arena = self._arena
-        if arena is not None and epoch == self._epoch:
-            with suppress(Full):
-                self._orders.put_nowait(_Order(writes, arena, epoch, self._copier.mark()))
-                return
-        self._on_moved(Stored({write.number: [] for write in writes}))
+        self._storer.submit(writes, epoch)
 
     def check(self) -> None:
         """See that both threads are there.
@@ -207,7 +186,7 @@ class KvMover:
         Raises:
             MoverGone: one is not.
         """
-        for thread in self._threads:
+        for thread in (self._loading, self._storer.thread):
             if not thread.is_alive():
                 raise MoverGone(f"the thread {thread.name} is gone")
 
@@ -216,14 +195,8 @@ class KvMover:
         with self._has_loads:
             self._is_closed = True
             self._has_loads.notify()
-        while self._threads[1].is_alive():
-            try:
-                self._orders.put(None, timeout=CLOSE_POLL_S)
-                break
-            except Full:  # if it lives it makes room
-                continue
-        for thread in self._threads:
-            thread.join()
+        self._storer.close()
+        self._loading.join()
         self._copier.close()
 
     def _load_loop(self) -> None:
@@ -255,59 +228,37 @@ class KvMover:
         """Copy what is ready of a run; what is to come is put off."""
         started_ns = time.monotonic_ns()
         ready, filling, bad = run.states()
-        if filling:
+        if len(filling):
             with self._has_loads:
                 self._loads.put_off(run.part(filling))
-        if bad:
-            self._settle(Loaded([], [run.loads.pool_pages[at] for at in bad]))
-        if ready:
-            part = run.part(ready)
-            loads = part.loads
-            copy = self._copier.load(part.arena, loads.arena_pages, loads.pool_pages)
-            self.gate.set_copying(loads.pool_pages, copy)
+        if len(bad):
+            self._settle(Loaded([], run.pool_pages[bad].tolist()))
+        if len(ready):
+            part = run.part(ready) if len(ready) < len(run) else run
+            copy = self._copier.load(part.arena, part.arena_pages, part.pool_pages)
+            self.gate.set_copying(part.pool_pages, copy)
             self._copying.append(_Copying(part, copy, started_ns))
 
     def _finish(self, copying: _Copying) -> None:
         """See that the bytes are there, and that they are the promised ones."""
-        run, pool_pages = copying.run, copying.run.loads.pool_pages
+        run = copying.run
         try:
             copying.copy.wait()
         except CopyFailed:
             log.exception("pages could not be copied to the device")
-            self._settle(Loaded([], pool_pages))
+            self._settle(Loaded([], run.pool_pages.tolist()))
             return
-        good = [pool_pages[at] for at in run.states()[0]]
-        bad = sorted({*pool_pages} - {*good})
+        ready, filling, bad = run.states()
+        good = run.pool_pages[ready].tolist()
+        lost = run.pool_pages[np.union1d(filling, bad)].tolist() if len(good) < len(run) else []
         now_ns = time.monotonic_ns()  # copies stand one behind another: each counts from the last
         duration_ns, self._ended_ns = now_ns - max(copying.started_ns, self._ended_ns), now_ns
-        self._settle(Loaded(good, bad, len(run) * run.arena.page_bytes, duration_ns))
+        num_bytes = len(run) * run.arena.page_bytes
+        self._settle(Loaded(good, lost, num_bytes, duration_ns))
 
     def _settle(self, loaded: Loaded) -> None:
         self.gate.settle(loaded.good, loaded.bad)
         self._on_moved(loaded)
 
-    def _store_loop(self) -> None:
-        while (order := self._orders.get()) is not None:
-            stored = {write.number: self._store(write, order) for write in order.writes}
-            self._on_moved(Stored(stored))
-
-    def _store(self, write: BlockWrite, order: _Order) -> list[int]:
-        """Copy a block; returns its pages' checksums, or nothing if its lease ended meanwhile or
-        its bytes could not be copied."""
-        arena, pages = order.arena, write.arena_pages
-        with self._storing:
-            if self._arena is not arena or self._epoch != order.epoch:
-                return []
-            num_tokens = len(write.tokens) if write.is_partial else BLOCK_TOKENS
-            try:
-                copy = self._copier.store(order.mark, write.pool_pages, arena, pages, num_tokens)
-                copy.wait()
-            except CopyFailed:
-                log.exception("a block could not be copied from the device")
-                return []
-            if write.is_partial and self._token_rows:
-                # Else KV of others, deleted ones among them, stays on disk.
-                for page in pages:
-                    rows = arena.pages[page].reshape(self._token_rows, BLOCK_TOKENS, -1)
-                    rows[:, num_tokens:] = 0
-        return [checksum(arena.pages[page]) for page in pages]
+    def _on_stored(self, checksums: Checksums) -> None:
+        self._on_moved(Stored(checksums))

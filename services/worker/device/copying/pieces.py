@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kernels.page_sums.select import PageNumbers
 from shared.arena import Arena, Bytes
 from shared.errors import SymphonyError
 from shared.runtime.metrics import counter
@@ -66,11 +67,11 @@ class Pieces:
         self._thread = threading.Thread(target=self._run, name="kv-register", daemon=True)
         self._thread.start()
 
-    def have(self, pages: list[int]) -> bool:
+    def have(self, pages: PageNumbers) -> bool:
         """Whether all these pages are registered."""
         if self._is_whole:
             return True
-        return bool(self._is_known[np.array(pages, np.int64) // self._piece_pages].all())
+        return bool(self._is_known[np.asarray(pages, np.int64) // self._piece_pages].all())
 
     def wait(self) -> None:
         """Until every piece was tried, which takes as long as memory takes to come."""

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker.device.copying.copies import Copy
+from kernels.page_sums.select import PageNumbers, copy_pages, warm_up
+from services.worker.device.copying.copies import Copy, Store
 from services.worker.device.copying.pieces import PIECE_BYTES, HostMemory, Pieces
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
@@ -24,11 +25,15 @@ class DeviceLink(HostMemory, Protocol):
     calls what.
     """
 
+    def warm_up(self, page_bytes: int) -> None:
+        """Get ready to copy such pages of the host's, so that no copy waits for it."""
+        ...
+
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
         """Host memory of our own that the device addresses: uint8 [num_pages, page_bytes]."""
         ...
 
-    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         """Host to pool. The copy keeps `source` until it is over."""
         ...
 
@@ -36,19 +41,14 @@ class DeviceLink(HostMemory, Protocol):
         """What is launched from now on runs when these loads are over."""
         ...
 
-    def mark(self) -> object:
-        """A point behind all that was launched up to now."""
-        ...
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         target: Bytes,
-        target_pages: list[int],
+        target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        """Pool to host, behind `mark`; of the pages, the first `num_tokens` tokens count."""
+    ) -> Store:
+        """Pool to host, beside steps; of the pages, the first `num_tokens` tokens count."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -68,17 +68,20 @@ class _ByStaging:
     not, and lost the lease of the arena's pages meanwhile, has written nothing there.
     """
 
-    copy: Copy
+    store: Store
     staged: Bytes
-    arena_pages: list[int]
+    arena_pages: PageNumbers
     pages: Bytes
 
     def is_over(self) -> bool:
-        return self.copy.is_over()
+        return self.store.is_over()
 
     def wait(self) -> None:
-        self.copy.wait()
-        self.pages[self.arena_pages] = self.staged
+        self.store.wait()
+        copy_pages(self.pages, self.arena_pages, self.staged, np.arange(len(self.staged)))
+
+    def checksums(self) -> list[int]:
+        return self.store.checksums()
 
 
 class PiecewiseCopier:
@@ -94,6 +97,8 @@ class PiecewiseCopier:
         self._pieces: weakref.WeakKeyDictionary[Arena, Pieces] = weakref.WeakKeyDictionary()
 
     def attach(self, arena: Arena) -> None:
+        warm_up(arena.pages)
+        self._link.warm_up(arena.page_bytes)
         pieces = self._pieces[arena] = Pieces(arena, self._link, self._piece_bytes)
         finalizer = weakref.finalize(arena, pieces.let_go)
         finalizer.atexit = False  # of a process that ends the system takes everything back
@@ -102,35 +107,31 @@ class PiecewiseCopier:
         """Until this arena is as fast as it becomes: to measure it."""
         self._pieces[arena].wait()
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         if self._pieces[arena].have(arena_pages):
             return self._link.load(arena.pages, arena_pages, pool_pages)
         ARENA_DETOURS.labels("load").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
-        np.take(arena.pages, arena_pages, axis=0, out=staged)
-        return self._link.load(staged, list(range(len(arena_pages))), pool_pages)
+        numbers = np.arange(len(arena_pages))
+        copy_pages(staged, numbers, arena.pages, arena_pages)
+        return self._link.load(staged, numbers, pool_pages)
 
     def hold(self, copies: list[Copy]) -> None:
         self._link.hold(copies)
 
-    def mark(self) -> object:
-        return self._link.mark()
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
+    ) -> Store:
         if self._pieces[arena].have(arena_pages):
-            return self._link.store(mark, pool_pages, arena.pages, arena_pages, num_tokens)
+            return self._link.store(pool_pages, arena.pages, arena_pages, num_tokens)
         ARENA_DETOURS.labels("store").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
-        pages = list(range(len(arena_pages)))
-        copy = self._link.store(mark, pool_pages, staged, pages, num_tokens)
-        return _ByStaging(copy, staged, arena_pages, arena.pages)
+        store = self._link.store(pool_pages, staged, np.arange(len(staged)), num_tokens)
+        return _ByStaging(store, staged, arena_pages, arena.pages)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         self._link.write(pool_pages, data)

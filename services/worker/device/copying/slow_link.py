@@ -5,7 +5,8 @@ lies behind a bus. With it loads take, against this model, what they would take 
 import threading
 import time
 
-from services.worker.device.copying.copies import Copy, PageCopier
+from kernels.page_sums.select import PageNumbers
+from services.worker.device.copying.copies import Copy, PageCopier, Store
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 
@@ -41,25 +42,21 @@ class SlowLink:
     def attach(self, arena: Arena) -> None:
         self._copier.attach(arena)
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         over_at_ns = self._send(len(pool_pages) * arena.page_bytes)
         return _Crossing(self._copier.load(arena, arena_pages, pool_pages), over_at_ns)
 
     def hold(self, copies: list[Copy]) -> None:
         self._copier.hold(copies)
 
-    def mark(self) -> object:
-        return self._copier.mark()
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        return self._copier.store(mark, pool_pages, arena, arena_pages, num_tokens)
+    ) -> Store:
+        return self._copier.store(pool_pages, arena, arena_pages, num_tokens)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         over_at_ns = self._send(data.nbytes)

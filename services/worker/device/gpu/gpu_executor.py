@@ -406,11 +406,12 @@ def _choice_arrays(plan: StepPlan, wanted: list[int]) -> list[Ints]:
     place = {token: index for index, token in enumerate(wanted)}
     last = plan.query_starts[1:] - 1
     slots = plan.slots[rows]
-    is_carried = np.isin(np.arange(plan.num_rows), plan.carried)[rows]
+    carried = np.full(plan.num_rows, NO_SLOT, np.int32)
+    carried[plan.carried] = plan.slots[plan.carried]
     return [
-        np.array([place[int(last[row])] for row in rows], np.int32),
+        np.array([place[token] for token in last[rows].tolist()], np.int32),
         slots,
-        np.where(is_carried, slots, NO_SLOT).astype(np.int32),
+        carried[rows],
         plan.entries.slots,
         plan.entries.blocks,
         plan.entries.pages,

@@ -1,6 +1,8 @@
 """Where recorded passes find their numbers: buffers of a bucket's size, filled by one copy."""
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,11 +71,17 @@ def sizes_of(size: int, rows: int) -> PassNumbers[int]:
     )
 
 
+@cache
+def _spans(size: int, rows: int) -> list[slice]:
+    ends = [*accumulate(sizes_of(size, rows))]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def pack(plan: StepPlan, wanted: list[int], kind: PassKind, rows: int) -> Ints:
     """A plan's numbers in one array, padded to a kind of pass with room for so many rows."""
-    sizes = sizes_of(kind.size, rows)
-    packed: Ints = np.zeros(sum(sizes), np.int32)
-    to = PassNumbers(*np.split(packed, np.cumsum(sizes)[:-1]))
+    spans = _spans(kind.size, rows)
+    packed: Ints = np.zeros(spans[-1].stop, np.int32)
+    to = PassNumbers(*(packed[span] for span in spans))
     num_tokens, num_rows = plan.num_tokens, plan.num_rows
     to.tokens[:num_tokens] = plan.tokens
     to.positions[:num_tokens] = plan.positions()

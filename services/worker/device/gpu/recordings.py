@@ -23,6 +23,7 @@ from services.worker.device.gpu.pass_inputs import BUCKETS, PassInputs, PassKind
 log = logging.getLogger(__name__)
 
 Launch = Callable[[], torch.Tensor]
+FAILURES_MAX = 3  # with no recording made: then this model's passes cannot be recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Recordings:
     _variants: set[tuple[int, bool]] = field(default_factory=set)
     _pending: deque[PassKind] = field(default_factory=deque)
     _taken_bytes: int = 0
-    _is_full: bool = False
+    _why_stopped: str = ""
 
     def __post_init__(self) -> None:
         self._want(0, is_cut=False)
@@ -115,12 +116,12 @@ class Recordings:
         self._want(kind.rank, is_cut=kind.is_cut)
         if kind in self._failed:
             return "failed"
-        return "memory" if self._is_full else "pending"
+        return self._why_stopped or "pending"
 
     @property
     def num_left(self) -> int:
         """Kinds that are still to be recorded."""
-        return 0 if self._is_full else len(self._pending)
+        return 0 if self._why_stopped else len(self._pending)
 
     def record_next(self) -> None:
         """Record one more kind. A failure costs speed, and a warning."""
@@ -133,12 +134,16 @@ class Recordings:
             parts = [PassPart(part.layers, recorder.record(part.launch)) for part in plain.parts]
         except Exception as error:
             self._failed.add(kind)
-            self._is_full = isinstance(error, torch.OutOfMemoryError)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._why_stopped = "memory"
+            elif not self._passes and len(self._failed) == FAILURES_MAX:
+                self._why_stopped = "failed"
             log.warning("a pass could not be recorded", extra={**kind._asdict(), "why": str(error)})
             return
         self._passes[kind] = RecordedPass(plain.inputs, plain.step, parts)
         self._taken_bytes += max(free_bytes - recorder.free_bytes(), 0)
-        self._is_full = self._taken_bytes >= recorder.bytes_max
+        if self._taken_bytes >= recorder.bytes_max:
+            self._why_stopped = "memory"
         log.debug("recorded a pass", extra={**kind._asdict(), "took_s": time.monotonic() - started})
         if not self.num_left:
             fields = {"passes": len(self._passes), "bytes": self._taken_bytes}

@@ -159,7 +159,7 @@ def test_cores_ports_and_gpus_are_divided_among_the_workers_of_all_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    given = {"SYMPHONY_METRICS_PORT": "9100", "CUDA_VISIBLE_DEVICES": "a,b,c,d,e"}
+    given = {"SYMPHONY_METRICS_PORT": "9100", "CUDA_VISIBLE_DEVICES": "5,6,7,8,9"}
     planned = plan(tmp_path, given, num_hosts=2, num_workers=2)
     found = workers(planned)
     assert [config.num_threads for _, config in found] == [2, 2, 2, 2]
@@ -167,7 +167,7 @@ def test_cores_ports_and_gpus_are_divided_among_the_workers_of_all_hosts(
     seen = [
         c.environment["CUDA_VISIBLE_DEVICES"] for c in planned.services if c.service == "worker"
     ]
-    assert seen == ["a", "b", "c", "d"]
+    assert seen == ["5", "6", "7", "8"]
 
 
 def test_arenas_of_all_hosts_fit_the_memory_there_is(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An adapter's image holds its weights, in the model's dtype, or nobody gets it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from loadtest.adapters import Recipe, modules_of, write_adapter
+from shared.adapters import image, values
 from shared.adapters.check import check_adapter
-from shared.adapters.image import AdapterDamaged, build_image, fill_image, image_layers
-from shared.adapters.layout import SAME_LAYER, layout_image
+from shared.adapters.image import AdapterDamaged, build_image
+from shared.adapters.layout import layout_image
 from shared.adapters.source import AdapterLimits
-from shared.adapters.values import convert
+from shared.adapters.tensors import ELEMENT_BYTES as ELEMENT
+from shared.adapters.tensors import TensorEntry
+from shared.adapters.values import convert, read_tensors
 from shared.wire.messages import LoraCard, LoraTarget
 from tests.unit.shared.adapters.adapter_files import (
     ELEMENT_BYTES,
@@ -43,12 +47,12 @@ def test_values_are_rounded_as_torch_rounds_them(source: str, dtype: str) -> Non
     if source == "F32":  # every half way and what is beside it, small and large
         highs = torch.arange(0x10000, dtype=torch.int64).repeat_interleave(5)
         lows = torch.tensor([0, 0x7FFF, 0x8000, 0x8001, 0x1000]).repeat(0x10000)
-        values = ((highs << 16 | lows) - (1 << 31)).int().view(torch.float32)
+        given = ((highs << 16 | lows) - (1 << 31)).int().view(torch.float32)
     else:
-        values = torch.arange(-(1 << 15), 1 << 15).short().view(TORCH[source])
-    expected = values.to(getattr(torch, dtype))
+        given = torch.arange(-(1 << 15), 1 << 15).short().view(TORCH[source])
+    expected = given.to(getattr(torch, dtype))
     fits = expected.isfinite()
-    found = convert(bits_of(values[fits]), source, dtype)
+    found = convert(bits_of(given[fits]), source, dtype)
     np.testing.assert_array_equal(found, bits_of(expected[fits]))
 
 
@@ -90,7 +94,7 @@ def test_an_image_holds_what_the_files_hold(
     folder = write_adapter(tmp_path_factory.mktemp("adapter"), modules_of(card), recipe)
     checked = check_adapter(folder, card, LIMITS)
     layout = layout_image(card, checked.ranks)
-    image = build_image(folder, card, layout, card.dtype, checked.adapter_hash)
+    pages = build_image(folder, card, layout, card.dtype, checked.adapter_hash)
     tensors = load_file(folder / "adapter_model.safetensors")
     num_cells = 0
     for number, each in enumerate(layout.targets):
@@ -99,7 +103,7 @@ def test_an_image_holds_what_the_files_hold(
             name = (
                 each.target.name if is_outer else f"{card.layers_path}.{layer}.{each.target.name}"
             )
-            a, b, scale = unpack(image, card, layout, layer, number, card.dtype)
+            a, b, scale = unpack(pages, card, layout, layer, number, card.dtype)
             assert np.isfinite(a).all() and np.isfinite(b).all()
             found = {
                 kind: tensors.get(f"base_model.model.{name}.lora_{kind}.weight") for kind in "AB"
@@ -118,30 +122,38 @@ def test_an_image_holds_what_the_files_hold(
             assert scale == pytest.approx(alpha / divisor)
             if not is_outer or layer == 0:
                 num_cells += int(np.count_nonzero(a) + np.count_nonzero(b))
-    headers = image[:, 0, : 4 * len(layout.targets)].copy()
-    image[:, 0, : 4 * len(layout.targets)] = 0
+    headers = pages[:, 0, : 4 * len(layout.targets)].copy()
+    pages[:, 0, : 4 * len(layout.targets)] = 0
     element = f"u{card.element_bytes}"
-    assert np.count_nonzero(image.view(element)) == num_cells, "something lies beside the tiles"
+    assert np.count_nonzero(pages.view(element)) == num_cells, "something lies beside the tiles"
     assert headers.any()
 
 
-def test_it_is_made_a_layer_at_a_time_and_where_the_caller_wants_it(tmp_path: Path) -> None:
-    card = small_card("bfloat16")
-    small_adapter(tmp_path, card, rank=7)
-    checked = check_adapter(tmp_path, card, LIMITS)
-    layout = layout_image(card, checked.ranks)
-    assert {tile.layer for each in layout.targets for tile in each.b} >= {SAME_LAYER, 2}
-    image = build_image(tmp_path, card, layout, "bfloat16", checked.adapter_hash)
-    assert image.shape == (3, layout.num_blocks, card.page_bytes)
-    pages = image_layers(tmp_path, card, layout, "bfloat16", checked.adapter_hash)
-    np.testing.assert_array_equal(next(pages), image[0])
-    np.testing.assert_array_equal(next(pages), image[1])
-    pages.close()
-    room = np.full((5, *image.shape[:2], card.page_bytes), 0xEE, np.uint8)
-    scattered = room[1:4].transpose(1, 0, 2, 3)[:, 0]
-    fill_image(scattered, tmp_path, card, layout, "bfloat16", checked.adapter_hash)
-    np.testing.assert_array_equal(scattered, image)
-    assert (room[0] == 0xEE).all() and (room[4] == 0xEE).all()
+@given(
+    parts=st.lists(st.tuples(SOURCES, st.integers(0, 40), st.booleans()), min_size=1, max_size=12),
+    chunk_bytes=st.integers(1, 400),
+)
+@settings(deadline=None)
+def test_tensors_are_read_whole_however_many_at_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[tuple[str, int, bool]],
+    chunk_bytes: int,
+) -> None:
+    raw = np.random.default_rng(0).bytes(8192)
+    entries, place = [], 3
+    for number, (dtype, size, is_asked) in enumerate(parts):
+        num_bytes = size * ELEMENT[dtype]
+        if is_asked:
+            entries.append(TensorEntry(f"t{number}", dtype, (size,), place, num_bytes))
+        place += num_bytes
+    path = tmp_path_factory.mktemp("tensors") / "file"
+    path.write_bytes(raw[:place])
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
+        patch.setattr(values, "CHUNK_BYTES", chunk_bytes)
+        found = {
+            each: bits.tobytes() for each, bits in read_tensors(file.fileno(), reversed(entries))
+        }
+    assert found == {each: raw[each.begin : each.begin + each.num_bytes] for each in entries}
 
 
 def damage(folder: Path, how: str) -> None:
@@ -173,17 +185,22 @@ def test_files_that_are_no_longer_those_that_were_checked(tmp_path: Path, how: s
     assert (caught.value.code, caught.value.http_status) == ("adapter_damaged", 503)
 
 
-def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     card = small_card()
     small_adapter(tmp_path, card)
     checked = check_adapter(tmp_path, card, LIMITS)
     layout = layout_image(card, checked.ranks)
-    pages = image_layers(tmp_path, card, layout, "float32", checked.adapter_hash)
-    next(pages)
-    with (tmp_path / "adapter_model.safetensors").open("r+b") as file:
-        file.truncate(3000)
-    with pytest.raises(AdapterDamaged):
-        list(pages)
+
+    def cut(*arguments: Any) -> Any:
+        os.truncate(tmp_path / "adapter_model.safetensors", 3000)
+        return convert(*arguments)
+
+    monkeypatch.setattr(values, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(image, "convert", cut)
+    with pytest.raises(AdapterDamaged, match="lora_"):
+        build_image(tmp_path, card, layout, "float32", checked.adapter_hash)
 
 
 def test_another_adapters_files_with_larger_ranks(tmp_path: Path) -> None:

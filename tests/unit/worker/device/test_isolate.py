@@ -1,6 +1,7 @@
 """A turn that breaks the step it is in costs the turns beside it nothing."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.core.step import StepPlan, StepResult, TableEntries
+from services.worker.core.step import RowScoring, StepPlan, StepResult, TableEntries
 from services.worker.device.base.executor import Finished
 from services.worker.device.base.step import StepContext
 from services.worker.device.cpu.torch_executor import TorchExecutor
@@ -158,6 +159,30 @@ def test_a_device_that_is_gone_blames_no_row() -> None:
     with pytest.raises(OSError, match="the device is gone"):
         launch_isolated(executor, plan_of(3)).result()
     assert executor.num_runs == 1
+
+
+class Short(Scripted):
+    """It has no memory for a row of these names."""
+
+    def launch(self, plan: StepPlan) -> Finished:
+        try:
+            return super().launch(plan)
+        except RuntimeError:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB") from None
+
+
+def test_a_device_without_memory_blames_no_row() -> None:
+    executor: Any = Short("t1")
+    with pytest.raises(torch.OutOfMemoryError):
+        launch_isolated(executor, plan_of(3)).result()
+    assert executor.num_runs == 1
+
+
+def test_a_prompt_whose_scores_take_too_much_memory_is_refused_alone() -> None:
+    executor: Any = Short("t1")
+    plan = replace(plan_of(3), scoring={1: RowScoring(0, [1], is_first=True)})
+    result = launch_isolated(executor, plan).result()
+    assert list(result.broken) == [1] and "OutOfMemoryError" in result.broken[1]
 
 
 def test_a_broken_invariant_ends_the_engine() -> None:

@@ -82,15 +82,15 @@ def put(name: str, *shape: int) -> Change:
 
 
 def refused(folder: Path, match: str, auto: Any = AutoModelForCausalLM, **options: Any) -> None:
-    """Refused from the files, and before any of their bytes are read."""
-    for device_map in (None, "meta"):
+    """Refused wherever the weights are to be: mapped, or read straight to a device."""
+    for device in ("", "cpu"):
         with pytest.raises(ConfigError, match=match):
-            load_weights(auto, str(folder), device_map=device_map, **options)
+            load_weights(auto, str(folder), device=device, **options)
 
 
 def taken(folder: Path, auto: Any = AutoModelForCausalLM, **options: Any) -> None:
-    for device_map in (None, "meta"):
-        load_weights(auto, str(folder), device_map=device_map, **options)
+    for device in ("", "cpu"):
+        load_weights(auto, str(folder), device=device, **options)
 
 
 UP = "model.layers.1.mlp.up_proj.weight"

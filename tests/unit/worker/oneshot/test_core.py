@@ -95,7 +95,7 @@ def test_a_batch_from_start_to_end() -> None:
     assert of(WakeAt, effects) == [WakeAt(10 * MS)]
     core.on_inputs(BatchId("b"), FrontendId("g"), inputs("g/2"), MS)
     effects = core.on_inputs(BatchId("b"), FrontendId("f"), inputs("f/1", "f/3"), 2 * MS)
-    assert effects == [RunBatch(BatchId("b"), MODEL, 32, ("f/1", "g/2", "f/3"))]
+    assert effects == [RunBatch(BatchId("b"), MODEL, 32, ("f/1", "g/2", "f/3"), 30_000 * MS)]
     answer = Ran(started_at_ns=3 * MS, run_ns=8 * MS, values=["a", "b", "c"])
     effects = core.on_ran(BatchId("b"), answer, 11 * MS)
     sent = {e.frontend_id: e.results for e in effects if isinstance(e, SendResults)}

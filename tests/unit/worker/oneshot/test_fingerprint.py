@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.device.model import weights_digest
+from services.worker.models.digest import weights_digest
 from services.worker.oneshot.torch_model import load_oneshot
 from shared.wire.messages import Task
 from tests.unit.worker.oneshot.models import make_embedder, make_image_classifier, write_json

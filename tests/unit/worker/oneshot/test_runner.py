@@ -10,7 +10,7 @@ import numpy as np
 
 from services.worker.device.thread import DeviceThreads
 from services.worker.oneshot.effects import BatchLimits
-from services.worker.oneshot.model import BatchStoppedError, Values, pack_values
+from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values, pack_values
 from services.worker.oneshot.runner import OneshotRunner
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.runtime.clock import SystemClock
@@ -91,7 +91,12 @@ class StubModel:
         raise BatchStoppedError
 
 
-def drive(bus: StubBus, model: StubModel, until: Callable[[], Awaitable[Any]]) -> Any:
+def drive(
+    bus: StubBus,
+    model: StubModel,
+    until: Callable[[], Awaitable[Any]],
+    limits: BatchLimits | None = None,
+) -> Any:
     """Start one batch; close the runner when `until` is over, and return what that gave."""
 
     async def scenario() -> Any:
@@ -101,7 +106,7 @@ def drive(bus: StubBus, model: StubModel, until: Callable[[], Awaitable[Any]]) -
                 SystemClock(),
                 WorkerId("w"),
                 {START.model_id: model},
-                BatchLimits(),
+                limits or BatchLimits(),
                 DeviceThreads(thread),
                 lambda: None,
             )
@@ -134,3 +139,18 @@ def test_closing_stops_the_running_batch() -> None:
     model = StubModel(None)
     assert drive(StubBus(), model, lambda: asyncio.to_thread(model.started.wait, 2))
     assert model.was_stopped
+
+
+def test_a_batch_that_does_not_end_ends_the_process() -> None:
+    model = StubModel(None)
+
+    async def broken() -> BaseException:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[BaseException] = loop.create_future()
+        loop.set_exception_handler(lambda _, context: found.set_result(context["exception"]))
+        return await found
+
+    limits = BatchLimits(run_min_ns=10_000_000, run_factor=20)
+    error = drive(StubBus(), model, broken, limits)
+    assert isinstance(error, DeviceLostError) and "a batch of 3 has run" in str(error)
+    assert model.started.is_set()

@@ -145,3 +145,6 @@ def test_a_step_counts_as_stuck_when_it_takes_far_longer_than_steps_do() -> None
     for _ in range(100):
         engine.core.costs.on_step(0, 1, 5_000_000_000)
     assert 60_000_000_000 < engine.core.step_limit_ns(plan) <= 101_000_000_000
+    for _ in range(100):
+        engine.core.costs.on_step(1, 0, 5_000_000_000)
+    assert engine.core.step_limit_ns(plan) <= 101_000_000_000, "short prompts make it forget"

@@ -10,26 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.device.copying.copies import OVER, Copy, CopyFailed, HostCopier, PageCopier
+from kernels.page_sums.select import PageNumbers
+from services.worker.device.copying.copies import (
+    OVER,
+    Copy,
+    CopyFailed,
+    HostCopier,
+    PageCopier,
+    Store,
+    SummedByHost,
+)
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import SymphonyError
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    ],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 KINDS = ["host", "late", "pieces", CUDA]
 
 
 class LateCopy:
     """A copy that somebody else makes, some time."""
 
-    def __init__(self, targets: Bytes, at: list[int], *, has_failed: bool) -> None:
+    def __init__(self, targets: Bytes, at: PageNumbers, *, has_failed: bool) -> None:
         self.targets, self.at, self.has_failed = targets, at, has_failed
         self.has_ended = threading.Event()
 
@@ -52,7 +55,7 @@ class LateCopier:
     def __init__(self, pool: Bytes, fails: frozenset[int] = frozenset()) -> None:
         self._pool = pool
         self._fails = fails
-        self._pending: list[tuple[LateCopy, Bytes, list[int]]] = []
+        self._pending: list[tuple[LateCopy, Bytes, PageNumbers]] = []
         self._has_more = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._random = random.Random(7)
@@ -62,33 +65,35 @@ class LateCopier:
     def attach(self, arena: Arena) -> None:
         return None
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         return self._start(self._pool, pool_pages, arena.pages, arena_pages, pool_pages)
 
     def hold(self, copies: list[Copy]) -> None:
         self.held += copies
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
-        return self._start(arena.pages, arena_pages, self._pool, pool_pages, pool_pages)
+    ) -> Store:
+        copy = self._start(arena.pages, arena_pages, self._pool, pool_pages, pool_pages)
+        return SummedByHost(copy, arena.pages, arena_pages)
 
-    def write(self, pool_pages: list[int], data: Bytes) -> None:
+    def write(self, pool_pages: PageNumbers, data: Bytes) -> None:
         self._start(self._pool, pool_pages, data, list(range(len(data))), pool_pages).wait()
 
     def close(self) -> None:
         return None
 
     def _start(
-        self, targets: Bytes, to: list[int], sources: Bytes, of: list[int], pool_pages: list[int]
+        self,
+        targets: Bytes,
+        to: PageNumbers,
+        sources: Bytes,
+        of: PageNumbers,
+        pool_pages: PageNumbers,
     ) -> Copy:
         copy = LateCopy(targets, to, has_failed=bool(self._fails & {*pool_pages}))
         with self._lock:
@@ -137,12 +142,15 @@ class CheckedLink:
         assert self.registered.pop(memory.ctypes.data) == memory.nbytes
         self.unregistered.append(memory.ctypes.data)
 
+    def warm_up(self, page_bytes: int) -> None:
+        return None
+
     def staging(self, num_pages: int, page_bytes: int) -> Bytes:
         self._staging.append(np.full((num_pages, page_bytes), 0xEE, np.uint8))
         self.num_staged += num_pages
         return self._staging[-1]
 
-    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         self._check(source, source_pages)
         self._pool[pool_pages] = source[source_pages]
         return OVER
@@ -150,28 +158,24 @@ class CheckedLink:
     def hold(self, copies: list[Copy]) -> None:
         assert set(copies) <= {OVER}
 
-    def mark(self) -> object:
-        return None
-
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         target: Bytes,
-        target_pages: list[int],
+        target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
+    ) -> Store:
         self._check(target, target_pages)
         target[target_pages] = self._pool[pool_pages]
-        return OVER
+        return SummedByHost(OVER, target, target_pages)
 
-    def write(self, pool_pages: list[int], data: Bytes) -> None:
+    def write(self, pool_pages: PageNumbers, data: Bytes) -> None:
         self._pool[pool_pages] = data
 
     def wait_idle(self) -> None:
         return None
 
-    def _check(self, memory: Bytes, pages: list[int]) -> None:
+    def _check(self, memory: Bytes, pages: PageNumbers) -> None:
         if any(memory is each for each in self._staging):
             return
         for page in pages:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.core.effects import PageLoads
+from services.worker.device.copying import load_queue
 from services.worker.device.copying.load_queue import OVERDUE_NS, RUN_PAGES, LoadQueue, LoadRun
 from shared.arena import Arena, PageState
 from shared.wire.urgency import DEMAND_PRIORITY, load_order
@@ -27,14 +28,14 @@ def run_of(
     """Arena pages into pool pages of 1,000 more."""
     targets = [page + 1000 for page in pages]
     loads = PageLoads(priority, layer, pages, [7] * len(pages), targets)
-    return LoadRun(load_order(priority, layer, number), loads, arena, DEADLINE_NS)
+    return LoadRun.of(loads, load_order(priority, layer, number), arena, DEADLINE_NS)
 
 
 def taken(queue: LoadQueue) -> list[list[int]]:
     """Everything there is to copy, in order."""
     runs = []
     while (run := queue.pop()) is not None:
-        runs.append(run.loads.arena_pages)
+        runs.append(run.arena_pages.tolist())
     return runs
 
 
@@ -47,12 +48,15 @@ def test_what_is_needed_now_comes_first_then_low_layers(arena: Arena) -> None:
     assert taken(queue) == [[3], [2], [4], [1]] and not len(queue)
 
 
-def test_a_long_run_is_cut_so_that_something_more_urgent_can_come_between(arena: Arena) -> None:
+def test_a_long_run_is_cut_so_that_something_more_urgent_can_come_between(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_queue, "RUN_BYTES", RUN_PAGES * arena.page_bytes - 1)
     queue = LoadQueue(1000)
     pages = list(range(2 * RUN_PAGES + 1))
     queue.push(run_of(arena, pages))
     first = queue.pop()
-    assert first is not None and first.loads.arena_pages == pages[:RUN_PAGES]
+    assert first is not None and first.arena_pages.tolist() == pages[:RUN_PAGES]
     queue.push(run_of(arena, [200], DEMAND_PRIORITY, number=2))
     assert taken(queue) == [[200], pages[RUN_PAGES : 2 * RUN_PAGES], pages[2 * RUN_PAGES :]]
 

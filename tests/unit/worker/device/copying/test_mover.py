@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from kernels.page_sums.select import PageNumbers
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.copying import mover
-from services.worker.device.copying.copies import Copy, HostCopier, PageCopier
+from services.worker.device.copying.copies import Copy, HostCopier, PageCopier, Store
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.load_queue import RUN_PAGES
 from services.worker.device.copying.mover import (
@@ -23,7 +24,7 @@ from services.worker.device.copying.mover import (
     MoverGone,
     Stored,
 )
-from shared.arena import Arena, Bytes, PageState, States, checksum
+from shared.arena import Arena, Bytes, Pages, PageState, States, Words, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.worker.device.copying.copiers import KINDS, LateCopier, make_copier
@@ -168,15 +169,14 @@ class _Held(HostCopier):
 
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
+    ) -> Store:
         self.has_begun.set()
         assert self.may_go.wait(30)
-        return super().store(mark, pool_pages, arena, arena_pages, num_tokens)
+        return super().store(pool_pages, arena, arena_pages, num_tokens)
 
 
 def test_writes_that_find_no_room_are_not_done_and_cost_no_other(setup: Setup) -> None:
@@ -219,10 +219,10 @@ def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Set
 class FlippingArena(Arena):
     """Its kvstore finishes a page right after the first look at its word."""
 
-    def promises(self, pages: list[int], generations: list[int]) -> States:
+    def promises(self, pages: list[int] | Pages, generations: list[int] | Words) -> States:
         found = super().promises(pages, generations)
         for page, generation in zip(pages, generations, strict=True):
-            self.set_word(page, generation, PageState.READY)
+            self.set_word(int(page), int(generation), PageState.READY)
         return found
 
 
@@ -267,12 +267,11 @@ def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup
 class _Broken(HostCopier):
     def store(
         self,
-        mark: object,
-        pool_pages: list[int],
+        pool_pages: PageNumbers,
         arena: Arena,
-        arena_pages: list[int],
+        arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
-    ) -> Copy:
+    ) -> Store:
         raise OSError("the arena is gone")
 
 
@@ -282,7 +281,7 @@ def test_a_thread_that_died_is_found_missing(setup: Setup) -> None:
     mover.attach(setup.arena, EPOCH)
     mover.check()
     mover.submit_stores([block_write(1, [1], [2])], EPOCH)
-    mover._threads[1].join(30)
+    mover._storer.thread.join(30)
     with pytest.raises(MoverGone, match="kv-store"):
         mover.check()
     mover.close()
@@ -326,7 +325,7 @@ def test_bytes_that_change_under_a_copy_are_not_the_promised_ones(setup: Setup) 
     arena.set_word(2, 7, PageState.READY)
     load, copier = setup.copier.load, setup.copier
 
-    def load_and_lose(arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def load_and_lose(arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
         copy = load(arena, arena_pages, pool_pages)
         arena.set_word(2, 8, PageState.READY)
         return copy

@@ -118,9 +118,9 @@ def test_a_piece_that_is_refused_stays_slow_and_right(
     assert link.num_staged == 0
     copier.load(arena, [5, 2], [3, 4]).wait()
     assert pool[:5, 0].tolist() == [2, 6, 3, 5, 2]
-    copier.store(copier.mark(), [1, 0], arena, [2, 3]).wait()
+    copier.store([1, 0], arena, [2, 3]).wait()
     assert link.num_staged == 2
-    copier.store(copier.mark(), [2], arena, [4]).wait()
+    copier.store([2], arena, [4]).wait()
     assert arena.pages[:, 0].tolist() == [0, 1, 6, 2, 3, 5, 6]
     assert (arena.pages == arena.pages[:, :1]).all() and (pool == pool[:, :1]).all()
     after = [value_of(each) for each in (refused, *detours)]
@@ -137,7 +137,7 @@ def test_a_store_by_a_detour_that_nobody_waits_for_writes_nothing(
     copier = PiecewiseCopier(link, PIECE_BYTES)
     copier.attach(arena)
     link._pool[0] = 9
-    copy = copier.store(copier.mark(), [0], arena, [5])
+    copy = copier.store([0], arena, [5])
     assert not arena.pages[5].any()
     copy.wait()
     assert (arena.pages[5] == 9).all()

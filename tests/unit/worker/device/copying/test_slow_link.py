@@ -61,5 +61,5 @@ def test_what_is_built_crosses_it_and_what_goes_below_does_not(
     link = SlowLink(HostCopier(pool), bytes_per_s=1e6)
     link.write([1, 3], np.full((2, PAGE_BYTES), 7, np.uint8))
     assert clock.now_ns == 7 * MS and pool[[1, 3]].min() == 7
-    copy = link.store(link.mark(), [3], arena, [1])
+    copy = link.store([3], arena, [1])
     assert copy.is_over() and arena.pages[1].min() == 7

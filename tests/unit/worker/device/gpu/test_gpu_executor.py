@@ -296,6 +296,25 @@ def test_a_recording_that_fails_costs_speed_alone(
     executor.close()
 
 
+def test_a_model_that_cannot_be_recorded_is_not_tried_for_ever(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    tried: list[int] = []
+
+    def record(launch: Launch) -> Launch:
+        tried.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    api = DeviceApi(host_copier, replace(Repeats().recorder, record=record))
+    model = load_model(str(tmp_path), "cpu", "auto")
+    executor = GpuExecutor(model, "m", 300, TURNS_MAX, api, lambda _: None)
+    record_all(executor)
+    assert len(tried) == 3
+    found = reasons(executor)
+    say(executor, [2, 30])
+    assert set(found) == {"failed"}
+    executor.close()
+
+
 def test_recordings_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     repeats = Repeats()
