@@ -108,13 +108,15 @@ class _LocalBus:
         if not isinstance(message, StepOutput):
             return
         now_ns = SystemClock().now_ns()
-        for delta in message.all():
+        for delta in message.deltas:
             assert delta.finish != "error", f"a turn failed: {delta.message}"
             turn = self._turns[delta.turn_id]
             turn.sent_ns += [now_ns] * len(delta.tokens)
             turn.num_cached = delta.cached_tokens or turn.num_cached
             if delta.finish is not None:
                 turn.is_over.set()
+        for turn_id, _, _, _ in message.tokens:
+            self._turns[turn_id].sent_ns.append(now_ns)
 
 
 class _LocalKv:

@@ -122,8 +122,11 @@ class DiskTier:
         rows, depth = self._owned.of(owner), self._table.depth
         if owner in self._uncounted:
             self._uncounted.remove(owner)
-            for row in rows:
-                depth[row] = UNKNOWN
+            for at in rows:
+                before = at  # and what it continues, which others may have made
+                while before != NO_ROW and depth[before] != UNKNOWN:
+                    depth[before] = UNKNOWN
+                    before = self._table.parent_row(before)
             self._find_depths(rows)
         return max((depth[row] + 1 for row in rows), default=0)
 
@@ -169,6 +172,8 @@ class DiskTier:
             if (owner := self._owned.owner_of(before)) in self._uncounted:
                 self.count_leading(owner)
         self._find_depths([row])
+        if table.num_children[row]:
+            self._lose_depths()
         self._tell(row, block.owner, 0 if table.num_children[row] else table.depth[row] + 1)
 
     def remove(self, key: BlockKey) -> StoredBlock | None:
@@ -182,6 +187,7 @@ class DiskTier:
         self._leave_parent(row)
         if num_children := table.num_children[row]:
             self._awaited[key] = num_children
+            self._lose_depths()
         table.remove(row)
         self.num_bytes -= block.num_bytes
         self._tell(row, block.owner, 0)
@@ -330,6 +336,10 @@ class DiskTier:
             while above:
                 before += 1
                 depth[above.pop()] = before
+
+    def _lose_depths(self) -> None:
+        """A block came or went that others here continue, of any session. That is rare."""
+        self._uncounted.update(self._owned.owners)
 
     def _tell(self, row: int, owner: OwnerKey, least: int) -> None:
         """Something happened to the block in this row, so that at least so many lead its sequence;

@@ -50,11 +50,11 @@ class HostBlocks:
         # The disk would count from where its own part of the sequence begins.
         is_counted = bool(len(self.arena_only))
         self._is_moving = was_here or is_counted
-        after = self._owners_after(block.key) if is_counted and not was_here else []
+        after = [] if was_here else self._owners_after(block.key)
         self.disk.add(block)
         self._is_moving = False
-        if is_counted and not was_here:
-            self._report_all([block.owner, *after])
+        if not was_here:
+            self._report_all([block.owner, *after] if is_counted else after)
 
     def add_to_arena_only(self, block: StoredBlock, write: DiskWrite | None) -> None:
         """The disk did not take it; the arena has it whole.
@@ -146,7 +146,7 @@ class HostBlocks:
 
     def _on_gone(self, key: BlockKey) -> None:
         if not self._is_moving:
-            self._report_all(self.arena_only.owners_after(key))
+            self._report_all(self._owners_after(key))
 
     def _report_all(self, owners: list[OwnerKey]) -> None:
         """How many blocks lead their sequences is to be counted."""

@@ -121,12 +121,19 @@ def test_an_expired_block_is_looked_at_again_while_it_is_kept() -> None:
     assert tier.take_expired(now_ns + RECHECK_NS + 1, lambda key: False, 9) == [name]
 
 
+@pytest.mark.parametrize("is_end_on_disk", [True, False])
 @pytest.mark.parametrize("is_to_disk", [True, False])
-def test_a_block_between_others_changes_how_long_their_sessions_are(is_to_disk: bool) -> None:
+def test_a_block_between_others_changes_how_long_their_sessions_are(
+    is_to_disk: bool, is_end_on_disk: bool
+) -> None:
     here = HostBlocks(DiskTier(1 << 30), ArenaOnlyBlocks())
     root, first, second = (key_of(0, position) for position in range(3))
     end = StoredBlock(second, 1, 1, 1, 1, 1, OTHER, first)
-    here.arena_only.add(end, None)
+    if is_end_on_disk:
+        here.to_disk(end)
+        here.add_to_arena_only(StoredBlock(key_of(1, 0), 1, 1, 1, 1, 1, OTHER, root), None)
+    else:
+        here.arena_only.add(end, None)
     changed: list[OwnerKey] = []
     here.on_change = lambda owner, least: changed.append(owner)
     new = StoredBlock(first, 1, 1, 1, 2, 2, OWNER, root)
