@@ -17,7 +17,7 @@ from shared.wire.urgency import DEMAND_PRIORITY, Order
 # A page that is later than was promised by so much, while no other came, does not come any more.
 OVERDUE_NS = 2_000_000_000
 _STATES = tuple(map(int, (PageState.READY, PageState.FILLING, PageState.BAD)))
-RUN_BYTES = 8 * 1024 * 1024  # copied at once: a more urgent load waits for no more,
+RUN_BYTES = 32 * 1024 * 1024  # copied at once: a more urgent load waits for no more,
 RUN_PAGES = 64  # or for so many pages, if those are more
 
 
