@@ -39,6 +39,7 @@ from kernels.paged_attention.tiles import (
 )
 
 HEAD_DIM_MAX = 256
+SEQS_PADDED = 64  # of a packed batch: for fewer sequences, no kernel is compiled again
 LOG2_E = 1.4426950408889634
 # Without a device (in Triton's interpreter) there is nothing to fill.
 MULTIPROCESSORS_OF_NO_DEVICE = 1
@@ -237,7 +238,7 @@ def _attend(
         "num_heads": num_heads, "head_dim": head_dim,
         "head_dim_padded": max(16, power_of_two(head_dim)),
         "is_limited": shape.reach != 0, "is_packed": batch.is_packed,
-        "seqs_padded": power_of_two(batch.num_seqs) if batch.is_packed else 1,
+        "seqs_padded": max(SEQS_PADDED, power_of_two(batch.num_seqs)) if batch.is_packed else 1,
         "enable_fp_fusion": True,
     }  # fmt: skip
     _attend_kernel[grid](

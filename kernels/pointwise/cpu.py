@@ -131,6 +131,14 @@ def warm_up(dtype: torch.dtype) -> None:
         rms_norm(rows, rows[0, 0], 1.0, 0.0)
         rotate(rows[:, None], rows[:, None], rows, rows)
         gate(rows, rows, SILU)
+        norm = Norm(rows[0, 0], 1.0, 0.0)
+        add_norm(rows[0], rows[0].clone(), 1.0, norm, norm)
+        heads = Heads(rows[0, :, None], rows[0, :, None], rows[0, :, None])
+        nowhere = torch.full((num_rows,), -1, dtype=torch.int32)
+        pool = torch.zeros((1, 2, 1, 1, 64), dtype=dtype)
+        for wide in (dtype, torch.float32):
+            turns = Rotary(rows[0].to(wide), rows[0].to(wide), nowhere.long() + 1)
+            rotate_store(heads, pool, Slots(nowhere, nowhere), turns, norm, norm)
 
 
 def _numbers(norm: Norm) -> tuple[int, float, float]:

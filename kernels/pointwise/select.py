@@ -5,6 +5,7 @@ from types import ModuleType
 import torch
 
 from kernels.plain import is_plain
+from kernels.pointwise import plain
 from kernels.pointwise.interface import Heads, Norm, Rotary, Slots
 from kernels.triton_kernels import triton_kernels
 
@@ -19,7 +20,7 @@ PACKAGE = "pointwise"
 def supports(tensor: torch.Tensor) -> bool:
     """Whether there are kernels for tensors like this one."""
     kernels = _kernels(tensor)
-    return kernels is not None and not is_plain() and bool(kernels.supports(tensor))
+    return kernels is not None and bool(kernels.supports(tensor))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
@@ -120,9 +121,11 @@ def warm_up(tensor: torch.Tensor) -> None:
     """Compile what serves elements like these, so that no step waits for it. Kernels for a GPU are
     made for a model's own sizes, when it is first run.
     """
-    if cpu is not None and cpu.supports(tensor):
-        cpu.warm_up(tensor.dtype)
+    if not tensor.is_cuda and (kernels := _kernels(tensor)) is not None and supports(tensor):
+        kernels.warm_up(tensor.dtype)
 
 
 def _kernels(tensor: torch.Tensor) -> ModuleType | None:
-    return triton_kernels(PACKAGE, tensor.device) if tensor.is_cuda else cpu
+    if tensor.is_cuda:
+        return triton_kernels(PACKAGE, tensor.device)
+    return plain if is_plain() else cpu

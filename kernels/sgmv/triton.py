@@ -34,6 +34,7 @@ RANKS = 16  # rank rows that are multiplied at once, likewise
 INPUTS = 128  # of a step of shrink: a line of each rank row is 256 bytes of bf16
 OUTPUTS = 128  # of a program of expand
 SPLITS_MAX = 8
+SEGMENTS_PADDED = 64  # for fewer, no kernel is compiled again
 SHARE_MIN = 512  # inputs of a share at least: below, the buffer costs more than company brings
 
 
@@ -75,8 +76,8 @@ def add_lora_triton(
     widen = _is_interpreted() and x.dtype == torch.bfloat16
     cut = {
         "tile_rows": ROWS, "tile_ranks": RANKS, "num_splits": num_splits,
-        "segments_padded": triton.next_power_of_2(num_segments), "widen": widen,
-        "enable_fp_fusion": True,
+        "segments_padded": max(SEGMENTS_PADDED, triton.next_power_of_2(num_segments)),
+        "widen": widen, "enable_fp_fusion": True,
     }  # fmt: skip
     known = (
         tables.pages[layer:], places, segments.starts, segments.lines, tables.pages, tables.ranks,

@@ -18,6 +18,7 @@ from shared.runtime.tasks import wait_set
 
 # Beside turns, a recording takes as long as a few dozen steps: this many go before the next one.
 STEPS_A_RECORDING = 50
+RECORDING_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -112,19 +113,22 @@ class StepLoop:
         self._in_flight.append(_InFlight(plan, work))
 
     def _record(self) -> None:
-        """Have the device record a pass when it has nothing else to do, or now and then."""
-        if self._recording is not None and not self._recording.done():
-            return
-        is_time = not self._in_flight or self._num_landed >= STEPS_A_RECORDING
+        """Have the device record a pass while no turn is here, or now and then."""
+        if self._recording is not None:
+            if not self._recording.done():
+                return
+            self._recording.result()  # raises where the device is lost
+            self._recording = None
+        is_time = not self._core.num_turns or self._num_landed >= STEPS_A_RECORDING
         if self._executor.num_unrecorded and is_time:
             self._num_landed = 0
-            self._recording = asyncio.ensure_future(self._thread.run(self._executor.record_next))
+            recording = self._thread.run(self._executor.record_next)
+            self._recording = asyncio.ensure_future(recording)
             self._recording.add_done_callback(self._on_recorded)
 
-    def _on_recorded(self, recording: "asyncio.Future[None]") -> None:
-        if not recording.cancelled():
-            recording.result()
-        self._wake.set()
+    def _on_recorded(self, _: "asyncio.Future[None]") -> None:
+        """Other models of this worker have the device for a while."""
+        asyncio.get_running_loop().call_later(RECORDING_PAUSE_S, self._wake.set)
 
     def _on_done(self, _: "asyncio.Future[StepResult]") -> None:
         self._wake.set()

@@ -163,7 +163,7 @@ def make_executor(
             model, "bench", num_pages, turns_max, on_moved, is_recorded=is_recorded
         )
     else:
-        recorder = Recorder(repeat, lambda: 0, 1, HOST_BUCKETS) if is_recorded else None
+        recorder = None if not is_recorded else Recorder(repeat, _unlimited, 1 << 40, HOST_BUCKETS)
         api = DeviceApi(host_copier, recorder)
         executor = GpuExecutor(model, "bench", num_pages, turns_max, api, on_moved)
     record_all(executor)
@@ -180,6 +180,10 @@ def record_all(executor: GpuExecutor) -> None:
     """Until nothing is left to be recorded, as between the steps of a worker."""
     while executor.num_unrecorded:
         executor.record_next()
+
+
+def _unlimited() -> int:
+    return 1 << 42
 
 
 def repeat(launch: Launch) -> Launch:

@@ -44,7 +44,7 @@ def load_model(
     """
     weights = WeightsDigest(source)  # while they are loaded
     try:
-        verify_source(source, layers, device, dtype)
+        checked = verify_source(source, layers, device, dtype)
         module = load_weights(
             AutoModelForCausalLM,
             source,
@@ -64,7 +64,8 @@ def load_model(
             del module, loaded  # before it is loaded again
             return load_model(source, device, dtype, "plain", stored_dtype)
         log.info("fast layers", extra={"model": source, **made.as_fields()})
-        use_own_forward(loaded)
+        if checked is not None and checked.has_own_forward:
+            use_own_forward(loaded)
     loaded.stored_dtype = stored_dtype
     loaded.fingerprint = _fingerprint(loaded, weights.result())
     loaded.let_adapters()

@@ -13,9 +13,15 @@ from services.worker.device.base.step import LayerProbe, running
 from services.worker.device.decoder.attention import has_query_scales
 from services.worker.device.decoder.rotary import RowwiseRotary, types_of
 from services.worker.device.forward.rotary_tables import Embed, RotaryTable, fits
-from services.worker.device.layers.rotary import is_plain_rotary, rotary_users, use_rotary
+from services.worker.device.layers.rotary import (
+    Rotate,
+    is_plain_rotary,
+    rotary_users,
+    use_rotary,
+)
 
 POSITIONS = (0, 1, 2, 5, 11)
+TURNS_AGREE = 2**-6  # of bf16: another order of a head's elements is away by about 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,13 @@ class Observed:
 
 @dataclass(slots=True)
 class _Handed:
-    """Stands in for a layer's rotary function, and keeps what it is given."""
+    """Stands in for a layer's rotary function, and keeps what it is given.
 
+    Attributes:
+        original: that function, if ours was not held against it yet.
+    """
+
+    original: Rotate | None
     given: tuple[torch.Tensor, torch.Tensor] | None = None
     is_known: bool = True
 
@@ -49,7 +60,11 @@ class _Handed:
             self.is_known = False
             return args[0], args[1]
         self.given = args[2], args[3]
-        return kernels.rotate(*rounded)
+        turned = kernels.rotate(*rounded)
+        if self.original is not None:
+            wanted = self.original(args[0].clone(), args[1].clone(), *args[2:])
+            self.is_known &= all(map(_is_near, turned, wanted))
+        return turned
 
 
 def observe(model: Any, num_layers: int, num_positions: int) -> Observed | None:
@@ -60,11 +75,11 @@ def observe(model: Any, num_layers: int, num_positions: int) -> Observed | None:
     attentions = [layer.self_attn for layer in inner.layers]
     if any(has_query_scales(each) for each in attentions):
         return None
-    handed = [_Handed() for _ in attentions]
+    originals = {id(each): turn for turn, users in rotary_users(inner).items() for each in users}
+    handed = [_Handed(originals.get(id(each))) for each in attentions]
     before = [vars(each).get("forward") for each in attentions]
-    turning = {id(each) for users in rotary_users(inner).values() for each in users}
     for attention, hand, forward in zip(attentions, handed, before, strict=True):
-        if forward is not None or id(attention) in turning:
+        if forward is not None or hand.original is not None:
             use_rotary(attention, hand)
     embedded: list[torch.Tensor] = []
     hook = inner.layers[0].register_forward_pre_hook(
@@ -89,6 +104,11 @@ def observe(model: Any, num_layers: int, num_positions: int) -> Observed | None:
         return None
     rotaries, rotary_of = found
     return Observed(inner, probe.layers, probe.shapes, rotaries, rotary_of, scale)
+
+
+def _is_near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    away = (ours.float() - theirs.float()).norm() / theirs.float().norm()
+    return bool(away <= TURNS_AGREE)
 
 
 def _inner(model: nn.Module, num_layers: int) -> Any:

@@ -1,6 +1,7 @@
 """Reading a decoder from a loaded module, by the names of its parts, and trying what was read."""
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.worker.device.forward.observing import Observed, observe
 from services.worker.device.layers.gated import GatedMlp, activation_of
 from services.worker.device.layers.merged import Sibling
 from services.worker.device.layers.norms import FastRmsNorm
+from services.worker.device.layers.rotary import sees_positions
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +44,16 @@ def use_own_forward(loaded: LoadedModel) -> None:
     Args:
         loaded: its layers replaced by fast ones (`layers.speed_up`); none may be replaced later.
     """
-    model = loaded.module
     try:
-        observed = observe(model, loaded.num_layers, loaded.max_model_len)
+        observed = observe(loaded.module, loaded.num_layers, loaded.max_model_len)
         if observed is None:
             return
-        decoder = _read(model, observed)
-    except (_Unknown, AttributeError) as error:
+        decoder = _read(loaded.module, observed)
+        away = _away(loaded.forward, decoder, loaded)
+    except Exception as error:  # of a stranger's parts, which only have these names
         log.info("transformers' own forward", extra={"why": str(error)})
         return
-    away = _away(loaded.forward, decoder, loaded)
-    if not away <= AGREES.get(model.dtype, AGREES_ROUNDED):
+    if not away <= AGREES.get(loaded.dtype, AGREES_ROUNDED):
         log.warning("our forward disagrees with transformers': not used", extra={"away": away})
         return
     loaded.forward = decoder
@@ -91,6 +92,8 @@ def _layer(layer: Any, number: int, observed: Observed) -> Layer:
 
 def _attention(module: Any, number: int, observed: Observed) -> Attention:
     _only(module, {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"})
+    if sees_positions(module):
+        raise _Unknown(f"{type(module).__name__} goes by positions itself")
     num_kv_heads, width = observed.kv_layouts[number]
     if hasattr(module, "qkv_proj"):
         total = module.qkv_proj.out_features
@@ -98,6 +101,8 @@ def _attention(module: Any, number: int, observed: Observed) -> Attention:
         qkv = Products((Linear(module.qkv_proj),), tuple(sizes))
     else:
         qkv = _products(module, ("q_proj", "k_proj", "v_proj"))
+    if qkv.sizes[0] != module.o_proj.in_features:
+        raise _Unknown(f"{type(module).__name__} with more than queries in their product")
     return Attention(
         qkv=qkv,
         output=Linear(module.o_proj),
@@ -147,8 +152,11 @@ def _norm(module: nn.Module) -> Norm:
 
 def _only(module: nn.Module, names: set[str]) -> None:
     """Raises:
-    _Unknown: it has parts with weights of other names.
+    _Unknown: it has parts with weights of other names, or numbers of its own.
     """
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    if own:
+        raise _Unknown(f"{type(module).__name__} with {own[0][0]}")
     for name, child in module.named_children():
         if name not in names and next(child.parameters(), None) is not None:
             raise _Unknown(f"{type(module).__name__} with {name}")
@@ -166,7 +174,7 @@ def _away(theirs: Forward, ours: Forward, loaded: LoadedModel) -> float:
 
     with torch.inference_mode():
         want, got = logits(theirs), logits(ours)
-    return float((got - want).norm() / want.norm()) if want.isfinite().all() else 0.0
+    return float((got - want).norm() / want.norm()) if want.isfinite().all() else math.inf
 
 
 def _step(pool: torch.Tensor) -> StepContext:

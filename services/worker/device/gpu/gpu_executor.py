@@ -168,7 +168,9 @@ class GpuExecutor:
     def record_next(self) -> None:
         if self._recordings is not None:
             with torch.inference_mode():
-                self._recordings.record_next()
+                is_good = self._recordings.record_next()
+            if not is_good:
+                self.check_device()
 
     @property
     def assist_tokens(self) -> int:
@@ -203,7 +205,7 @@ class GpuExecutor:
     def _recorded(self, plan: StepPlan, passed: Pass) -> RecordedPass | None:
         if self._recordings is None:
             return None
-        found = self._recordings.find(plan, 0 if self._lora is None else self._lora.rank)
+        found = self._recordings.find(plan, 0 if self._lora is None else self._lora.rank_of(plan))
         if isinstance(found, RecordedPass):
             return found
         passed.unrecorded = found

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import StepPlan
 from services.worker.device.base.step import StepContext
 from services.worker.device.gpu.pass_inputs import BUCKETS, PassInputs, PassKind
@@ -23,6 +22,7 @@ from services.worker.device.gpu.pass_inputs import BUCKETS, PassInputs, PassKind
 log = logging.getLogger(__name__)
 
 Launch = Callable[[], torch.Tensor]
+FREE_SHARE = 0.25  # the rest is for the largest step, and for gaps
 FAILURES_MAX = 3  # with no recording made: then this model's passes cannot be recorded
 
 
@@ -65,7 +65,8 @@ class Recorder:
     Attributes:
         record: makes of a launch one that is repeated by a call; see `cuda_recorder`.
         free_bytes: of the device.
-        bytes_max: that recordings may take together.
+        bytes_max: that recordings may take together; no more than a share of what is free when
+            they begin.
         sizes: tokens of the passes that are recorded, rising.
     """
 
@@ -96,6 +97,7 @@ class Recordings:
     _failed: set[PassKind] = field(default_factory=set)
     _variants: set[tuple[int, bool]] = field(default_factory=set)
     _pending: deque[PassKind] = field(default_factory=deque)
+    _bytes_max: int | None = None
     _taken_bytes: int = 0
     _why_stopped: str = ""
 
@@ -106,13 +108,15 @@ class Recordings:
         """The recording that a plan can run as, or why there is none.
 
         Args:
-            rank: largest of the adapters that there have been, a power of two.
+            rank: of its adapters at most, a power of two; 0: it has none.
         """
         if reason := self._why_not(plan):
             return reason
         kind = self._kind(plan, rank)
-        if kind in self._passes:
-            return self._passes[kind]
+        higher = {known for known, _ in self._variants if 0 < kind.rank < known}
+        for each in sorted({kind.rank, *higher}):
+            if (found := self._passes.get(kind._replace(rank=each))) is not None:
+                return found
         self._want(kind.rank, is_cut=kind.is_cut)
         if kind in self._failed:
             return "failed"
@@ -123,31 +127,48 @@ class Recordings:
         """Kinds that are still to be recorded."""
         return 0 if self._why_stopped else len(self._pending)
 
-    def record_next(self) -> None:
-        """Record one more kind. A failure costs speed, and a warning."""
+    def record_next(self) -> bool:
+        """Record one more kind. A failure costs speed, and a warning.
+
+        Returns:
+            Whether that went well; if not, the device is to be looked at.
+        """
         if not self.num_left:
-            return
-        kind, recorder = self._pending.popleft(), self.recorder
-        started, free_bytes = time.monotonic(), recorder.free_bytes()
+            return True
+        kind, started = self._pending.popleft(), time.monotonic()
         try:
-            plain = self.make(kind)
-            parts = [PassPart(part.layers, recorder.record(part.launch)) for part in plain.parts]
+            self._record(kind)
+        except torch.OutOfMemoryError:
+            self._fail(kind, "memory")
+            return True
         except Exception as error:
-            self._failed.add(kind)
-            if isinstance(error, torch.OutOfMemoryError):
-                self._why_stopped = "memory"
-            elif not self._passes and len(self._failed) == FAILURES_MAX:
-                self._why_stopped = "failed"
-            log.warning("a pass could not be recorded", extra={**kind._asdict(), "why": str(error)})
-            return
-        self._passes[kind] = RecordedPass(plain.inputs, plain.step, parts)
-        self._taken_bytes += max(free_bytes - recorder.free_bytes(), 0)
-        if self._taken_bytes >= recorder.bytes_max:
-            self._why_stopped = "memory"
+            self._fail(kind, str(error))
+            return False
         log.debug("recorded a pass", extra={**kind._asdict(), "took_s": time.monotonic() - started})
         if not self.num_left:
             fields = {"passes": len(self._passes), "bytes": self._taken_bytes}
             log.info("recorded passes", extra={**fields, "left": len(self._pending)})
+        return True
+
+    def _record(self, kind: PassKind) -> None:
+        recorder = self.recorder
+        free_bytes = recorder.free_bytes()
+        if self._bytes_max is None:
+            self._bytes_max = min(recorder.bytes_max, int(FREE_SHARE * free_bytes))
+        plain = self.make(kind)
+        parts = [PassPart(part.layers, recorder.record(part.launch)) for part in plain.parts]
+        self._passes[kind] = RecordedPass(plain.inputs, plain.step, parts)
+        self._taken_bytes += max(free_bytes - recorder.free_bytes(), 0)
+        if self._taken_bytes >= self._bytes_max:
+            self._why_stopped = "memory"
+
+    def _fail(self, kind: PassKind, why: str) -> None:
+        self._failed.add(kind)
+        if why == "memory":
+            self._why_stopped = why
+        elif not self._passes and len(self._failed) == FAILURES_MAX:
+            self._why_stopped = "failed"
+        log.warning("a pass could not be recorded", extra={**kind._asdict(), "why": why})
 
     def _why_not(self, plan: StepPlan) -> str:
         if plan.num_tokens > self.recorder.sizes[-1]:
@@ -161,20 +182,19 @@ class Recordings:
         return ""
 
     def _kind(self, plan: StepPlan, rank: int) -> PassKind:
-        own_rank = rank if bool((plan.adapters != NO_LINE).any()) else 0
         is_cut = bool(plan.awaited or plan.streams)
         is_decode = not is_cut and plan.num_tokens == plan.num_rows and None not in plan.sampling
         sizes = self._decodes() if is_decode else self.recorder.sizes
         size = next(size for size in sizes if size >= plan.num_tokens)
-        return PassKind(size, is_decode, own_rank, is_cut)
+        return PassKind(size, is_decode, rank, is_cut)
 
     def _decodes(self) -> tuple[int, ...]:
         sizes = self.recorder.sizes
         return (*(size for size in sizes if size < self.rows_max), self.rows_max)
 
     def _want(self, rank: int, *, is_cut: bool) -> None:
-        """Record passes with adapters of such a rank, or cut ones, from now on: the smallest first.
-        What was recorded for lower ranks serves no pass any more."""
+        """Record passes with adapters of such a rank, or cut ones, from now on: the smallest
+        first."""
         if (rank, is_cut) in self._variants:
             return
         self._variants.add((rank, is_cut))
@@ -184,7 +204,3 @@ class Recordings:
                 self._pending.append(PassKind(size, True, rank))
             if size in sizes:
                 self._pending.append(PassKind(size, False, rank, is_cut))
-        if rank:
-            self._pending = deque(each for each in self._pending if not 0 < each.rank < rank)
-            for kind in [each for each in self._passes if 0 < each.rank < rank]:
-                del self._passes[kind]

@@ -84,6 +84,12 @@ def rotary_users(model: nn.Module) -> dict[Rotate, list[nn.Module]]:
     return users
 
 
+def sees_positions(module: nn.Module) -> bool:
+    """Whether a layer's ``forward`` uses positions, beside what it hands to its rotary function."""
+    forward = _plain_forward(module)
+    return forward is None or "position_ids" in forward.__code__.co_varnames
+
+
 def use_rotary(module: nn.Module, rotate: Rotate) -> None:
     """Let this layer, and no other, call `rotate` for its rotary embedding."""
     plain = _plain_forward(module)

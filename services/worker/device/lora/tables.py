@@ -111,11 +111,7 @@ def _tiles(tiles: tuple[ImageTile, ...]) -> list[Tile]:
 
 
 class DeviceLines:
-    """A line for each adapter that turns run on; never moved, so that graphs may read it.
-
-    Attributes:
-        rank: no adapter that was entered has a higher one; a power of two.
-    """
+    """A line for each adapter that turns run on; never moved, so that graphs may read it."""
 
     def __init__(self, card: LoraCard, lines_max: int, device: torch.device) -> None:
         targets = [*card.targets, *card.outer]
@@ -130,7 +126,6 @@ class DeviceLines:
             rank_max=card.rank_max,
             device=device,
         )
-        self.rank = RANK_MIN
 
     @property
     def images(self) -> dict[int, ImageEntry]:
@@ -142,8 +137,14 @@ class DeviceLines:
         self._lines.enter(images)
         for image in images:
             copy_line(self._lines.tables, image.line, self._tables)
-            highest = int(self._lines.tables.ranks[image.line].max(initial=1))
-            self.rank = max(self.rank, 1 << (highest - 1).bit_length())
+
+    def rank_of(self, plan: StepPlan) -> int:
+        """No adapter of a plan's rows has a higher one: a power of two; 0: there are none."""
+        lines = plan.adapters[plan.adapters != NO_ADAPTER]
+        if not len(lines):
+            return 0
+        highest = max(int(self._lines.tables.ranks[lines].max()), RANK_MIN)
+        return 1 << (highest - 1).bit_length()
 
     def inputs(self, plan: StepPlan, wanted: list[int]) -> list[Ints]:
         """What a step's rows run on, to be uploaded for `step`: starts and lines of the segments of

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from services.worker.core.step import StepResult
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.attention import UnsupportedModelError
 from services.worker.device.decoder.loaded_model import LoadedModel, prepare_model
-from services.worker.device.forward import use_own_forward
+from services.worker.device.forward import Decoder, use_own_forward
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
@@ -109,6 +109,7 @@ def _check(candidate: Candidate, layers: Mode, seed: int, end_at: float) -> Chec
         loaded = _load(candidate.config, like, layers)
         trial = _trial(candidate.config, like, seed, loaded)
         _run(trial, loaded, end_at)
+        is_own = layers == "fast" and _is_right(trial, loaded, end_at)
     except NotBuilt:
         raise
     except (SymphonyError, AssertionError):
@@ -123,6 +124,7 @@ def _check(candidate: Candidate, layers: Mode, seed: int, end_at: float) -> Chec
         num_parameters=sum(parameter.numel() for parameter in like.parameters()),
         worst=trial.worst,
         took_s=0.0,
+        has_own_forward=is_own,
     )
 
 
@@ -164,9 +166,23 @@ def _load(config: PreTrainedConfig, like: Any, layers: Mode) -> LoadedModel:
     loaded = prepare_model(model, "")
     if layers != "plain" and speed_up(model, layers == "invariant") is None:
         return prepare_model(twins.ours(config, like), "")
-    if layers == "fast":
-        use_own_forward(loaded)
     return loaded
+
+
+def _is_right(trial: "_Trial", loaded: LoadedModel, end_at: float) -> bool:
+    """Whether there is a forward of our own for it, which computes the prompts right in every way.
+    If not, transformers' own is there."""
+    use_own_forward(loaded)
+    if not isinstance(loaded.forward, Decoder):
+        return False
+    try:
+        _run(replace(trial, alone={}), loaded, end_at)
+    except Untried:
+        raise
+    except Exception as error:
+        log.info("transformers' own forward", extra={"why": str(error)})
+        return False
+    return True
 
 
 def _run(trial: "_Trial", loaded: LoadedModel, end_at: float) -> None:

@@ -32,6 +32,7 @@ class Checked(BaseModel):
         cut: how much its config was cut, see `cut.Level`.
         ways: in which it was computed.
         worst: largest difference of a log-probability to transformers'.
+        has_own_forward: computed by a forward of our own, see `forward`.
         took_s: time that the check took.
     """
 
@@ -43,6 +44,7 @@ class Checked(BaseModel):
     num_parameters: int
     worst: float
     took_s: float
+    has_own_forward: bool = False
 
 
 class Records:

@@ -59,7 +59,7 @@ class LateCopier:
         self._has_more = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._random = random.Random(7)
-        self.held: list[Copy] = []
+        self.holds: list[list[Copy]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def attach(self, arena: Arena) -> None:
@@ -69,7 +69,7 @@ class LateCopier:
         return self._start(self._pool, pool_pages, arena.pages, arena_pages, pool_pages)
 
     def hold(self, copies: list[Copy]) -> None:
-        self.held += copies
+        self.holds.append(copies)
 
     def store(
         self,

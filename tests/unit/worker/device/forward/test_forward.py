@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.device import verify
 from services.worker.device.base.step import StepContext
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.decoder.module_forward import ModuleForward
-from services.worker.device.forward import Decoder
+from services.worker.device.forward import Decoder, observing, reading
 from services.worker.device.lora.additions import make_additions
 from services.worker.device.model import load_model
 from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.lora.test_lora import Served, serve
-from tests.unit.worker.device.test_torch_executor import executor_of, prompt, save_model
+from tests.unit.worker.device.test_torch_executor import prompt, save_model
 
 # What PEFT asks transformers is not ours to change.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -126,12 +127,47 @@ def test_an_adapter_that_is_forgotten_shows(tmp_path: Path) -> None:
         compared.away[:] = [0.0]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "cohere"])
-def test_families_of_other_parts_keep_transformers_own(kind: str, tmp_path: Path) -> None:
-    shapes = {
-        "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
-        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    }
-    save_model(tmp_path, kind, **shapes.get(kind, {}))
-    with executor_of(tmp_path) as executor:
-        assert isinstance(executor._model.forward, ModuleForward)
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "cohere": {},
+    # Of the same names, but they turn neighbours, scale queries by position, or gate.
+    "ernie4_5": {},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 64,
+            "max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "qwen3_next": {"layer_types": ["full_attention"] * 3, "mlp_only_layers": [0, 1, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_families_of_other_parts_keep_transformers_own(
+    kind: str, dtype: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, kind, **OTHERS[kind])
+    model = load_model(str(tmp_path), "cpu", dtype)
+    assert isinstance(model.forward, ModuleForward)
+
+
+def test_a_forward_that_small_models_show_to_be_wrong_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one short prompt of the model itself does not show."""
+    save_model(tmp_path, "mistral", sliding_window=16)
+    observe = observing.observe
+
+    def blind(*given: Any) -> Any:
+        observed = observe(*given)
+        assert observed is not None
+        shapes = {layer: replace(of, window=0) for layer, of in observed.shapes.items()}
+        return replace(observed, shapes=shapes)
+
+    monkeypatch.setattr(reading, "observe", blind)
+    monkeypatch.setattr(verify, "default_folder", lambda: None)
+    assert isinstance(load_model(str(tmp_path), "cpu", "bfloat16").forward, ModuleForward)

@@ -42,7 +42,7 @@ class Repeats:
 
     def __init__(self, sizes: tuple[int, ...] = (1, 2, 4, 8, 32, 128, 256)) -> None:
         self.num_recorded = self.num_repeated = 0
-        self.recorder = Recorder(self._record, lambda: 0, 1, sizes)
+        self.recorder = Recorder(self._record, lambda: 1 << 40, 1 << 40, sizes)
 
     def _record(self, launch: Launch) -> Launch:
         self.num_recorded += 1
@@ -205,6 +205,7 @@ def test_a_step_runs_behind_copies_and_is_void_where_they_bring_other_bytes(
     executor.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 1, [1], [1], [9], 1)])
     result = executor.launch(plan).result()
     assert result.unrecorded == "", "no pass was launched kernel by kernel"
+    assert len(copiers[0].holds) >= 2, "what reads them runs behind both copies"
     assert result.failed == ({0} if fails else set())
     assert (result.sampled[0] is None) == fails
     # What was planned behind a failed row fails as well, without waiting.
