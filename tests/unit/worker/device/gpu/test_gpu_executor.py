@@ -205,7 +205,7 @@ def test_a_step_runs_behind_copies_and_is_void_where_they_bring_other_bytes(
     executor.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 1, [1], [1], [9], 1)])
     result = executor.launch(plan).result()
     assert result.unrecorded == "", "no pass was launched kernel by kernel"
-    assert len(copiers[0].holds) >= 2, "what reads them runs behind both copies"
+    assert copiers[0].holds, "what reads them runs behind copies"
     assert result.failed == ({0} if fails else set())
     assert (result.sampled[0] is None) == fails
     # What was planned behind a failed row fails as well, without waiting.
