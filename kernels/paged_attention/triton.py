@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.packed_tiles import find_tile, padded
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch
 from kernels.paged_attention.tiles import (
     Splits,
@@ -39,7 +40,6 @@ from kernels.paged_attention.tiles import (
 )
 
 HEAD_DIM_MAX = 256
-SEQS_PADDED = 64  # of a packed batch: for fewer sequences, no kernel is compiled again
 LOG2_E = 1.4426950408889634
 # Without a device (in Triton's interpreter) there is nothing to fill.
 MULTIPROCESSORS_OF_NO_DEVICE = 1
@@ -238,7 +238,7 @@ def _attend(
         "num_heads": num_heads, "head_dim": head_dim,
         "head_dim_padded": max(16, power_of_two(head_dim)),
         "is_limited": shape.reach != 0, "is_packed": batch.is_packed,
-        "seqs_padded": max(SEQS_PADDED, power_of_two(batch.num_seqs)) if batch.is_packed else 1,
+        "seqs_padded": padded(batch.num_seqs) if batch.is_packed else 1,
         "enable_fp_fusion": True,
     }  # fmt: skip
     _attend_kernel[grid](
@@ -318,8 +318,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     kv_head = tl.program_id(1)
     number = tl.program_id(0) // num_splits  # of the tile
     if is_packed:
-        seq, skipped = _find(query_starts, number, num_seqs, tile_queries, seqs_padded)
-        number -= skipped
+        seq, number = find_tile(query_starts, number, num_seqs, tile_queries, seqs_padded)
     else:
         seq = first + tl.program_id(2)
     start = tl.load(query_starts + seq)
@@ -455,22 +454,6 @@ def _over_keys(  # type: ignore[no-untyped-def]
         acc = tl.dot(weights, values, acc, input_precision="ieee")
         top = highest
     return acc, top, total
-
-
-@triton.jit
-def _find(  # type: ignore[no-untyped-def]
-    query_starts, number, num_seqs, tile_queries: tl.constexpr, seqs_padded: tl.constexpr
-):  # fmt: skip
-    """The sequence that a packed batch's tile belongs to, and the number of its first tile.
-
-    A sequence's tiles are numbered from its first row, divided by a tile's rows, plus its own
-    number on: so each has as many numbers as it can need, and some have one too many.
-    """
-    seqs = tl.arange(0, seqs_padded)
-    starts = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=0)
-    firsts = tl.where(seqs < num_seqs, starts // tile_queries + seqs, number + 1)
-    seq = tl.sum((firsts <= number).to(tl.int32), 0) - 1
-    return seq, tl.load(query_starts + seq) // tile_queries + seq
 
 
 @triton.jit

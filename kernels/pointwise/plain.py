@@ -19,7 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -
     """See `select.rms_norm`."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * (offset + weight.float())).to(x.dtype)
+    return (wide * scale * (offset + weight.float())).to(x.dtype).contiguous()
 
 
 def rotate(

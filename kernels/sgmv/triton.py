@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.packed_tiles import find_tile, padded
 from kernels.sgmv.device import DeviceAdapterTables, DeviceSegments
 from kernels.sgmv.interface import Site
 
@@ -34,7 +35,6 @@ RANKS = 16  # rank rows that are multiplied at once, likewise
 INPUTS = 128  # of a step of shrink: a line of each rank row is 256 bytes of bf16
 OUTPUTS = 128  # of a program of expand
 SPLITS_MAX = 8
-SEGMENTS_PADDED = 64  # for fewer, no kernel is compiled again
 SHARE_MIN = 512  # inputs of a share at least: below, the buffer costs more than company brings
 
 
@@ -76,7 +76,7 @@ def add_lora_triton(
     widen = _is_interpreted() and x.dtype == torch.bfloat16
     cut = {
         "tile_rows": ROWS, "tile_ranks": RANKS, "num_splits": num_splits,
-        "segments_padded": max(SEGMENTS_PADDED, triton.next_power_of_2(num_segments)),
+        "segments_padded": padded(num_segments),
         "widen": widen, "enable_fp_fusion": True,
     }  # fmt: skip
     known = (
@@ -117,23 +117,13 @@ _TABLES = ["layer_pages", "places", "starts", "lines", "pages", "ranks", "num_ti
 
 
 @triton.jit
-def _find(starts, num_segments, tile_rows: tl.constexpr, segments_padded: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which segment a program's tile of rows is of, and its first row: behind the segment's last
-    one where the segment needs no such tile.
-
-    A segment's tiles are numbered from its first row, divided by a tile's rows, plus its own number
-    on: so each has as many numbers as it can need, and some have one too many.
-    """
-    number = tl.program_id(0)
-    segments = tl.arange(0, segments_padded)
-    begins = tl.load(starts + segments, mask=segments < num_segments, other=0)
-    firsts = begins // tile_rows + segments
-    is_before = (segments < num_segments) & (firsts <= number)
-    segment = tl.maximum(tl.sum(is_before.to(tl.int32), 0) - 1, 0)
-    begin = tl.load(starts + segment)
-    tile = number - begin // tile_rows - segment
-    # Below 0: a tile of rows before the first segment.
-    return segment, tl.where(tile < 0, 1 << 30, begin + tile * tile_rows)
+def _rows(starts, num_segments, tile_rows: tl.constexpr, segments_padded: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which segment a program's tile is of, and its first row; behind every row: it has none."""
+    segment, tile = find_tile(
+        starts, tl.program_id(0), num_segments, tile_rows, segments_padded
+    )  # fmt: skip
+    begin = tl.load(starts + segment) + tile * tile_rows
+    return segment, tl.where(tile < 0, 1 << 30, begin)
 
 
 @triton.jit
@@ -157,7 +147,7 @@ def _shrink_kernel(  # type: ignore[no-untyped-def]
     num_splits: tl.constexpr, segments_padded: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """16 rank rows of a target, over one share of the inputs, for up to 16 rows of a segment."""
-    segment, begin = _find(starts, num_segments, tile_rows, segments_padded)
+    segment, begin = _rows(starts, num_segments, tile_rows, segments_padded)
     line = tl.load(lines + segment)
     count = tl.minimum(tl.load(starts + segment + 1) - begin, tile_rows)
     if (line < 0) | (count <= 0):
@@ -229,7 +219,7 @@ def _expand_kernel(  # type: ignore[no-untyped-def]
     num_splits: tl.constexpr, segments_padded: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a target, for up to 16 rows of a segment."""
-    segment, begin = _find(starts, num_segments, tile_rows, segments_padded)
+    segment, begin = _rows(starts, num_segments, tile_rows, segments_padded)
     line = tl.load(lines + segment)
     count = tl.minimum(tl.load(starts + segment + 1) - begin, tile_rows)
     if (line < 0) | (count <= 0):

@@ -16,6 +16,7 @@ from kernels.paged_attention import select as attention_select
 from kernels.pointwise import select as pointwise_select
 from kernels.sgmv import select as sgmv_select
 from kernels.triton_kernels import _imported
+from loadtest.bench.gpu.models import record_all
 from services.worker.device.gpu.gpu_executor import DeviceApi, GpuExecutor
 from services.worker.device.gpu.pass_inputs import PassKind
 from services.worker.device.gpu.pass_parts import GROUPS
@@ -27,7 +28,6 @@ from tests.unit.worker.device.gpu.test_gpu_executor import (
     Repeats,
     host_copier,
     reasons,
-    record_all,
     say,
 )
 from tests.unit.worker.device.lora.test_lora import Served, serve

@@ -4,6 +4,7 @@ GPU or in Triton's interpreter (see `test_paged_attention_triton`).
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -20,13 +21,11 @@ ROUNDED = 2**-7 if IS_INTERPRETED else 2**-8  # the interpreter cuts off what bf
 ROWS = [1, 3, 33] if IS_INTERPRETED else [1, 3, 33, 1300]
 
 
-@pytest.fixture(params=["triton"] if IS_INTERPRETED else ["cpu", ON_GPU])
+@pytest.fixture(params=["triton"] if IS_INTERPRETED else ["cpu", "plain", ON_GPU])
 def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """The kernels of one device; what is made meanwhile is there."""
-    if request.param == "cpu":
-        from kernels.pointwise import cpu
-
-        yield cpu
+    if request.param in {"cpu", "plain"}:
+        yield import_module(f"kernels.pointwise.{request.param}")
         return
     pytest.importorskip("triton", reason="Triton is not installed")
     from kernels.pointwise import triton

@@ -28,7 +28,7 @@ from tests.unit.worker.test_service import Device, MemoryFiles, MemoryKvstore
 class FailingDevice(Device):
     """Attributes:
     failure: how a step fails: no memory is left, it cannot be launched, it is lost in it, or it
-        never ends. A device that is lost keeps whoever closes it.
+        never ends. A device that is lost never returns from a close.
     """
 
     failure = ""

@@ -2,8 +2,8 @@
 
 Launching a model's kernels one by one takes the host longer than a GPU takes to run them for a few
 hundred tokens. A pass is the same launches each time, on other numbers: it is recorded once for
-each of a few sizes, and then launched by one call. Passes of more tokens are bound by the device,
-whoever launches them.
+each of a few sizes, and then launched by one call. Passes of more tokens are bound by the device in
+either case.
 Source: CUDA graphs, as every GPU engine has them.
 """
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from loadtest.bench.gpu.models import record_all
 from services.worker.core.effects import PageLoads
 from services.worker.core.step import StepPlan
 from services.worker.device.copying.copies import HostCopier, PageCopier
@@ -61,13 +62,6 @@ def want_all(executor: GpuExecutor, rank: int = 0) -> None:
     for each in {0, rank}:
         for is_cut in (False, True):
             executor._recordings._want(each, is_cut=is_cut)
-
-
-def record_all(executor: GpuExecutor) -> None:
-    """Until nothing is left to be recorded."""
-    with torch.inference_mode():
-        while executor.num_unrecorded:
-            executor.record_next()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from loadtest.bench.gpu.models import record_all
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
@@ -27,7 +28,6 @@ from tests.unit.worker.device.driver import Driver, make_core
 from tests.unit.worker.device.gpu.test_gpu_executor import (
     Repeats,
     host_copier,
-    record_all,
     want_all,
 )
 from tests.unit.worker.device.test_torch_executor import prompt, save_model
