@@ -51,7 +51,7 @@ class DiskTier:
         self._owned = OwnedRows()
         self._full_bytes = EVER_BYTES  # that were here when no more found room
         self._awaited: Counter[BlockKey] = Counter()  # blocks here, by parents that are not
-        self._uncounted: set[OwnerKey] = set()  # depths of their blocks may be wrong
+        self._are_depths_lost = False  # all of them, since the last was found
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
         self.on_gone: Callable[[BlockKey], None] = lambda key: None
@@ -96,7 +96,10 @@ class DiskTier:
     def get(self, key: BlockKey) -> StoredBlock | None:
         """What is known of a block now."""
         row = self._table.rows.get(key)
-        return None if row is None else self._block(row)
+        if row is None:
+            return None
+        self._find_depths([row])
+        return self._block(row)
 
     def shape_of(self, key: BlockKey) -> Shape | None:
         """That of a block; None: it is not here."""
@@ -119,15 +122,9 @@ class DiskTier:
 
     def count_leading(self, owner: OwnerKey) -> int:
         """How many blocks lead the longest sequence here that this session made the end of."""
-        rows, depth = self._owned.of(owner), self._table.depth
-        if owner in self._uncounted:
-            self._uncounted.remove(owner)
-            for at in rows:
-                before = at  # and what it continues, which others may have made
-                while before != NO_ROW and depth[before] != UNKNOWN:
-                    depth[before] = UNKNOWN
-                    before = self._table.parent_row(before)
-            self._find_depths(rows)
+        rows = self._owned.of(owner)
+        self._find_depths(rows)
+        depth = self._table.depth
         return max((depth[row] + 1 for row in rows), default=0)
 
     def count_all_leading(self) -> dict[OwnerKey, int]:
@@ -169,12 +166,10 @@ class DiskTier:
             self._awaited[block.parent] += 1
         else:
             table.num_children[before] += 1
-            if (owner := self._owned.owner_of(before)) in self._uncounted:
-                self.count_leading(owner)
         self._find_depths([row])
         if table.num_children[row]:
             self._lose_depths()
-        self._tell(row, block.owner, 0 if table.num_children[row] else table.depth[row] + 1)
+        self._tell(block.owner, 0 if table.num_children[row] else table.depth[row] + 1)
 
     def remove(self, key: BlockKey) -> StoredBlock | None:
         """Forget a block, if it is here."""
@@ -190,7 +185,7 @@ class DiskTier:
             self._lose_depths()
         table.remove(row)
         self.num_bytes -= block.num_bytes
-        self._tell(row, block.owner, 0)
+        self._tell(block.owner, 0)
         self.on_gone(key)
         return block
 
@@ -200,7 +195,7 @@ class DiskTier:
         self._order.clear()
         self._owned.clear()
         self._awaited.clear()
-        self._uncounted.clear()
+        self._are_depths_lost = False
         self.num_bytes = 0
         self._full_bytes = EVER_BYTES
 
@@ -220,7 +215,7 @@ class DiskTier:
             if is_noted_late(table.noted_at_ns[row], table.expiry_ns[row], now_ns, stale_ns):
                 table.noted_at_ns[row] = now_ns
                 stale.append(key)
-                self._tell(row, self._owned.owner_of(row), 1)
+                self._tell(self._owned.owner_of(row), 1)
         return stale
 
     def expiry_ns_of(self, owner: OwnerKey) -> int:
@@ -326,6 +321,7 @@ class DiskTier:
         """Those that are unknown, of these and of what is before them."""
         depth = self._table.depth
         above: list[int] = []
+        self._are_depths_lost = False
         for row in rows:
             at = row
             while at != NO_ROW and depth[at] == UNKNOWN:
@@ -339,18 +335,15 @@ class DiskTier:
 
     def _lose_depths(self) -> None:
         """A block came or went that others here continue, of any session. That is rare."""
-        self._uncounted.update(self._owned.owners)
+        if not self._are_depths_lost:
+            self._are_depths_lost = True
+            self._table.depth = array("i", [UNKNOWN]) * len(self._table.depth)
 
-    def _tell(self, row: int, owner: OwnerKey, least: int) -> None:
-        """Something happened to the block in this row, so that at least so many lead its sequence;
-        0: those that continue it, or all, are to be counted."""
-        if owner == NO_OWNER:
-            return
-        if not self._owned.num_of(owner):
-            self._uncounted.discard(owner)
-        elif not least and self._table.num_children[row]:
-            self._uncounted.add(owner)
-        self.on_change(owner, least)
+    def _tell(self, owner: OwnerKey, least: int) -> None:
+        """Something happened to a block of this session, so that at least so many lead its
+        sequence; 0: those that continue it, or all, are to be counted."""
+        if owner != NO_OWNER:
+            self.on_change(owner, least)
 
 
 def is_noted_late(noted_at_ns: int, expiry_ns: int, now_ns: int, stale_ns: int) -> bool:

@@ -60,6 +60,10 @@ class ArenaOnlyBlocks:
         """
         return self._writes.get(key)
 
+    def owner_of(self, key: BlockKey) -> OwnerKey:
+        """The session that made a block which is here."""
+        return self._blocks[key].owner
+
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks here that this session made."""
         return self._owned.of(owner)
@@ -72,14 +76,14 @@ class ArenaOnlyBlocks:
         """Whether a block here continues this one."""
         return key in self._children
 
-    def owners_after(self, key: BlockKey) -> list[OwnerKey]:
-        """Sessions that made blocks here which continue this one, directly or not."""
+    def blocks_after(self, key: BlockKey) -> list[BlockKey]:
+        """Blocks here that continue this one through blocks here."""
         todo, after = [key], dict[BlockKey, None]()
         while todo:
             new = [each for each in self._children.get(todo.pop(), ()) if each not in after]
             after |= dict.fromkeys(new)
             todo += new
-        return list(dict.fromkeys(self._blocks[each].owner for each in after))
+        return list(after)
 
     def add(self, block: StoredBlock, write: DiskWrite | None) -> None:
         """The arena has it whole, and the disk does not have it."""

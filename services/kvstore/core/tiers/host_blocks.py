@@ -139,10 +139,16 @@ class HostBlocks:
         return depths[key]
 
     def _owners_after(self, key: BlockKey) -> list[OwnerKey]:
-        """Sessions that may have blocks here which continue this one, which is not here. On disk
-        that is rare: it evicts what others continue last.
+        """Sessions that may have blocks here which continue this one, which is not here. Where
+        blocks on disk do, directly or through memory, that is every session: it is rare, as the
+        disk evicts last what others continue.
         """
-        return self.owners if self.disk.is_continued(key) else self.arena_only.owners_after(key)
+        after = self.arena_only.blocks_after(key)
+        if any(self.disk.is_continued(each) for each in (key, *after)):
+            return self.owners
+        return list(
+            dict.fromkeys(block.owner for each in after if (block := self.arena_only.get(each)))
+        )
 
     def _on_gone(self, key: BlockKey) -> None:
         if not self._is_moving:

@@ -1,6 +1,6 @@
 """How long sessions are on a host, whatever comes and goes, in whichever order."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.kvstore.core.disk.disk_tier import DiskTier
@@ -36,9 +36,16 @@ def leading(here: set[int], owners: list[int], owner: OwnerKey) -> int:
     return max((length(each) for each in here if OWNERS[owners[each]] == owner), default=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     owners=st.lists(st.integers(0, 2), min_size=len(PARENTS), max_size=len(PARENTS)), moves=MOVES
+)
+@example(  # a block on disk, after one in memory, after one on disk that goes
+    owners=[0, 0, 0, 1, 0, 0, 0, 0],
+    moves=[(1, "disk"), (2, "memory"), (3, "disk"), (1, "gone")],
+)
+@example(  # after the first block of a sequence came last, a session continues it
+    owners=[0, 0, 1, 0, 0, 0, 0, 0], moves=[(1, "disk"), (0, "disk"), (2, "disk")]
 )
 def test_every_session_is_counted_right_and_every_change_reported(
     owners: list[int], moves: list[tuple[int, str]]
