@@ -56,6 +56,7 @@ def up(
     served_model_name: options.ServedNames = None,
     max_model_len: options.MaxModelLen = None,
     dtype: options.Dtype = None,
+    engine: options.Engine = "symphony",
     allow_host: options.AllowedHosts = None,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     detach: options.Detach = False,
@@ -79,7 +80,8 @@ def up(
             adapters=tuple(parse_offer(each, folder) for each in adapter or ()),
             num_spares=spares, num_shards=shards, num_tracker_shards=tracker_shards,
             host=host, port=port or free_port(), served_names=tuple(served_model_name or ()),
-            max_model_len=max_model_len, dtype=dtype, allow_hosts=tuple(allow_host or ()),
+            max_model_len=max_model_len, dtype=dtype, engine=engine,
+            allow_hosts=tuple(allow_host or ()),
             nats_url=nats_url, redis_url=redis_url, restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
         )  # fmt: skip

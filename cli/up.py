@@ -44,6 +44,8 @@ def check_options(options: DeploymentOptions) -> None:
         parse_emulation(options.emulate)
     elif options.has_true_pages:
         raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    if options.engine == "vllm" and options.emulate is not None:
+        raise ConfigError("--engine vllm: --emulate is for the other engine")
     for source in options.models:
         check_model(source)
     check_names(options.served_names, num_models=len(options.models))
@@ -125,7 +127,12 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     else:
         models = (prepare_default(kept, reporter.progress),)
     make_offers(adapters, models)
-    return replace(options, models=models, adapters=adapters)
+    python = ""
+    if options.engine == "vllm":
+        from cli.vllm_environment import worker_python
+
+        python = worker_python()
+    return replace(options, models=models, adapters=adapters, worker_python=python)
 
 
 def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,8 @@ from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient
-from services.worker.runner import EngineListeners, EngineRunner
+from services.worker.outbox import EngineListeners
+from services.worker.runner import EngineRunner
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.bus import Bus
 from shared.ids import FrontendId, ModelId, SessionId, TurnId

@@ -119,6 +119,10 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
     typer.Option(help="What models compute in; auto: as their files say.", envvar="SYMPHONY_DTYPE"),
 ]
+Engine = Annotated[
+    Literal["symphony", "vllm"],
+    typer.Option(help="What computes generative models.", envvar="SYMPHONY_ENGINE"),
+]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(

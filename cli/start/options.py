@@ -5,6 +5,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cli.adapters.offered import Offer
 from cli.start.hosts import Host, make_hosts
@@ -35,6 +36,8 @@ class DeploymentOptions:
         served_names: other names of models, see `services.frontend.core.models.model_names`.
         max_model_len: tokens of a prompt and its reply together; None: what the setting says.
         dtype: that models compute in; None: what the setting says.
+        engine: what computes generative models.
+        worker_python: that workers run in; empty: as the other services.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
@@ -56,6 +59,8 @@ class DeploymentOptions:
     served_names: tuple[str, ...] = ()
     max_model_len: int | None = None
     dtype: str | None = None
+    engine: Literal["symphony", "vllm"] = "symphony"
+    worker_python: str = ""
     allow_hosts: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None

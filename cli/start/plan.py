@@ -203,7 +203,14 @@ def _services(
         ("frontend", "frontend", 0, frontend),
     ]
     return [
-        _service(name, module, stage, {**common, **extra}, logs / f"{name}.log")
+        _service(
+            name,
+            module,
+            stage,
+            {**common, **extra},
+            logs / f"{name}.log",
+            options.worker_python if module == "worker" else "",
+        )
         for name, module, stage, extra in wanted
     ]
 
@@ -252,6 +259,8 @@ def _workers(
         shared["SYMPHONY_MAX_MODEL_LEN"] = str(options.max_model_len)
     if options.dtype is not None:
         shared["SYMPHONY_DTYPE"] = options.dtype
+    if options.engine != "symphony":
+        shared["SYMPHONY_ENGINE"] = options.engine
     if "SYMPHONY_NUM_THREADS" not in common:
         # Workers that compute on all cores each would only wait for one another.
         cores_each = max(1, (os.cpu_count() or 1) // max(1, num_workers))
@@ -336,10 +345,13 @@ def _trackers(options: DeploymentOptions) -> Iterator[tuple[str, dict[str, str]]
 
 
 def _service(
-    name: str, service: str, stage: int, env: Mapping[str, str], log_path: Path
+    name: str, service: str, stage: int, env: Mapping[str, str], log_path: Path, python: str
 ) -> ChildPlan:
+    """Args:
+    python: to run it by; empty: the one of this process.
+    """
     # -P: the folder the user stands in is no place to import from.
-    command = [sys.executable, "-P", "-m", f"services.{service}"]
+    command = [python or sys.executable, "-P", "-m", f"services.{service}"]
     return ChildPlan(
         name,
         stage,

@@ -1,6 +1,6 @@
 """The worker's settings (``SYMPHONY_...``)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from shared.wire.messages import SLO_MS_MAX
 
 class WorkerConfig(ServiceConfig):
     """Attributes:
+    engine: what computes generative models: `symphony`, or `vllm`; see docs/engines.md.
+    vllm_args: further arguments of vLLM's engine, as a JSON object: `tensor_parallel_size`,
+        `quantization` and such.
     models: folders or hub ids to serve, as a JSON list; empty: the bundled demo model.
     tasks: what models are for where their own files leave it open or say otherwise, as a JSON
         object of ids.
@@ -38,6 +41,8 @@ class WorkerConfig(ServiceConfig):
     slo_ttft_ms: target for the time to the first token of requests without one; 0: none.
     """
 
+    engine: Literal["symphony", "vllm"] = "symphony"
+    vllm_args: dict[str, Any] = Field(default_factory=dict)
     models: list[str] = Field(default_factory=list)
     tasks: dict[str, ServedTask] = Field(default_factory=dict)
     emulate: str = ""

@@ -20,7 +20,9 @@ from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.near_gpu import bind_near_gpu
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
-from services.worker.ports import OnMoved, TextModel
+from services.worker.ports import OnMoved, TextModel, VllmModel
+from services.worker.vllm.protocol import EngineSettings, VllmEngine
+from services.worker.vllm.versions import check_installed
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.profiles import LatencyProfile
@@ -40,13 +42,17 @@ CORES_LEFT = 2  # of which, to the worker itself
 
 async def load_models(
     config: WorkerConfig, thread: DeviceThread, on_moved: Callable[[str], OnMoved]
-) -> AsyncIterator[TextModel | OneshotModel]:
+) -> AsyncIterator[TextModel | VllmModel | OneshotModel]:
     """Every model of the configuration, loaded on the device's thread. One-shot models come first:
     the KV pool takes what they leave of a GPU.
 
     Raises:
         ConfigError: a model or a setting cannot be used.
     """
+    if config.engine == "vllm":
+        for model_id, source in vllm_models(config):
+            yield VllmModel(await thread.run(partial(_start_vllm, config, model_id, source)))
+        return
     if config.emulate:
         emulation = parse_emulation(config.emulate)
         for number, profile in enumerate(emulation.generative):
@@ -62,6 +68,41 @@ async def load_models(
         if task == "generate":
             make = partial(make_real, config, model_id, source, on_moved(model_id))
             yield TextModel(number, await thread.run(make))
+
+
+def vllm_models(config: WorkerConfig) -> list[tuple[str, str]]:
+    """(id, folder or hub id) of every model that vLLM is to serve.
+
+    Raises:
+        ConfigError: something is to be served that vLLM does not.
+    """
+    if config.emulate:
+        raise ConfigError("SYMPHONY_ENGINE='vllm': emulated models are the other engine's")
+    others = sorted(name for name, task in config.tasks.items() if task != "generate")
+    if others:
+        raise ConfigError(
+            f"SYMPHONY_ENGINE='vllm' generates only: {others[0]} is for {config.tasks[others[0]]!r}"
+        )
+    if not config.models:
+        make_demo_model(demo_folder(config.data_dir))
+    return model_ids(config)
+
+
+def _start_vllm(config: WorkerConfig, model_id: str, source: str) -> VllmEngine:
+    check_installed()  # before what takes its modules
+    from services.worker.vllm.engine import start_engine
+
+    settings = EngineSettings(
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        kv_bytes=config.kv_bytes,
+        gpu_memory_share=config.gpu_memory_share,
+        num_threads=config.num_threads,
+        prefill_tokens_max=config.prefill_tokens_max,
+        turns_running_max=config.turns_running_max,
+        further=config.vllm_args,
+    )
+    return start_engine(settings, model_id, source)
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.model import OneshotModel
+from services.worker.vllm.protocol import VllmEngine
 from shared.arena import Arena
 from shared.runtime.dying import die, die_within
 
@@ -61,8 +62,16 @@ class TextModel:
     executor: Executor
 
 
+@dataclass(frozen=True, slots=True)
+class VllmModel:
+    """A generative model that vLLM has loaded."""
+
+    engine: VllmEngine
+
+
 LoadModels: TypeAlias = Callable[
-    [WorkerConfig, DeviceThread, Callable[[str], OnMoved]], AsyncIterator[TextModel | OneshotModel]
+    [WorkerConfig, DeviceThread, Callable[[str], OnMoved]],
+    AsyncIterator[TextModel | VllmModel | OneshotModel],
 ]
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from services.worker import metrics
 from services.worker.core.adapters.stats import AdapterTimes
@@ -28,28 +26,27 @@ from services.worker.core.effects import (
     StageTurn,
     StoreBlocks,
     TrimTicket,
-    TurnAccount,
 )
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.engine.status import EngineStatus, status_of
-from services.worker.core.splitting import Unsent, commit_blocks_max
+from services.worker.core.splitting import commit_blocks_max
 from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
 from services.worker.core.turns.outcome import refuse_start
 from services.worker.device.base.executor import Executor
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.thread import DeviceThread
 from services.worker.kv_client import KvClient
+from services.worker.outbox import EngineListeners, Outbox
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
-from shared.ids import FrontendId, TurnId
+from shared.ids import TurnId
 from shared.owners import OwnerKey, owner_key
 from shared.runtime.clock import Clock
-from shared.runtime.dying import die
 from shared.runtime.tasks import Tasks
 from shared.wire.messages import (
     ModelSpeeds,
@@ -58,17 +55,13 @@ from shared.wire.messages import (
     TurnCancel,
     TurnEnd,
     TurnRef,
-    TurnsEnded,
     TurnStart,
 )
-from shared.wire.subjects import STEP_OUTPUT, TURNS_ENDED
 
 log = logging.getLogger(__name__)
 
 COMMITS_PATIENCE_S = 5.0
 CHECK_EVERY_S = 60.0
-ENDS_TOGETHER_S = 0.005
-ENDS_PATIENCE_S = 1.0
 GRAMMAR_PATIENCE_S = 10.0
 
 
@@ -78,23 +71,6 @@ class _Preparing:
 
     start: TurnStart
     prompt: Prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineListeners:
-    """Who hears of what, beside frontends and schedulers.
-
-    Attributes:
-        on_stuck: called when a step does not end.
-        on_progress: called when the worker should report before its next report is due.
-        on_ended: called with every attempt that is over.
-        on_prefetched: called with the outcome for announced turns that are traced.
-    """
-
-    on_stuck: Callable[[str], None] = die
-    on_progress: Callable[[], None] = lambda: None
-    on_ended: Callable[[Ended], None] = lambda ended: None
-    on_prefetched: Callable[[Prefetched], None] = lambda prefetched: None
 
 
 class EngineRunner:
@@ -119,7 +95,7 @@ class EngineRunner:
         self._clock = clock
         self._kv = kv
         self._listeners = listeners
-        info = executor.info
+        info = self.info = executor.info
         self._shape = ModelShape(
             fingerprint=info.fingerprint,
             num_layers=info.num_layers,
@@ -127,13 +103,11 @@ class EngineRunner:
             vocab_size=info.vocab_size,
             lora=info.lora,
         )
+        self._outbox = Outbox(bus, listeners)
         self._steps = StepLoop(
-            core, clock, executor, thread, self._perform, self._flush, listeners.on_stuck
+            core, clock, executor, thread, self._perform, self._outbox.flush, listeners.on_stuck
         )
         self._preparing: dict[TurnId, _Preparing] = {}
-        self._unsent: dict[FrontendId, Unsent] = defaultdict(Unsent)
-        self._ends: list[Ended] = []
-        self._is_sending_ends = False
         self._tasks = Tasks("performing an effect failed")
         self._commits = Tasks("committing blocks failed")
 
@@ -154,7 +128,7 @@ class EngineRunner:
 
     def speeds(self) -> ModelSpeeds:
         """How fast the engine is."""
-        return self.core.speeds(self.executor.info.model_id)
+        return self.core.speeds(self.info.model_id)
 
     def take_adapter_times(self) -> AdapterTimes:
         """See `EngineCore.take_adapter_times`."""
@@ -300,33 +274,13 @@ class EngineRunner:
         """Wait until no turn is left and everything written is below."""
         while self._is_busy:
             await self._steps.wait_idle()
-        await self._tasks.wait(ENDS_PATIENCE_S)
+        await self._outbox.drain()
 
     @property
     def _is_busy(self) -> bool:
         if self.core.is_busy or self._preparing:
             return True
         return self._kv.is_connected and self.core.has_unwritten
-
-    async def _flush(self) -> None:
-        """Send the new tokens of turns, one message a frontend. The ends of turns follow soon."""
-        if self._unsent:
-            unsent, self._unsent = self._unsent, defaultdict(Unsent)
-            for frontend_id, of_frontend in unsent.items():
-                for output in of_frontend.messages(self._bus.payload_bytes_max):
-                    await self._bus.publish(STEP_OUTPUT, output, frontend_id)
-        if self._ends and not self._is_sending_ends:
-            self._is_sending_ends = True
-            self._tasks.spawn(self._send_ends())
-
-    async def _send_ends(self) -> None:
-        """Send the ends of some steps to the scheduler together: it needs none of them at once."""
-        await asyncio.sleep(ENDS_TOGETHER_S)
-        self._is_sending_ends = False
-        ends, self._ends = self._ends, []
-        await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=[ended.end for ended in ends]))
-        for ended in ends:
-            _log_end(ended.end, ended.account)
 
     # Effects.
 
@@ -339,12 +293,11 @@ class EngineRunner:
         for effect in effects:
             match effect:
                 case EmitTokens():
-                    self._unsent[effect.frontend_id].add_tokens(effect.tokens)
+                    self._outbox.add_tokens(effect.frontend_id, effect.tokens)
                 case Emit():
-                    self._unsent[effect.frontend_id].add_delta(effect.delta)
+                    self._outbox.add_delta(effect.frontend_id, effect.delta)
                 case Ended():
-                    self._ends.append(effect)
-                    self._listeners.on_ended(effect)
+                    self._outbox.add_end(effect)
                 case Prefetched():
                     self._listeners.on_prefetched(effect)
                 case LoadPages():
@@ -412,9 +365,3 @@ class EngineRunner:
 
 def _cancelled(start: TurnStart) -> TurnEnd:
     return TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
-
-
-def _log_end(end: TurnEnd, account: TurnAccount | None) -> None:
-    fields = {} if account is None else asdict(account)
-    named = {"turn_id": end.turn_id, "attempt": end.attempt, "reason": end.reason}
-    log.info("turn ended", extra={**named, **fields})

@@ -16,18 +16,22 @@ from services.worker.core.engine.status import EngineStatus
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.splitting import turns_held_max
-from services.worker.device.base.executor import Executor
+from services.worker.device.base.executor import Executor, ModelInfo
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.load import load_models
+from services.worker.model_runner import ModelRunner
 from services.worker.oneshot.effects import BatchLimits
 from services.worker.oneshot.model import OneshotModel
 from services.worker.oneshot.runner import OneshotRunner
-from services.worker.ports import OnMoved, SharedFiles, TextModel, WorkerPorts
+from services.worker.outbox import EngineListeners
+from services.worker.ports import OnMoved, SharedFiles, TextModel, VllmModel, WorkerPorts
 from services.worker.prompts import PromptPuller
-from services.worker.runner import EngineListeners, EngineRunner
+from services.worker.runner import EngineRunner
 from services.worker.traces import TurnTraces
+from services.worker.vllm.protocol import VllmEngine
+from services.worker.vllm_runner import VllmRunner
 from shared.arena import Arena
 from shared.blocks import unpack_keys
 from shared.errors import MalformedMessage, NoCapacity
@@ -84,7 +88,8 @@ class Worker:
         self._worker_id = WorkerId(f"{config.host_id}-w{config.instance}"[-64:])
         runtime.process = self._worker_id
         self._incarnation = new_id("inc")
-        self._runners: dict[str, EngineRunner] = {}
+        self._runners: dict[str, ModelRunner] = {}
+        self._engines: dict[str, EngineRunner] = {}  # those of them that are ours
         self._metrics: dict[str, metrics.EngineMetrics] = {}  # of each runner
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
@@ -130,17 +135,20 @@ class Worker:
             self._config, self._ports.thread, partial(self._moved_callback, loop)
         )
         async for model in load:
-            if isinstance(model, TextModel):
-                self._add(model.executor, model.number)
-            else:
-                oneshots.append(model)
+            match model:
+                case TextModel():
+                    self._add(model.executor, model.number)
+                case VllmModel():
+                    self._add_vllm(model.engine)
+                case _:
+                    oneshots.append(model)
         self._add_oneshots(oneshots)
 
     def _moved_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnMoved:
         """The mover's callback, carried from its thread into the event loop."""
 
         def report(moved: Moved) -> None:
-            loop.call_soon_threadsafe(self._runners[model_id].on_moved, moved)
+            loop.call_soon_threadsafe(self._engines[model_id].on_moved, moved)
 
         return report
 
@@ -176,16 +184,10 @@ class Worker:
         ports = self._ports
         kv_id = WorkerId(f"{self._worker_id}-m{number}"[-64:])
         kv = KvClient(runtime.bus, config.host_id, kv_id, info, hooks, ports.files, ports.thread)
-        listeners = EngineListeners(
-            on_stuck=ports.on_stuck,
-            on_progress=self._report_now.set,
-            on_ended=self._traces.on_ended,
-            on_prefetched=self._traces.on_prefetched,
-        )
         runner = EngineRunner(
-            runtime.bus, runtime.clock, core, executor, kv, ports.thread, listeners
+            runtime.bus, runtime.clock, core, executor, kv, ports.thread, self._listeners()
         )
-        self._runners[info.model_id] = runner
+        self._runners[info.model_id] = self._engines[info.model_id] = runner
         runtime.parts[f"engine {info.model_id}"] = core
         self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
         runtime.stack.callback(executor.close)
@@ -197,11 +199,31 @@ class Worker:
             runtime.spawn(kv.maintain(), f"kvstore of {info.model_id}")
         log.info("model loaded", extra={"model": info.model_id, "pages": info.num_pages})
 
+    def _add_vllm(self, engine: VllmEngine) -> None:
+        runtime, info = self._runtime, engine.info
+        runner = VllmRunner(
+            runtime.bus, runtime.clock, engine, _limits(self._config, self._ports.limits, info),
+            self._listeners(),
+        )  # fmt: skip
+        self._runners[info.model_id] = runner
+        self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
+        runtime.stack.callback(runner.close)
+        runtime.spawn(runner.run(), f"engine {info.model_id}")
+        log.info("model loaded by vLLM", extra={"model": info.model_id, "pages": info.num_pages})
+
+    def _listeners(self) -> EngineListeners:
+        return EngineListeners(
+            on_stuck=self._ports.on_stuck,
+            on_progress=self._report_now.set,
+            on_ended=self._traces.on_ended,
+            on_prefetched=self._traces.on_prefetched,
+        )
+
     def _on_kv_connected(self, model_id: str, arena: Arena, epoch: int) -> None:
-        self._runners[model_id].on_kv_connected(arena, epoch)
+        self._engines[model_id].on_kv_connected(arena, epoch)
 
     def _on_kv_disconnected(self, model_id: str) -> None:
-        self._runners[model_id].on_kv_disconnected()
+        self._engines[model_id].on_kv_disconnected()
 
     def _on_starts(self, message: TurnsStart) -> None:
         for start in message.turns:
@@ -306,8 +328,8 @@ class Worker:
             speeds=self._speed_reports.next([r.speeds() for r in self._runners.values()]),
         )
 
-    def _card(self, runner: EngineRunner, status: EngineStatus) -> ModelCard:
-        info = runner.executor.info
+    def _card(self, runner: ModelRunner, status: EngineStatus) -> ModelCard:
+        info = runner.info
         return ModelCard(
             model_id=ModelId(info.model_id),
             source=info.source,
@@ -333,12 +355,11 @@ class Worker:
             log.warning("stopping with unfinished work, which schedulers will place again")
 
 
-def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -> EngineCore:
-    info = executor.info
-    limits = replace(
+def _limits(config: WorkerConfig, limits: EngineLimits, info: ModelInfo) -> EngineLimits:
+    """Those of a model, from the settings."""
+    return replace(
         limits,
         max_model_len=info.max_model_len,
-        prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
         turns_running_max=config.turns_running_max,
         prefill_admission=config.prefill_admission,
         layerwise=config.layerwise,
@@ -346,6 +367,12 @@ def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -
         lora_start=config.lora_start,
         short_rope_max=info.short_rope_max,
     )
+
+
+def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -> EngineCore:
+    info = executor.info
+    most = config.prefill_tokens_max or executor.prefill_tokens_max
+    limits = replace(_limits(config, limits, info), prefill_tokens_max=most)
     return EngineCore(
         limits,
         PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),

@@ -50,7 +50,8 @@ SETTINGS = frozenset({
     # tracker
     "TRACKER_TENANT_ADVISORIES_MAX", "AGENT_GRAPHS", "TRACKER_SHARD",
     # worker
-    "MODELS", "TASKS", "EMULATE", "TRUE_PAGES", "DEVICE", "DTYPE", "KV_BYTES", "GPU_MEMORY_SHARE",
+    "ENGINE", "VLLM_ARGS", "MODELS", "TASKS", "EMULATE", "TRUE_PAGES", "DEVICE", "DTYPE",
+    "KV_BYTES", "GPU_MEMORY_SHARE",
     "KV_STORED_DTYPE", "NUM_THREADS", "LAYERS", "PREFILL_TOKENS_MAX", "TURNS_RUNNING_MAX",
     "PREFILL_ADMISSION", "SLO_TTFT_MS", "DRAIN_MS", "ONESHOT_VARIANTS", "ONESHOT_BATCH_MAX",
     "ONESHOT_SLO_MS", "MAX_MODEL_LEN",
@@ -105,7 +106,7 @@ OTHERS = frozenset({
     "ENV_FILE",  # where more of these are
     "DEVELOPMENT",  # values of `DEVELOPMENT_FIELDS`
     "API_KEY",  # `symphony chat` sends it
-    "PYTHON", "VENV", "TORCH_SPEC",  # what is installed, and where
+    "PYTHON", "VENV", "TORCH_SPEC", "VLLM_PYTHON",  # what is installed, and where
     # of compose.yaml
     "PORT", "MODELS_DIR", "TORCH", "ARENA_SIZE", "PROMETHEUS_PORT", "GRAFANA_PORT",
     "JAEGER_PORT",

@@ -15,7 +15,8 @@ from services.worker.core.engine.engine import EngineCore
 from services.worker.core.step import StepPlan
 from services.worker.device.base.executor import Finished, RecordsNothing
 from services.worker.device.thread import DeviceThreads
-from services.worker.runner import EngineListeners, EngineRunner
+from services.worker.outbox import EngineListeners
+from services.worker.runner import EngineRunner
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
 from shared.owners import owner_key
 from shared.runtime.clock import ManualClock, SystemClock
@@ -99,7 +100,7 @@ def test_a_session_is_known_by_a_turn_that_has_no_block_yet() -> None:
 
 def deltas_of(runner: EngineRunner) -> list[TurnDelta]:
     """What it will send to the frontend."""
-    return list(runner._unsent[FrontendId("f")].all())
+    return list(runner._outbox._unsent[FrontendId("f")].all())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_prompt_that_no_model_could_take_costs_its_own_turn_only(
     assert not core.turns
     (delta,) = deltas_of(runner)
     assert delta.finish == "error" and word in delta.message
-    assert [ended.end.reason for ended in runner._ends] == ["error"]
+    assert [ended.end.reason for ended in runner._outbox._ends] == ["error"]
 
 
 @pytest.mark.parametrize("target_ms", [float("inf"), float("nan"), -1.0, 1e308])

@@ -48,6 +48,7 @@ STATUS_OF = {
     "adapter_unavailable": 503,
     "context_length_exceeded": 400,
     "grammar_failed": 400,
+    "engine_refused": 400,
 }
 
 

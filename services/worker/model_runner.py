@@ -1,0 +1,43 @@
+"""What the worker's shell asks of each generative model's runner, whichever engine computes it."""
+
+from typing import Protocol
+
+from services.worker.core.adapters.stats import AdapterTimes
+from services.worker.core.engine.status import EngineStatus
+from services.worker.device.base.executor import ModelInfo
+from shared.blocks import BlockKey
+from shared.errors import SymphonyError
+from shared.owners import OwnerKey
+from shared.wire.messages import ModelSpeeds, Prefetch, Prompt, TurnCancel, TurnRef, TurnStart
+
+
+class ModelRunner(Protocol):
+    """Takes one model's turns in and sends what they say."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def num_turns(self) -> int: ...
+
+    def refs(self) -> list[TurnRef]: ...
+
+    def status(self) -> EngineStatus: ...
+
+    def speeds(self) -> ModelSpeeds: ...
+
+    def take_adapter_times(self) -> AdapterTimes: ...
+
+    def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None: ...
+
+    def refuse(self, start: TurnStart, error: SymphonyError) -> None: ...
+
+    def on_cancel(self, cancel: TurnCancel) -> None: ...
+
+    def on_prefetch(self, prefetch: Prefetch) -> None: ...
+
+    def on_prefetch_drop(self, owner: OwnerKey) -> None: ...
+
+    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool: ...
+
+    async def drain(self) -> None: ...

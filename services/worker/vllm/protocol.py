@@ -1,0 +1,62 @@
+"""vLLM, as far as it is used here."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.status import VllmCounts
+from services.worker.device.base.executor import ModelInfo
+from shared.errors import SymphonyError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The worker's settings that vLLM's engine takes; see `WorkerConfig`.
+
+    Attributes:
+        further: arguments of `AsyncEngineArgs`, in place of what follows from the others.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int = 0
+    kv_bytes: int = 0
+    gpu_memory_share: float = 0.9
+    num_threads: int = 0
+    prefill_tokens_max: int = 0
+    turns_running_max: int = 64
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+
+class VllmEngine(Protocol):
+    """vLLM, as far as it is used here; `engine.AsyncEngine` is the real one.
+
+    Attributes:
+        counts: of its KV cache and its requests, as it reported last.
+    """
+
+    info: ModelInfo
+    counts: VllmCounts
+
+    def generate(
+        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
+    ) -> AsyncIterator[Output]:
+        """The outputs of a request, one for each step that gave it tokens.
+
+        Raises:
+            InvalidRequest: vLLM does not take it.
+            EngineGone: its engine has ended.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request, if it is there."""
+        ...
+
+    def close(self) -> None:
+        """End its processes."""
+        ...
+
+
+class EngineGone(SymphonyError):
+    """vLLM's engine process has ended: nothing can be computed any more."""

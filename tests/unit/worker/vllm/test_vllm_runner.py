@@ -1,0 +1,285 @@
+"""A worker's turns on vLLM, of which only the engine is made up."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.status import VllmCounts
+from services.worker.device.base.executor import ModelInfo
+from services.worker.outbox import EngineListeners
+from services.worker.vllm.protocol import EngineGone
+from services.worker.vllm_runner import VllmRunner
+from shared.errors import InvalidRequest
+from shared.ids import FrontendId, ModelId, TenantId, TurnId
+from shared.runtime.clock import SystemClock
+from shared.wire.messages import (
+    Prompt,
+    SamplingParams,
+    StepOutput,
+    TurnCancel,
+    TurnDelta,
+    TurnEnd,
+    TurnsEnded,
+    TurnStart,
+    pack_ints,
+)
+from tests.memory_bus import MemoryBus
+
+INFO = ModelInfo(
+    model_id="m", source="m", fingerprint="f", max_model_len=64, num_layers=2, page_bytes=8,
+    stored_page_bytes=8, num_pages=20, vocab_size=100, end_token_ids=frozenset([9]),
+    block_tokens=64,
+)  # fmt: skip
+TURN = TurnId("t")
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """As vLLM has them."""
+
+    logprob: float
+    rank: int
+
+
+@dataclass
+class FakeEngine:
+    """Gives what a test puts in; notes what it is asked."""
+
+    info: ModelInfo = INFO
+    counts: VllmCounts = field(default_factory=VllmCounts)
+    outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
+    asked: list[tuple[str, list[int], Mapping[str, Any], str, int]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+    async def generate(
+        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
+    ) -> AsyncIterator[Output]:
+        self.asked.append((request_id, tokens, args, salt, priority))
+        while True:
+            output = await self.outputs.get()
+            if isinstance(output, Exception):
+                raise output
+            yield output
+            if output.finish:
+                return
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def close(self) -> None:
+        pass
+
+
+class Scene:
+    """A runner, its engine, and what it sent."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.engine = FakeEngine()
+        self.stuck: list[str] = []
+        self.runner = VllmRunner(
+            cast(Any, self.bus), SystemClock(), self.engine, EngineLimits(max_model_len=64),
+            EngineListeners(on_stuck=self.stuck.append),
+        )  # fmt: skip
+
+    async def settle(self) -> None:
+        """Until everything that can happen has."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await self.runner._outbox.flush()
+        await self.runner._outbox.drain()
+
+    @property
+    def deltas(self) -> list[TurnDelta]:
+        return [delta for message in self.sent(StepOutput) for delta in message.all()]
+
+    @property
+    def ends(self) -> list[TurnEnd]:
+        return [end for message in self.sent(TurnsEnded) for end in message.turns]
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        return [message for _, message in self.bus.published if isinstance(message, kind)]
+
+
+def start(**more: Any) -> TurnStart:
+    return replace(
+        TurnStart(
+            turn_id=TURN, frontend_id=FrontendId("f"), model_id=ModelId("m"), num_prompt_tokens=3
+        ),
+        **more,
+    )
+
+
+def prompt(num_generated: int = 0, **sampling: Any) -> Prompt:
+    params = SamplingParams(max_tokens=sampling.pop("max_tokens", 8), **sampling)
+    return Prompt(
+        turn_id=TURN, attempt=1, tokens=pack_ints([1, 2, 3]), num_generated=num_generated,
+        sampling=params,
+    )  # fmt: skip
+
+
+def test_tokens_come_as_from_our_own_engine() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.engine.outputs.put_nowait(Output(tokens=[5], num_cached=2, began_at_ns=1))
+        scene.engine.outputs.put_nowait(Output(tokens=[6]))
+        scene.engine.outputs.put_nowait(Output(tokens=[7, 9], finish="stop"))
+        scene.runner.on_prompt(start(tenant=TenantId("a"), priority=3), prompt(temperature=0.5))
+        assert scene.runner.num_turns == 1 and [ref.turn_id for ref in scene.runner.refs()] == [
+            TURN
+        ]
+        await scene.settle()
+        assert scene.runner.num_turns == 0
+        await scene.runner.drain()
+        return scene
+
+    scene = asyncio.run(scenario())
+    ((request_id, tokens, args, salt, priority),) = scene.engine.asked
+    assert request_id == "t/1" and tokens == [1, 2, 3] and priority == -3 and salt
+    assert args["temperature"] == 0.5 and args["max_tokens"] == 8 and args["stop_token_ids"] == [9]
+    assert [(delta.index, delta.tokens, delta.finish) for delta in sorted_by_index(scene)] == [
+        (0, [5], None), (1, [6], None), (2, [7], None), (3, [9], "stop"),
+    ]  # fmt: skip
+    first = sorted_by_index(scene)[0]
+    assert first.cached_tokens == 2 and first.cached_in == {"pool": 2}
+    assert first.queue_ns is not None and first.prefill_ns is not None
+    assert scene.ends == [TurnEnd(turn_id=TURN, attempt=1, reason="stop")]
+
+
+def sorted_by_index(scene: Scene) -> list[TurnDelta]:
+    return sorted(scene.deltas, key=lambda delta: delta.index)
+
+
+def test_log_probabilities_are_the_tokens_own_and_the_likeliest() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        position = {5: Logprob(-3.0, 4), 7: Logprob(-0.5, 1), 8: Logprob(-1.0, 2)}
+        scene.engine.outputs.put_nowait(
+            Output(
+                tokens=[5], logprobs=[position], finish="length",
+                prompt_logprobs=[
+                    None, {2: Logprob(-1.0, 1)}, {3: Logprob(-2.0, 2), 4: Logprob(-1.0, 1)},
+                ],
+            )
+        )  # fmt: skip
+        scene.runner.on_prompt(start(), prompt(logprobs=2, prompt_logprobs=1))
+        await scene.settle()
+        return scene
+
+    (delta,) = asyncio.run(scenario()).deltas
+    assert delta.logprobs is not None and delta.prompt_logprobs is not None
+    (entry,) = delta.logprobs
+    assert (entry.token, entry.logprob, entry.top) == (5, -3.0, [(7, -0.5), (8, -1.0)])
+    assert [(each.token, each.logprob, each.top) for each in delta.prompt_logprobs] == [
+        (1, None, []), (2, -1.0, [(2, -1.0)]), (3, -2.0, [(4, -1.0)]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_cancelled_turn_is_aborted_and_says_nothing_more(attempt: int) -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        scene.engine.outputs.put_nowait(Output(tokens=[5]))
+        await scene.settle()
+        scene.runner.on_cancel(TurnCancel(turn_id=TURN, attempt=attempt))
+        scene.engine.outputs.put_nowait(Output(tokens=[6], finish="abort"))
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    assert [delta.tokens for delta in scene.deltas] == [[5]]
+    assert scene.engine.aborted == ["t/1"]
+    assert [end.reason for end in scene.ends] == ["cancelled"]
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        await scene.settle()
+        scene.runner.on_prompt(
+            start(attempt=2), replace(prompt(num_generated=1, seed=4), attempt=2)
+        )
+        scene.runner.on_prompt(start(), prompt())  # late, and of no use
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    assert scene.engine.aborted == ["t/1"]
+    assert [(end.attempt, end.reason) for end in scene.ends] == [(1, "cancelled")]
+    assert [asked[0] for asked in scene.engine.asked] == ["t/1", "t/2"]
+    again = scene.engine.asked[1][2]
+    assert again["max_tokens"] == 7, "one was generated before"
+    assert again["seed"] not in (4, None), "vLLM would begin its draws again"
+
+
+def test_what_vllm_refuses_costs_its_own_turn_only() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        scene.engine.outputs.put_nowait(InvalidRequest("logit_bias: too many"))
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    (delta,) = scene.deltas
+    assert delta.finish == "error" and "logit_bias" in delta.message
+    assert not scene.stuck and not scene.runner.num_turns
+
+
+def test_a_dead_engine_ends_the_worker_and_no_turn() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        scene.engine.outputs.put_nowait(EngineGone("it is dead"))
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    assert scene.stuck == ["it is dead"]
+    assert not scene.deltas and not scene.ends, "the turn is placed again, with its tokens"
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (prompt(grammar="start: x"), "grammar"),
+        (prompt(temperature=float("nan")), "temperature"),
+        (replace(prompt(), tokens=pack_ints([100])), "vocabulary"),
+        (replace(prompt(), tokens=pack_ints([1] * 64)), "the prompt has 64 tokens"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(given: Prompt, word: str) -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), given)
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    (delta,) = scene.deltas
+    assert delta.finish == "error" and word in delta.message and not scene.engine.asked
+
+
+def test_tenants_salts_and_private_turns_share_no_prefix() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene()
+        for number, (tenant, given) in enumerate([
+            ("a", prompt()), ("a", prompt()), ("b", prompt()),
+            ("a", replace(prompt(), cache_salt="s")), ("a", replace(prompt(), is_private=True)),
+        ]):  # fmt: skip
+            scene.runner.on_prompt(
+                start(turn_id=TurnId(f"t{number}"), tenant=TenantId(tenant)), given
+            )
+        await scene.settle()
+        return [asked[3] for asked in scene.engine.asked]
+
+    first, same, *others = asyncio.run(scenario())
+    assert first == same
+    assert len({first, *others}) == 4
