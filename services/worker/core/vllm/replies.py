@@ -39,13 +39,14 @@ def on_output(turn: Turn, output: Output, now_ns: int) -> tuple[bool, list[Effec
     """Add a step's tokens to the turn; whether that was its end, and what is to be sent."""
     finish = finish_reason(output)
     effects: list[Effect] = []
+    num_top = turn.request.sampling.logprobs or 0
     num_tokens = len(output.tokens)
     for at, token in enumerate(output.tokens):
         is_first = len(turn.tokens) == turn.num_known
         if is_first:
             _on_first(turn, output, now_ns)
         turn.tokens.append(token)
-        logprobs = None if output.logprobs is None else scored(token, output.logprobs[at], turn)
+        logprobs = None if output.logprobs is None else scored(token, output.logprobs[at], num_top)
         last = finish if at == num_tokens - 1 else None
         if is_first or last or logprobs is not None:
             sampled = Sampled(token, logprobs)
@@ -74,19 +75,13 @@ def finish_reason(output: Output) -> FinishReason | None:
             return "error"
 
 
-def scored(token: int, position: Position, turn: Turn) -> TokenLogprobs:
-    """Log-probabilities at one position: the token's own, and as many of the likeliest as were
-    asked for. vLLM gives the token's own among them, in any order.
+def scored(token: int, position: Position, num_top: int) -> TokenLogprobs:
+    """Log-probabilities at one position: the token's own, and so many of the likeliest. vLLM gives
+    the token's own among them, in any order.
     """
-    num_top = turn.request.sampling.logprobs or 0
-    return scored_top(token, position, num_top)
-
-
-def scored_top(token: int, position: Position, num_top: int) -> TokenLogprobs:
-    """The same, of so many."""
     ranked = sorted(position.items(), key=lambda each: each[1].rank)
-    top = [(other, float(found.logprob)) for other, found in ranked if found.rank <= num_top]
-    return TokenLogprobs(token=token, logprob=float(position[token].logprob), top=top[:num_top])
+    top = [(other, float(found.logprob)) for other, found in ranked[:num_top]]
+    return TokenLogprobs(token=token, logprob=float(position[token].logprob), top=top)
 
 
 def _on_first(turn: Turn, output: Output, now_ns: int) -> None:
@@ -101,6 +96,6 @@ def _on_first(turn: Turn, output: Output, now_ns: int) -> None:
         turn.prompt_logprobs = [
             TokenLogprobs(token=token, logprob=None)
             if position is None
-            else scored_top(token, position, num_top)
+            else scored(token, position, num_top)
             for token, position in zip(prompt, output.prompt_logprobs, strict=False)
         ]

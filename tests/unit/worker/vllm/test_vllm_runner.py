@@ -198,6 +198,30 @@ def test_a_cancelled_turn_is_aborted_and_says_nothing_more(attempt: int) -> None
     assert [end.reason for end in scene.ends] == ["cancelled"]
 
 
+def test_a_turn_that_is_cancelled_at_once_never_reaches_vllm() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        scene.runner.on_cancel(TurnCancel(turn_id=TURN))
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    assert not scene.engine.asked and [end.reason for end in scene.ends] == ["cancelled"]
+
+
+def test_a_draining_worker_sends_everything_first() -> None:
+    async def scenario() -> Scene:
+        scene = Scene()
+        scene.runner.on_prompt(start(), prompt())
+        scene.engine.outputs.put_nowait(Output(tokens=[5, 9], finish="stop"))
+        await scene.runner.drain()
+        return scene
+
+    scene = asyncio.run(scenario())
+    assert [delta.finish for delta in sorted_by_index(scene)] == [None, "stop"] and scene.ends
+
+
 def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
     async def scenario() -> Scene:
         scene = Scene()
