@@ -13,6 +13,7 @@ SCHEDULER = "services/scheduler/service.py"
 JOBS = "services/scheduler/job_service.py"
 TRACKER = "services/tracker/service.py"
 RUNNER = "services/worker/runner.py"
+WORKER_OUTBOX = "services/worker/outbox.py"
 STEP_LOOP = "services/worker/step_loop.py"
 KV_CLIENT = "services/worker/kv_client.py"
 PROMPTS = "services/worker/prompts.py"
@@ -179,7 +180,7 @@ SHELL_MUTANTS = (
         "            except OSError as error:\n                if not has_warned",
     ),
     Mutant(
-        "only the first ends of turns are sent", RUNNER,
+        "only the first ends of turns are sent", WORKER_OUTBOX,
         "        self._is_sending_ends = False\n        ends, self._ends",
         "        ends, self._ends",
     ),
