@@ -21,7 +21,7 @@ from services.worker.near_gpu import bind_near_gpu
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel, VllmModel
-from services.worker.vllm.protocol import EngineSettings, VllmEngine
+from services.worker.vllm.protocol import VllmEngine
 from services.worker.vllm.versions import check_installed
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -90,19 +90,9 @@ def vllm_models(config: WorkerConfig) -> list[tuple[str, str]]:
 
 def _start_vllm(config: WorkerConfig, model_id: str, source: str) -> VllmEngine:
     check_installed()  # before what takes its modules
-    from services.worker.vllm.engine import start_engine
+    from services.worker.vllm_engine import start_engine
 
-    settings = EngineSettings(
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        kv_bytes=config.kv_bytes,
-        gpu_memory_share=config.gpu_memory_share,
-        num_threads=config.num_threads,
-        prefill_tokens_max=config.prefill_tokens_max,
-        turns_running_max=config.turns_running_max,
-        further=config.vllm_args,
-    )
-    return start_engine(settings, model_id, source)
+    return start_engine(config, model_id, source)
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:

@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from services.worker.core.effects import Ended, Prefetched, TurnAccount
+from services.worker import metrics
+from services.worker.core.effects import Emit, EmitTokens, Ended, Prefetched, TurnAccount
 from services.worker.core.splitting import Unsent
 from shared.bus import Bus
+from shared.errors import SymphonyError
 from shared.ids import FrontendId
 from shared.runtime.dying import die
 from shared.runtime.tasks import Tasks
-from shared.wire.messages import NextToken, TurnDelta, TurnEnd, TurnsEnded
+from shared.wire.messages import TurnEnd, TurnsEnded, TurnStart
 from shared.wire.subjects import STEP_OUTPUT, TURNS_ENDED
 
 log = logging.getLogger(__name__)
@@ -42,25 +44,23 @@ class Outbox:
     """Gathers tokens and ends until `flush`, and sends one message a frontend."""
 
     def __init__(self, bus: Bus, listeners: EngineListeners) -> None:
-        self.listeners = listeners
+        self._listeners = listeners
         self._bus = bus
         self._unsent: dict[FrontendId, Unsent] = defaultdict(Unsent)
         self._ends: list[Ended] = []
         self._is_sending_ends = False
         self._tasks = Tasks("sending the ends of turns failed")
 
-    def add_tokens(self, frontend_id: FrontendId, tokens: list[NextToken]) -> None:
-        """Turns have their next tokens and nothing else to say."""
-        self._unsent[frontend_id].add_tokens(tokens)
-
-    def add_delta(self, frontend_id: FrontendId, delta: TurnDelta) -> None:
-        """A turn has more to say."""
-        self._unsent[frontend_id].add_delta(delta)
-
-    def add_end(self, ended: Ended) -> None:
-        """An attempt is over."""
-        self._ends.append(ended)
-        self.listeners.on_ended(ended)
+    def add(self, effect: EmitTokens | Emit | Ended) -> None:
+        """Tokens or the end of turns."""
+        match effect:
+            case EmitTokens():
+                self._unsent[effect.frontend_id].add_tokens(effect.tokens)
+            case Emit():
+                self._unsent[effect.frontend_id].add_delta(effect.delta)
+            case Ended():
+                self._ends.append(effect)
+                self._listeners.on_ended(effect)
 
     async def flush(self) -> None:
         """Send the new tokens of turns, one message a frontend. The ends of turns follow soon."""
@@ -85,6 +85,12 @@ class Outbox:
         await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=[ended.end for ended in ends]))
         for ended in ends:
             _log_end(ended.end, ended.account)
+
+
+def note_rejected(start: TurnStart, error: SymphonyError) -> None:
+    """A turn's prompt cannot be used: count and log it."""
+    metrics.REJECTED.labels("prompt", error.code).inc()
+    log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
 
 
 def _log_end(end: TurnEnd, account: TurnAccount | None) -> None:

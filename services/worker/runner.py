@@ -32,13 +32,13 @@ from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.engine.status import EngineStatus, status_of
 from services.worker.core.splitting import commit_blocks_max
-from services.worker.core.turns.intake import ModelShape, expected_turn, take_in
-from services.worker.core.turns.outcome import refuse_start
-from services.worker.device.base.executor import Executor
+from services.worker.core.turns.intake import expected_turn, take_in
+from services.worker.core.turns.outcome import cancelled_start, refuse_start
+from services.worker.device.base.executor import Executor, shape_of
 from services.worker.device.copying.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.device.thread import DeviceThread
 from services.worker.kv_client import KvClient
-from services.worker.outbox import EngineListeners, Outbox
+from services.worker.outbox import EngineListeners, Outbox, note_rejected
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena
 from shared.blocks import BlockKey
@@ -53,7 +53,6 @@ from shared.wire.messages import (
     Prefetch,
     Prompt,
     TurnCancel,
-    TurnEnd,
     TurnRef,
     TurnStart,
 )
@@ -95,14 +94,8 @@ class EngineRunner:
         self._clock = clock
         self._kv = kv
         self._listeners = listeners
-        info = self.info = executor.info
-        self._shape = ModelShape(
-            fingerprint=info.fingerprint,
-            num_layers=info.num_layers,
-            block_tokens=info.block_tokens,
-            vocab_size=info.vocab_size,
-            lora=info.lora,
-        )
+        self.info = executor.info
+        self._shape = shape_of(executor.info)
         self._outbox = Outbox(bus, listeners)
         self._steps = StepLoop(
             core, clock, executor, thread, self._perform, self._outbox.flush, listeners.on_stuck
@@ -139,7 +132,7 @@ class EngineRunner:
     def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         """A turn's prompt has come, or will not come."""
         if prompt is None or prompt.gone:
-            self._react([Ended(_cancelled(start))])
+            self._react([cancelled_start(start)])
             return
         if prompt.sampling.grammar:
             self._begin_preparing(_Preparing(start, prompt))
@@ -152,7 +145,7 @@ class EngineRunner:
         if (old := self._preparing.get(start.turn_id)) is not None:
             if old.start.attempt >= start.attempt:
                 return
-            self._react([Ended(_cancelled(old.start))])
+            self._react([cancelled_start(old.start)])
         self._preparing[start.turn_id] = preparing
         self._tasks.spawn(self._prepare(preparing))
 
@@ -183,8 +176,7 @@ class EngineRunner:
             self._take_in(start, preparing.prompt)
 
     def _reject(self, start: TurnStart, error: SymphonyError) -> None:
-        metrics.REJECTED.labels("prompt", error.code).inc()
-        log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
+        note_rejected(start, error)
         self.refuse(start, error)
 
     def refuse(self, start: TurnStart, error: SymphonyError) -> None:
@@ -196,7 +188,7 @@ class EngineRunner:
         preparing = self._preparing.get(cancel.turn_id)
         if preparing is not None and not 0 < cancel.attempt < preparing.start.attempt:
             del self._preparing[cancel.turn_id]
-            self._react([Ended(_cancelled(preparing.start))])
+            self._react([cancelled_start(preparing.start)])
         self._react(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
@@ -292,12 +284,8 @@ class EngineRunner:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case EmitTokens():
-                    self._outbox.add_tokens(effect.frontend_id, effect.tokens)
-                case Emit():
-                    self._outbox.add_delta(effect.frontend_id, effect.delta)
-                case Ended():
-                    self._outbox.add_end(effect)
+                case EmitTokens() | Emit() | Ended():
+                    self._outbox.add(effect)
                 case Prefetched():
                     self._listeners.on_prefetched(effect)
                 case LoadPages():
@@ -361,7 +349,3 @@ class EngineRunner:
         self.core.on_leased(pages)
         if pages:
             self._steps.wake()
-
-
-def _cancelled(start: TurnStart) -> TurnEnd:
-    return TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")

@@ -5,24 +5,22 @@ reads its outputs.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from services.worker import metrics
 from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.effects import Effect, Emit, EmitTokens, Ended
 from services.worker.core.engine.status import EngineStatus
 from services.worker.core.engine_limits import EngineLimits
-from services.worker.core.turns.intake import ModelShape, take_in
-from services.worker.core.turns.outcome import ended, error, refuse, refuse_start
+from services.worker.core.turns.intake import take_in
+from services.worker.core.turns.outcome import cancelled_start, ended, error, refuse, refuse_start
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
 from services.worker.core.vllm.replies import Output, on_output
 from services.worker.core.vllm.requests import cache_salt, request_args, vllm_priority
 from services.worker.core.vllm.status import status_of
-from services.worker.outbox import EngineListeners, Outbox
+from services.worker.device.base.executor import shape_of
+from services.worker.outbox import EngineListeners, Outbox, note_rejected
 from services.worker.vllm.protocol import EngineGone, VllmEngine
 from shared.blocks import BlockKey
 from shared.bus import Bus
@@ -36,22 +34,9 @@ from shared.wire.messages import (
     Prefetch,
     Prompt,
     TurnCancel,
-    TurnEnd,
     TurnRef,
     TurnStart,
 )
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    turn: Turn
-
-    @property
-    def request_id(self) -> str:
-        request = self.turn.request
-        return f"{request.turn_id}/{request.attempt}"
 
 
 class VllmRunner:
@@ -77,29 +62,22 @@ class VllmRunner:
         self._targets = TargetCounts()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        info = engine.info
-        self._shape = ModelShape(
-            fingerprint=info.fingerprint,
-            num_layers=info.num_layers,
-            block_tokens=info.block_tokens,
-            vocab_size=info.vocab_size,
-            lora=info.lora,
-        )
-        self._running: dict[TurnId, _Running] = {}
+        self._shape = shape_of(engine.info)
+        self._turns: dict[TurnId, Turn] = {}
         self._tasks = Tasks("a request to vLLM failed")
 
     @property
     def num_turns(self) -> int:
         """Turns held here."""
-        return len(self._running)
+        return len(self._turns)
 
     def refs(self) -> list[TurnRef]:
         """Every attempt held here."""
-        return [each.turn.ref() for each in self._running.values()]
+        return [turn.ref() for turn in self._turns.values()]
 
     def status(self) -> EngineStatus:
         """A snapshot, for reports and metrics."""
-        turns = [each.turn for each in self._running.values()]
+        turns = list(self._turns.values())
         return status_of(self.info, turns, self._engine.counts, self._targets)
 
     def speeds(self) -> ModelSpeeds:
@@ -116,57 +94,51 @@ class VllmRunner:
     def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         """A turn's prompt has come, or will not come. A later attempt replaces an earlier one."""
         if prompt is None or prompt.gone:
-            end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
-            self._send([Ended(end)])
+            self._send([cancelled_start(start)])
             return
         now_ns = self._clock.now_ns()
         try:
             turn = take_in(start, prompt, self._shape, now_ns)
             args = request_args(turn, self.info)
         except SymphonyError as flaw:  # the fault of the frontend that sent it: no other turn's
-            metrics.REJECTED.labels("prompt", flaw.code).inc()
+            note_rejected(start, flaw)
             self.refuse(start, flaw)
             return
-        if (old := self._running.get(start.turn_id)) is not None:
-            if old.turn.request.attempt >= start.attempt:
+        if (old := self._turns.get(start.turn_id)) is not None:
+            if old.request.attempt >= start.attempt:
                 return
-            self._end(old, [ended(old.turn, "cancelled")])
+            self._end(old, [ended(old, "cancelled")])
         limits = self._limits
         if self.num_turns >= limits.turns_running_max + limits.turns_waiting_max:
             self._send(refuse(turn, "overloaded", "too many turns wait on this worker"))
             return
-        running = self._running[start.turn_id] = _Running(turn)
+        self._turns[start.turn_id] = turn
         self._is_empty.clear()
         salt = cache_salt(
             start.tenant, prompt.cache_salt, start.turn_id if prompt.is_private else ""
         )
-        self._tasks.spawn(self._read(running, args, salt, vllm_priority(start.priority)))
+        self._tasks.spawn(self._read(turn, args, salt, vllm_priority(start.priority)))
 
-    async def _read(
-        self, running: _Running, args: Mapping[str, Any], salt: str, priority: int
-    ) -> None:
+    async def _read(self, turn: Turn, args: Mapping[str, Any], salt: str, priority: int) -> None:
         """Pass a request's tokens on until it is over."""
-        turn = running.turn
-        if self._running.get(turn.request.turn_id) is not running:
+        if not self._has(turn):
             return  # it was cancelled before vLLM knew of it
         try:
             outputs = self._engine.generate(
-                running.request_id, list(turn.tokens), args, salt, priority
+                _request_id(turn), list(turn.tokens), args, salt, priority
             )
             async for output in outputs:
-                if self._running.get(turn.request.turn_id) is not running:
-                    return
-                if self._take(running, output):
+                if not self._has(turn) or self._take(turn, output):
                     return
         except EngineGone as gone:
             self._listeners.on_stuck(gone.message)
         except SymphonyError as flaw:
-            if self._running.get(turn.request.turn_id) is running:
-                self._end(running, [error(turn, flaw.code, flaw.message), ended(turn, "error")])
+            if self._has(turn):
+                self._end(turn, [error(turn, flaw.code, flaw.message), ended(turn, "error")])
 
-    def _take(self, running: _Running, output: Output) -> bool:
+    def _take(self, turn: Turn, output: Output) -> bool:
         """A step's output of a turn; whether it was the last."""
-        turn, now_ns = running.turn, self._clock.now_ns()
+        now_ns = self._clock.now_ns()
         had_none = turn.trace.first_token_at_ns is None
         is_over, effects = on_output(turn, output, now_ns)
         if had_none and turn.trace.first_token_at_ns is not None:
@@ -187,10 +159,10 @@ class VllmRunner:
 
     def on_cancel(self, cancel: TurnCancel) -> None:
         """A turn is not wanted any more, or this attempt at it."""
-        running = self._running.get(cancel.turn_id)
-        if running is None or (cancel.attempt and running.turn.request.attempt > cancel.attempt):
+        turn = self._turns.get(cancel.turn_id)
+        if turn is None or (cancel.attempt and turn.request.attempt > cancel.attempt):
             return
-        self._end(running, [ended(running.turn, "cancelled")])
+        self._end(turn, [ended(turn, "cancelled")])
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
         """A session's turn was announced."""
@@ -200,7 +172,7 @@ class VllmRunner:
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool:
         """A session was deleted."""
-        return any(each.turn.request.owner == owner for each in self._running.values())
+        return any(turn.request.owner == owner for turn in self._turns.values())
 
     async def run(self) -> None:
         """Send what turns say, for ever."""
@@ -219,23 +191,28 @@ class VllmRunner:
         """End vLLM."""
         self._engine.close()
 
-    def _end(self, running: _Running, effects: list[Effect]) -> None:
-        self._remove(running.turn)
-        self._tasks.spawn(self._engine.abort(running.request_id))
+    def _has(self, turn: Turn) -> bool:
+        """Whether this attempt goes on."""
+        return self._turns.get(turn.request.turn_id) is turn
+
+    def _end(self, turn: Turn, effects: list[Effect]) -> None:
+        self._remove(turn)
+        self._tasks.spawn(self._engine.abort(_request_id(turn)))
         self._send(effects)
 
     def _remove(self, turn: Turn) -> None:
-        del self._running[turn.request.turn_id]
-        if not self._running:
+        del self._turns[turn.request.turn_id]
+        if not self._turns:
             self._is_empty.set()
 
     def _send(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case EmitTokens():
-                    self._outbox.add_tokens(effect.frontend_id, effect.tokens)
-                case Emit():
-                    self._outbox.add_delta(effect.frontend_id, effect.delta)
-                case Ended():
-                    self._outbox.add_end(effect)
+                case EmitTokens() | Emit() | Ended():
+                    self._outbox.add(effect)
         self._has_unsent.set()
+
+
+def _request_id(turn: Turn) -> str:
+    """By which vLLM knows an attempt."""
+    return f"{turn.request.turn_id}/{turn.request.attempt}"

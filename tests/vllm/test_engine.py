@@ -22,11 +22,13 @@ async def read(outputs: AsyncIterator[Output]) -> list[Output]:
 
 
 def test_a_model_says_what_transformers_says_and_keeps_tenants_apart(tmp_path: Path) -> None:
-    from services.worker.vllm.engine import start_engine
-    from services.worker.vllm.protocol import EngineSettings
+    from services.worker.config import WorkerConfig
+    from services.worker.vllm_engine import start_engine
 
     folder = make_demo_model(tmp_path / "model")
-    settings = EngineSettings(dtype="float32", max_model_len=512, num_threads=1)
+    settings = WorkerConfig.model_validate(
+        {"dtype": "float32", "max_model_len": 512, "num_threads": 1}
+    )
     engine = start_engine(settings, "m", str(folder))
 
     request_ids = map(str, range(100))

@@ -4,7 +4,7 @@ import logging
 from hashlib import blake2b
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from kernels.paged_attention import can_be_invariant
 from services.worker.core.engine_limits import StoredDtype
@@ -15,6 +15,7 @@ from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.verify import verify_source
 from services.worker.models.digest import WeightsDigest
+from services.worker.models.generation import generation_config
 from services.worker.models.weights import load_weights
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -55,7 +56,7 @@ def load_model(
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
-    loaded = prepare_model(module, source, _generation_config(source))
+    loaded = prepare_model(module, source, generation_config(source))
     if layers == "invariant":
         _make_invariant(loaded)
     elif layers == "fast":
@@ -91,13 +92,6 @@ def _make_invariant(model: LoadedModel) -> None:
             f"{what} multiplies matrices outside of linear layers ({', '.join(sorted(products))})"
         )
     model.is_invariant = True
-
-
-def _generation_config(source: str) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(source)
-    except OSError:
-        return None
 
 
 def _fingerprint(model: LoadedModel, digest: blake2b) -> str:

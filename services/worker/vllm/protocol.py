@@ -1,7 +1,6 @@
 """vLLM, as far as it is used here."""
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.worker.core.vllm.replies import Output
@@ -10,26 +9,8 @@ from services.worker.device.base.executor import ModelInfo
 from shared.errors import SymphonyError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """The worker's settings that vLLM's engine takes; see `WorkerConfig`.
-
-    Attributes:
-        further: arguments of `AsyncEngineArgs`, in place of what follows from the others.
-    """
-
-    dtype: str = "auto"
-    max_model_len: int = 0
-    kv_bytes: int = 0
-    gpu_memory_share: float = 0.9
-    num_threads: int = 0
-    prefill_tokens_max: int = 0
-    turns_running_max: int = 64
-    further: Mapping[str, Any] = field(default_factory=dict)
-
-
 class VllmEngine(Protocol):
-    """vLLM, as far as it is used here; `engine.AsyncEngine` is the real one.
+    """vLLM, as far as it is used here; `vllm_engine.AsyncEngine` is the real one.
 
     Attributes:
         counts: of its KV cache and its requests, as it reported last.

@@ -95,6 +95,11 @@ def refuse(turn: Turn, code: str, message: str) -> list[Effect]:
     return [error(turn, code, message), ended(turn, "error")]
 
 
+def cancelled_start(start: TurnStart) -> Ended:
+    """The end of a start that is not wanted any more, of which no turn was made."""
+    return Ended(TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled"))
+
+
 def refuse_start(start: TurnStart, why: SymphonyError) -> list[Effect]:
     """Answer a start of which no turn can be made."""
     delta = TurnDelta(

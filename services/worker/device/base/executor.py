@@ -6,6 +6,7 @@ from typing import Protocol
 
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.turns.intake import ModelShape
 from shared.arena import Arena
 from shared.wire.messages import LoraCard, SamplingDefaults
 
@@ -41,6 +42,17 @@ class ModelInfo:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     lora: LoraCard | None = None
     short_rope_max: int = 0
+
+
+def shape_of(info: ModelInfo) -> ModelShape:
+    """What turns need to know of it."""
+    return ModelShape(
+        fingerprint=info.fingerprint,
+        num_layers=info.num_layers,
+        block_tokens=info.block_tokens,
+        vocab_size=info.vocab_size,
+        lora=info.lora,
+    )
 
 
 class Launched(Protocol):

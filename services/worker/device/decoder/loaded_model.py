@@ -20,19 +20,12 @@ from services.worker.device.decoder.module_forward import ModuleForward
 from services.worker.device.decoder.rotary import freeze_rotaries
 from services.worker.device.lora.additions import LoraAddition, make_additions
 from services.worker.device.lora.sites import inner_sites, lora_card
+from services.worker.models.generation import end_token_ids, sampling_defaults
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.wire.messages import AdapterRef, LoraCard, SamplingDefaults
-
-ADVISABLE = {
-    "temperature": (0.01, 2.0),
-    "top_p": (0.01, 1.0),
-    "top_k": (1, 1 << 20),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 10.0),
-}
 
 
 class Forward(Protocol):
@@ -180,7 +173,7 @@ def prepare_model(
         head_dim=probed.head_dim,
         max_model_len=max_model_len,
         vocab_size=probed.vocab_size,
-        end_token_ids=_end_token_ids(generation, config),
+        end_token_ids=end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
         fingerprint="",
         short_rope_max=short_rope_max,
@@ -228,22 +221,3 @@ def _max_model_len(config: Any) -> int:
         if (value := getattr(config, name, None)) is not None:
             return int(value)
     return 2048
-
-
-def _end_token_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
-    ends = None if generation is None else generation.eos_token_id
-    if ends is None:
-        ends = getattr(config, "eos_token_id", None)
-    if ends is None:
-        return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)
-
-
-def sampling_defaults(generation: GenerationConfig | None) -> SamplingDefaults:
-    """What a model's files advise; values that no request could ask for are passed over."""
-    advised: dict[str, Any] = {}
-    for name, (low, high) in ADVISABLE.items():
-        value = getattr(generation, name, None)
-        if isinstance(value, int | float) and low <= value <= high:
-            advised[name] = value
-    return SamplingDefaults(**advised)
