@@ -28,6 +28,7 @@ from tests.conftest import Server
 from tests.integration.frontend.sessions.test_session_store import record
 
 NUM_STEPS = 150
+EXPIRY_S = 10_000_000  # a machine that stands still for minutes meanwhile lets nothing expire
 TENANTS = (TenantId("a"), TenantId("b:c"), TenantId("\u00e9"))
 NAMES = ("fox", "crow", "owl", "sum", "a:b")
 FEW = TenantLimits(sessions=3, session_bytes=8000)
@@ -37,18 +38,21 @@ Execute = Callable[..., Awaitable[Any]]
 
 async def history(open_redis: OpenRedis, execute: Execute) -> list[Any]:
     """What random requests are answered, and what is there in the end but for times."""
-    random, sessions = Random(7), SessionStore(open_redis, SystemClock(), 60)
+    random, sessions = Random(7), SessionStore(open_redis, SystemClock(), EXPIRY_S)
     responses = ResponseStore(sessions)
     answers: list[Any] = []
-    generations: list[str] = [""]
+    # By session: counters of deletions begin with the second, so that those of two sessions are
+    # equal or not by chance.
+    words: dict[tuple[TenantId, SessionId], list[str]] = {}
     ids: list[str] = []
     for number in range(NUM_STEPS):
         tenant, session_id = random.choice(TENANTS), SessionId(random.choice(NAMES))
-        word = random.choice(generations[-3:])
+        known_words = words.setdefault((tenant, session_id), [""])
+        word = random.choice(known_words[-3:])
         match random.randrange(6):
             case 0:
                 known = await sessions.get(tenant, session_id)
-                generations.append(known.epoch)
+                known_words.append(known.epoch)
                 answers.append((known.record, known.epoch.split(" ")[0], known.kv_at))
             case 1:
                 kept = replace(
@@ -75,7 +79,15 @@ async def history(open_redis: OpenRedis, execute: Execute) -> list[Any]:
             case _:
                 key = location_redis_key(owner_key(tenant, session_id))
                 said = random.choice(["", "life 3"])
-                arguments = (KV_HOSTS_KEY, key, "host", random.choice(["", "c"]), "c", 60, said)
+                arguments = (
+                    KV_HOSTS_KEY,
+                    key,
+                    "host",
+                    random.choice(["", "c"]),
+                    "c",
+                    EXPIRY_S,
+                    said,
+                )
                 answers.append(await execute("EVAL", SEND_LOCATIONS, 2, *arguments))
     await sessions.close()
     answers.append(await _there(execute))
@@ -98,7 +110,8 @@ async def _there(execute: Execute) -> dict[Any, Any]:
         for kind in ("sessions", "notes"):
             found[tenant, kind] = await execute("ZRANGE", f"symphony:{kind}:{of}", 0, -1)
         found[tenant, "bytes"] = await execute("ZSCORE", "symphony:tenants", tenant)
-        found[tenant, "expiry"] = await execute("TTL", f"symphony:session_sizes:{of}") // 60
+        left_s = await execute("TTL", f"symphony:session_sizes:{of}")
+        found[tenant, "expiry"] = round(left_s / EXPIRY_S)
         for name in NAMES:
             found[tenant, name] = await execute("STRLEN", f"symphony:session:{of}:{name}")
     return found
