@@ -5,7 +5,7 @@ This module is imported where vLLM is installed; the tests of the project need n
 
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import vllm
@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.worker.config import WorkerConfig
 from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.models.digest import weights_digest
@@ -137,13 +138,14 @@ class AsyncEngine:
         self.counts = counts
         self._llm = llm
 
-    async def generate(
-        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
-    ) -> AsyncIterator[Output]:
-        prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
+    async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
+        prompt = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
         try:
-            params = SamplingParams(**args, output_kind=RequestOutputKind.DELTA)
-            async for found in self._llm.generate(prompt, params, request_id, priority=priority):
+            params = SamplingParams(**request.args, output_kind=RequestOutputKind.DELTA)
+            outputs = self._llm.generate(
+                prompt, params, request.request_id, priority=request.priority
+            )
+            async for found in outputs:
                 yield _output(found)
         except EngineDeadError as error:
             raise EngineGone(f"vLLM's engine has ended: {error}") from error

@@ -5,8 +5,6 @@ reads its outputs.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.effects import Effect, Emit, EmitTokens, Ended
@@ -17,7 +15,12 @@ from services.worker.core.turns.outcome import cancelled_start, ended, error, re
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
 from services.worker.core.vllm.replies import Output, on_output
-from services.worker.core.vllm.requests import cache_salt, request_args, vllm_priority
+from services.worker.core.vllm.requests import (
+    VllmRequest,
+    cache_salt,
+    request_args,
+    vllm_priority,
+)
 from services.worker.core.vllm.status import status_of
 from services.worker.device.base.executor import shape_of
 from services.worker.outbox import EngineListeners, Outbox, note_rejected
@@ -117,17 +120,21 @@ class VllmRunner:
         salt = cache_salt(
             start.tenant, prompt.cache_salt, start.turn_id if prompt.is_private else ""
         )
-        self._tasks.spawn(self._read(turn, args, salt, vllm_priority(start.priority)))
+        request = VllmRequest(
+            request_id=_request_id(turn),
+            tokens=list(turn.tokens),
+            args=args,
+            salt=salt,
+            priority=vllm_priority(start.priority),
+        )
+        self._tasks.spawn(self._read(turn, request))
 
-    async def _read(self, turn: Turn, args: Mapping[str, Any], salt: str, priority: int) -> None:
+    async def _read(self, turn: Turn, request: VllmRequest) -> None:
         """Pass a request's tokens on until it is over."""
         if not self._has(turn):
             return  # it was cancelled before vLLM knew of it
         try:
-            outputs = self._engine.generate(
-                _request_id(turn), list(turn.tokens), args, salt, priority
-            )
-            async for output in outputs:
+            async for output in self._engine.generate(request):
                 if not self._has(turn) or self._take(turn, output):
                     return
         except EngineGone as gone:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.requests import VllmRequest
 from services.worker.models.demo_model import make_demo_model
 
 pytest.importorskip("vllm")
@@ -38,7 +39,10 @@ def test_a_model_says_what_transformers_says_and_keeps_tenants_apart(tmp_path: P
             "max_tokens": NUM_NEW, "temperature": 0.0, "ignore_eos": True, "detokenize": False,
             "logprobs": 2,
         }  # fmt: skip
-        return await read(engine.generate(next(request_ids), PROMPTS[number], args, salt, 0))
+        request = VllmRequest(
+            request_id=next(request_ids), tokens=PROMPTS[number], args=args, salt=salt
+        )
+        return await read(engine.generate(request))
 
     async def scenario() -> list[list[list[Output]]]:
         together = [

@@ -1,9 +1,10 @@
 """vLLM, as far as it is used here."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from shared.errors import SymphonyError
@@ -19,9 +20,7 @@ class VllmEngine(Protocol):
     info: ModelInfo
     counts: VllmCounts
 
-    def generate(
-        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
-    ) -> AsyncIterator[Output]:
+    def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
         """The outputs of a request, one for each step that gave it tokens.
 
         Raises:

@@ -1,5 +1,7 @@
 """From a turn of ours to a request of vLLM's."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -11,6 +13,23 @@ from shared.ids import TenantId, TurnId
 
 SEED_BYTES = 7  # vLLM takes seeds as signed 64-bit numbers
 CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmRequest:
+    """What vLLM is asked for.
+
+    Attributes:
+        args: keyword arguments of `vllm.SamplingParams`.
+        salt: what keeps its prefixes apart from others', see `cache_salt`.
+        priority: the smaller goes first.
+    """
+
+    request_id: str
+    tokens: list[int]
+    args: Mapping[str, Any]
+    salt: str
+    priority: int = 0
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:

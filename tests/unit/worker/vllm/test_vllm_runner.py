@@ -1,7 +1,7 @@
 """A worker's turns on vLLM, of which only the engine is made up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.outbox import EngineListeners
@@ -53,13 +54,11 @@ class FakeEngine:
     info: ModelInfo = INFO
     counts: VllmCounts = field(default_factory=VllmCounts)
     outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
-    asked: list[tuple[str, list[int], Mapping[str, Any], str, int]] = field(default_factory=list)
+    asked: list[VllmRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
-    async def generate(
-        self, request_id: str, tokens: list[int], args: Mapping[str, Any], salt: str, priority: int
-    ) -> AsyncIterator[Output]:
-        self.asked.append((request_id, tokens, args, salt, priority))
+    async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
+        self.asked.append(request)
         while True:
             output = await self.outputs.get()
             if isinstance(output, Exception):
@@ -139,8 +138,10 @@ def test_tokens_come_as_from_our_own_engine() -> None:
         return scene
 
     scene = asyncio.run(scenario())
-    ((request_id, tokens, args, salt, priority),) = scene.engine.asked
-    assert request_id == "t/1" and tokens == [1, 2, 3] and priority == -3 and salt
+    (request,) = scene.engine.asked
+    args = request.args
+    assert request.request_id == "t/1" and request.tokens == [1, 2, 3]
+    assert request.priority == -3 and request.salt
     assert args["temperature"] == 0.5 and args["max_tokens"] == 8 and args["stop_token_ids"] == [9]
     assert [(delta.index, delta.tokens, delta.finish) for delta in sorted_by_index(scene)] == [
         (0, [5], None), (1, [6], None), (2, [7], None), (3, [9], "stop"),
@@ -237,8 +238,8 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
     scene = asyncio.run(scenario())
     assert scene.engine.aborted == ["t/1"]
     assert [(end.attempt, end.reason) for end in scene.ends] == [(1, "cancelled")]
-    assert [asked[0] for asked in scene.engine.asked] == ["t/1", "t/2"]
-    again = scene.engine.asked[1][2]
+    assert [asked.request_id for asked in scene.engine.asked] == ["t/1", "t/2"]
+    again = scene.engine.asked[1].args
     assert again["max_tokens"] == 7, "one was generated before"
     assert again["seed"] not in (4, None), "vLLM would begin its draws again"
 
@@ -302,7 +303,7 @@ def test_tenants_salts_and_private_turns_share_no_prefix() -> None:
                 start(turn_id=TurnId(f"t{number}"), tenant=TenantId(tenant)), given
             )
         await scene.settle()
-        return [asked[3] for asked in scene.engine.asked]
+        return [asked.salt for asked in scene.engine.asked]
 
     first, same, *others = asyncio.run(scenario())
     assert first == same
