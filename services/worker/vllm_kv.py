@@ -178,6 +178,7 @@ class VllmKv:
             owner=cache.owner.hex(),
             keys=pack_keys(cache.keys),
             num_history=cache.num_history,
+            epoch=0 if staged is None else staged.epoch,
             num_asked=0 if staged is None else len(keys),
             is_private=cache.is_private,
             expiry_s=turn.request.expiry_s,

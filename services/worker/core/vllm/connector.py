@@ -173,20 +173,18 @@ class ConnectorCore:
 
     def on_request(self, request_id: str, kv: RequestKv) -> None:
         """A request came."""
-        ticket = kv.ticket
         request = self._requests[request_id] = _Request(
             kv=kv,
             owner=kv.owner,
             root=BlockKey(bytes.fromhex(kv.root)),
             keys=unpack_keys(kv.keys),
-            ticket=ticket,
+            ticket=kv.ticket,
             is_private=kv.is_private,
         )
-        if not self._is_current(ticket):
+        if kv.epoch != self.stores.epoch:
             return
-        assert ticket is not None
-        num_full = ticket.num_tokens // BLOCK_TOKENS
-        for key in request.keys[ticket.num_before : num_full]:
+        num_full = 0 if kv.ticket is None else kv.ticket.num_tokens // BLOCK_TOKENS
+        for key in request.keys[:num_full]:
             self.stores.set_below(key)
         for key in request.keys[num_full : kv.num_asked]:
             self.stores.set_gone(key)  # as far as was known, it was there
@@ -220,8 +218,7 @@ class ConnectorCore:
     def _on_preempted(self, request: _Request) -> None:
         """It holds nothing, and may have lost what it had in vLLM's cache."""
         request.was_allocated = request.has_asked = request.is_asking = False
-        request.blocks, request.num_noted, request.num_settled = [], 0, 0
-        request.ticket = None
+        request.blocks, request.num_noted, request.ticket = [], 0, None
 
     def _asks(
         self, request_id: str, request: _Request, tokens: Tokens, num_local: int, now_ns: int

@@ -50,8 +50,8 @@ class RequestKv:
         keys: packed; of its first full blocks, as many as are known.
         owner: hex; its session.
         num_history: of its tokens, how many of the first its session's last turn left the KV of.
-        num_asked: leading blocks that the kvstore was asked for; those that the ticket lacks are
-            not there.
+        epoch: connection to the kvstore that was asked.
+        num_asked: leading blocks that it was asked for; those that the ticket lacks are not there.
         is_private: nothing of it is stored.
         expiry_s: how long its KV outlives its last use; 0: as every tier has it.
     """
@@ -60,6 +60,7 @@ class RequestKv:
     owner: str
     keys: str = ""
     num_history: int = 0
+    epoch: int = 0
     num_asked: int = 0
     is_private: bool = False
     expiry_s: int = 0

@@ -139,7 +139,7 @@ class World:
                 ticket = self._ticket(request.request_id, staged, 0)
         kv = m.RequestKv(
             root=ROOT.hex(), owner=request.owner, keys=pack_keys(keys), num_asked=num_asked,
-            ticket=ticket, num_history=min(len(history), len(tokens)),
+            epoch=self.epoch, ticket=ticket, num_history=min(len(history), len(tokens)),
         )  # fmt: skip
         self.requests[request.request_id] = request
         self.core.on_request(request.request_id, kv)
@@ -147,7 +147,8 @@ class World:
     def abort(self) -> None:
         """A request is over before its end."""
         if waiting := [each for each in self.requests.values() if not each.is_over]:
-            request = self.random.choice(waiting)
+            loading = [each for each in waiting if each.is_loading]
+            request = self.random.choice(loading or waiting)
             if self.random.random() < 0.3:
                 kept = self.random.randrange(1, len(request.tokens) + 1)
                 self.core.on_message(m.Cut(request_id=request.request_id, num_kept=kept))
