@@ -174,6 +174,7 @@ class VllmKv:
         if keys and self.kv.is_connected and not cache.is_private:
             staged = await self._stage_turn(turn, keys)
         return m.RequestKv(
+            name=request_id,
             root=cache.root.hex(),
             owner=cache.owner.hex(),
             keys=pack_keys(cache.keys),
@@ -247,7 +248,7 @@ class VllmKv:
 
     def cut(self, request_id: str, num_kept: int) -> None:
         """A request is about to be aborted."""
-        self._scheduler.send(m.Cut(request_id=request_id, num_kept=num_kept))
+        self._scheduler.send(m.Cut(name=request_id, num_kept=num_kept))
 
     def end(self, request_id: str) -> None:
         """A request is over: nothing of its ticket is read."""
@@ -292,11 +293,9 @@ class VllmKv:
             case m.StageWanted():
                 self._tasks.spawn(self._stage_again(message))
             case m.TicketUsed():
-                if message.request_id in self._tickets:
-                    self._used[message.request_id] = CachedTokens(
-                        message.num_local, message.num_loaded
-                    )
-                self._release(message.request_id)
+                if message.name in self._tickets:
+                    self._used[message.name] = CachedTokens(message.num_local, message.num_loaded)
+                self._release(message.name)
             case m.Writes():
                 self._on_writes(message)
             case m.Stored():
@@ -327,14 +326,14 @@ class VllmKv:
         staged = await self.kv.stage(keys) if self.kv.is_connected else None
         ticket = None
         if staged is not None:
-            self._release(wanted.request_id)
-            self._tickets[wanted.request_id] = self.kv.epoch, staged
+            self._release(wanted.name)
+            self._tickets[wanted.name] = self.kv.epoch, staged
             num_tokens = (wanted.num_before + staged.num_blocks) * BLOCK_TOKENS
             ticket = self._message(staged, num_tokens, wanted.num_before)
             if not staged.num_blocks:
-                self._release(wanted.request_id)
+                self._release(wanted.name)
                 ticket = None
-        self._scheduler.send(m.Staged(request_id=wanted.request_id, ticket=ticket))
+        self._scheduler.send(m.Staged(name=wanted.name, ticket=ticket))
 
     def _on_writes(self, message: m.Writes) -> None:
         for write in message.writes:
