@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from shared.arena import Arena, PageState, checksum
-from shared.blocks import BlockKey, unpack_keys
+from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import NoCapacity
 from shared.ids import HostId
+from shared.owners import owner_key
 from shared.wire.messages import (
     KvCommit,
     KvCommitted,
@@ -40,6 +41,7 @@ class SmallKvstore:
         self._bus, self._folder = bus, folder
         self.arena: Arena | None = None
         self.blocks: dict[BlockKey, list[int]] = {}
+        self.sessions: dict[str, list[BlockKey]] = {}  # keys of their blocks, in order
         self.free: list[int] = []
         self.tickets: set[int] = set()
         self.num_asked = self.num_staged = self._last_ticket = 0
@@ -79,12 +81,16 @@ class SmallKvstore:
             for page in pages:
                 generation = self._generations[page] = self._generations.get(page, 0) + 1
                 self.arena.set_word(page, generation, PageState.READY)
-            self.blocks[BlockKey(bytes.fromhex(block.key))] = pages
+            key = BlockKey(bytes.fromhex(block.key))
+            self.blocks[key] = pages
+            self.sessions.setdefault(block.owner, []).append(key)
         return KvCommitted()
 
     async def _stage(self, message: KvStage) -> KvStaged:
         assert self.arena is not None
         keys = unpack_keys(message.keys)
+        if message.session_id is not None and not keys:
+            keys = self.sessions.get(owner_key(message.tenant, message.session_id).hex(), [])
         self.num_asked += len(keys)
         rows = []
         for key in keys:
@@ -105,6 +111,7 @@ class SmallKvstore:
         return KvStaged(
             ticket=self._last_ticket, num_blocks=len(rows), pages=pack_ints(pages),
             generations=pack_ints(generations), num_here=len(rows),
+            keys="" if message.keys else pack_keys(keys[: len(rows)]),
         )  # fmt: skip
 
     async def _renew(self, message: KvRenew) -> KvRenewed:
