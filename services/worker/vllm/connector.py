@@ -202,6 +202,7 @@ class _SchedulerSide:
         self._inbox: SimpleQueue[ToConnector | WorkerGone] = SimpleQueue()
         self._link = Connection(path, self._inbox.put, lambda: self._inbox.put(WorkerGone()))
         self._core: ConnectorCore | None = None
+        self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._requests: dict[str, Any] = {}  # of vLLM's, which we have KV of
         self._link.send(
             Registered(
@@ -214,7 +215,7 @@ class _SchedulerSide:
 
     def bind(self, pool: _Blocks) -> None:
         """The engine is about to run."""
-        self._core = ConnectorCore(pool, self._link.send)
+        self._core = ConnectorCore(pool, self._link.send, self._step_tokens)
 
     @property
     def core_now(self) -> ConnectorCore:
