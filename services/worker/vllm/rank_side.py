@@ -237,10 +237,7 @@ def _check_groups(groups: Sequence[Any]) -> None:
     specs = [type(group.kv_cache_spec) for group in groups]
     if len(specs) != 1 or not issubclass(specs[0], FullAttentionSpec):
         names = ", ".join(spec.__name__ for spec in specs)
-        raise ConfigError(
-            f"vLLM: of this model's KV cache ({names}) nothing can be kept beyond vLLM: set "
-            "SYMPHONY_WRITE_BEHIND=0 to serve it without"
-        )
+        raise ConfigError(f"vLLM: this model's KV cache ({names}) does not keep all tokens")
 
 
 def _copier(pages: CachePages) -> PageCopier:
