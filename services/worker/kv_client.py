@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -11,6 +11,7 @@ from services.worker import metrics
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
+from services.worker.core.splitting import commit_blocks_max
 from services.worker.device.base.executor import ModelInfo
 from services.worker.device.thread import DeviceThread
 from services.worker.ports import HostFiles, Lock
@@ -63,6 +64,7 @@ class KvClient:
 
     Attributes:
         adapters_path: folder of this host with the files of every adapter; empty: none is known.
+        lease_path: see `LeaseLock`; of the connection that is being opened, or is open.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class KvClient:
         self._files = files
         self._thread = thread
         self.adapters_path = ""
+        self.lease_path = ""
         self._lease_lock: Lock | None = None
         self._lost = asyncio.Event()
         self._lost.set()
@@ -172,10 +175,18 @@ class KvClient:
         request = self._link.release(ticket, pages, num_kept)
         await self._call(self._bus.publish(KV_RELEASE, request, self._host_id))
 
-    async def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> bool:
-        """Hand new blocks over; whether the kvstore has them now."""
-        request = self._link.commit(writes, checksums)
-        return await self._call(self._bus.request(KV_COMMIT, request, self._host_id)) is not None
+    async def commit(
+        self, writes: list[BlockWrite], checksums: list[list[int]]
+    ) -> AsyncIterator[tuple[list[BlockKey], bool]]:
+        """Hand new blocks over, as many at once as a message may have: their keys, and whether the
+        kvstore has them now.
+        """
+        size = commit_blocks_max(self._link.num_layers, self._bus.payload_bytes_max)
+        for at in range(0, len(writes), size):
+            some = writes[at : at + size]
+            request = self._link.commit(some, checksums[at : at + size])
+            reply = await self._call(self._bus.request(KV_COMMIT, request, self._host_id))
+            yield [write.key for write in some], reply is not None
 
     def close(self) -> None:
         """Unlock the lease file: the kvstore may take back what we hold."""
@@ -191,6 +202,7 @@ class KvClient:
         arena = self._files.attach(opened.arena_path)
         self.close()
         self._lease_lock = self._files.lock(opened.lease_path)
+        self.lease_path = opened.lease_path
         await self._thread.run_beside(partial(self._hooks.before_use, arena))
         self.adapters_path = opened.adapters_path
         self._link.on_opened(incarnation, arena.num_pages)

@@ -3,8 +3,6 @@
 The bus, the clocks and the tracer come with `shared.service.Runtime`.
 """
 
-import fcntl
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Protocol, TypeAlias
 from services.worker.config import WorkerConfig
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.device.base.executor import Executor
+from services.worker.device.copying.lease_lock import LeaseLock
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.model import OneshotModel
@@ -98,16 +97,6 @@ class WorkerPorts:
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_model_len=0))
 
 
-class _FileLock:
-    def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file_number = os.open(path, flags, 0o600)
-        fcntl.flock(self._file_number, fcntl.LOCK_EX)
-
-    def close(self) -> None:
-        os.close(self._file_number)
-
-
 class SharedFiles:
     """The machine's file system."""
 
@@ -115,4 +104,4 @@ class SharedFiles:
         return Arena.attach(Path(path))
 
     def lock(self, path: str) -> Lock:
-        return _FileLock(path)
+        return LeaseLock(path)

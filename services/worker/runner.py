@@ -31,7 +31,6 @@ from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.engine.status import EngineStatus, status_of
-from services.worker.core.splitting import commit_blocks_max
 from services.worker.core.turns.intake import expected_turn, take_in
 from services.worker.core.turns.outcome import cancelled_start, refuse_start
 from services.worker.device.base.executor import Executor, shape_of
@@ -332,11 +331,8 @@ class EngineRunner:
         self._react(self.core.on_session_staged(effect.number, staged, self._clock.now_ns()))
 
     async def _commit(self, effect: CommitBlocks) -> None:
-        size = commit_blocks_max(self._shape.num_layers, self._bus.payload_bytes_max)
-        for at in range(0, len(effect.writes), size):
-            writes = effect.writes[at : at + size]
-            keys = [write.key for write in writes]
-            if await self._kv.commit(writes, effect.checksums[at : at + size]):
+        async for keys, is_there in self._kv.commit(effect.writes, effect.checksums):
+            if is_there:
                 self.core.on_committed(keys)
             else:
                 self.core.on_refused(keys)

@@ -31,6 +31,7 @@ from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
 from services.worker.traces import TurnTraces
 from services.worker.vllm.protocol import VllmEngine
+from services.worker.vllm_kv import VllmKv
 from services.worker.vllm_runner import VllmRunner
 from shared.arena import Arena
 from shared.blocks import unpack_keys
@@ -201,15 +202,27 @@ class Worker:
 
     def _add_vllm(self, engine: VllmEngine) -> None:
         runtime, info = self._runtime, engine.info
-        runner = VllmRunner(
-            runtime.bus, runtime.clock, engine, _limits(self._config, self._ports.limits, info),
-            self._listeners(),
-        )  # fmt: skip
+        kv = self._vllm_kv(engine) if engine.peers else None
+        limits = _limits(self._config, self._ports.limits, info)
+        runner = VllmRunner(runtime.bus, runtime.clock, engine, limits, self._listeners(), kv)
         self._runners[info.model_id] = runner
         self._metrics[info.model_id] = metrics.EngineMetrics(info.model_id)
         runtime.stack.callback(runner.close)
         runtime.spawn(runner.run(), f"engine {info.model_id}")
         log.info("model loaded by vLLM", extra={"model": info.model_id, "pages": info.num_pages})
+
+    def _vllm_kv(self, engine: VllmEngine) -> VllmKv:
+        runtime, ports, info = self._runtime, self._ports, engine.info
+        kv = VllmKv(engine.peers, runtime.clock, ports.on_stuck)
+        kv_id = WorkerId(f"{self._worker_id}-m{len(self._kvs)}"[-64:])
+        kv.kv = client = KvClient(
+            runtime.bus, self._config.host_id, kv_id, info, kv.hooks(), ports.files, ports.thread
+        )
+        self._kvs.append(client)
+        runtime.stack.callback(client.close)
+        runtime.spawn(kv.run(), f"KV connectors of {info.model_id}")
+        runtime.spawn(client.maintain(), f"kvstore of {info.model_id}")
+        return kv
 
     def _listeners(self) -> EngineListeners:
         return EngineListeners(

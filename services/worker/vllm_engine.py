@@ -3,13 +3,15 @@
 This module is imported where vLLM is installed; the tests of the project need not have it.
 """
 
+import logging
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import vllm
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -17,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.worker.config import WorkerConfig
+from services.worker.core.vllm.messages import PARAMS
 from services.worker.core.vllm.replies import Output
 from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
@@ -28,11 +31,23 @@ from services.worker.models.generation import (
     sampling_defaults,
 )
 from services.worker.vllm.guard import guard_group
+from services.worker.vllm.link import SOCKET, Listener, Peer
 from services.worker.vllm.protocol import EngineGone
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError, InvalidRequest
 
+log = logging.getLogger(__name__)
+
 GIB = 1 << 30
+# Arguments with which a cache's blocks are not whole in one process, or not found by tokens alone.
+OTHER_CACHES = (
+    "kv_transfer_config",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "speculative_config",
+)
 ENGINE_REFUSED = "engine_refused"
 
 
@@ -44,16 +59,38 @@ def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngi
     """
     counts = VllmCounts()
     guard = guard_group()
+    listener = Listener() if has_connector(config) else None
     try:
-        args = AsyncEngineArgs(**engine_args(config, source))
+        args = AsyncEngineArgs(**engine_args(config, source, listener))
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[_logger_of(counts)])
+        peers: list[Peer] = []
+        if listener is not None:
+            peers = listener.accept(llm.vllm_config.parallel_config.tensor_parallel_size)
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ConfigError(f"vLLM cannot serve {source!r}: {_first_line(error)}") from error
-    return AsyncEngine(llm, model_info(llm, model_id, source), counts, guard)
+    finally:
+        if listener is not None:
+            listener.close()
+    return AsyncEngine(llm, model_info(llm, model_id, source, peers), counts, guard, peers)
 
 
-def engine_args(config: WorkerConfig, source: str) -> dict[str, Any]:
-    """Arguments of `AsyncEngineArgs`; `SYMPHONY_VLLM_ARGS` has the last word."""
+def has_connector(config: WorkerConfig) -> bool:
+    """Whether KV is kept beyond vLLM's own cache."""
+    if not config.write_behind:
+        return False
+    args = config.vllm_args
+    others = [name for name in OTHER_CACHES if args.get(name) not in (None, 1)]
+    if others:
+        log.warning("KV stays in vLLM's own cache", extra={"because_of": others[0]})
+    return not others
+
+
+def engine_args(config: WorkerConfig, source: str, listener: Listener | None) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`; `SYMPHONY_VLLM_ARGS` has the last word.
+
+    Args:
+        listener: where the engine's KV connectors come; None: it has none.
+    """
     args: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,
@@ -76,6 +113,15 @@ def engine_args(config: WorkerConfig, source: str) -> dict[str, Any]:
         args["kv_cache_memory_bytes"] = config.kv_bytes
     else:
         args["gpu_memory_utilization"] = config.gpu_memory_share
+    if listener is not None:
+        args["disable_hybrid_kv_cache_manager"] = True
+        args["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="SymphonyConnector",
+            kv_connector_module_path="services.worker.vllm.connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={SOCKET: listener.path},
+        )
     return {**args, **config.vllm_args}
 
 
@@ -95,9 +141,9 @@ def _prepare_cpu(config: WorkerConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.num_threads)
 
 
-def model_info(llm: AsyncLLM, model_id: str, source: str) -> ModelInfo:
+def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] = ()) -> ModelInfo:
     """The model as the worker reports it. Its KV is never another engine's: numbers differ in their
-    last bits even where bytes would fit.
+    last bits even where bytes would fit. To the kvstore, each rank's part of a layer is a layer.
     """
     model, cache, parallel = (
         llm.vllm_config.model_config,
@@ -111,6 +157,10 @@ def model_info(llm: AsyncLLM, model_id: str, source: str) -> ModelInfo:
     digest = weights_digest(source)
     shape = (model.dtype, cache.cache_dtype, model.quantization, num_layers, num_heads, head_size)
     digest.update(f"vllm:{vllm.__version__}:{shape}:{BLOCK_TOKENS}".encode())
+    if peers:
+        cached = peers[1].registered
+        page_bytes, num_layers = cached.page_bytes, cached.num_layers * (len(peers) - 1)
+        digest.update(f":{cached.layout}:{len(peers) - 1}".encode())
     return ModelInfo(
         model_id=model_id,
         source=source,
@@ -131,9 +181,15 @@ class AsyncEngine:
     """See `VllmEngine`."""
 
     def __init__(
-        self, llm: AsyncLLM, info: ModelInfo, counts: VllmCounts, guard: "subprocess.Popen[bytes]"
+        self,
+        llm: AsyncLLM,
+        info: ModelInfo,
+        counts: VllmCounts,
+        guard: "subprocess.Popen[bytes]",
+        peers: Sequence[Peer],
     ) -> None:
         self.info = info
+        self.peers = peers
         self._guard = guard  # as long as it can be written to, the worker lives
         self.counts = counts
         self._llm = llm
@@ -141,7 +197,10 @@ class AsyncEngine:
     async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
         prompt = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
         try:
-            params = SamplingParams(**request.args, output_kind=RequestOutputKind.DELTA)
+            kv = {"kv_transfer_params": {PARAMS: request.kv}} if request.kv else None
+            params = SamplingParams(
+                **request.args, output_kind=RequestOutputKind.DELTA, extra_args=kv
+            )
             outputs = self._llm.generate(
                 prompt, params, request.request_id, priority=request.priority
             )

@@ -5,6 +5,7 @@ reads its outputs.
 """
 
 import asyncio
+from dataclasses import replace
 
 from services.worker.core.adapters.stats import AdapterTimes
 from services.worker.core.effects import Effect, Emit, EmitTokens, Ended
@@ -14,7 +15,7 @@ from services.worker.core.turns.intake import take_in
 from services.worker.core.turns.outcome import cancelled_start, ended, error, refuse, refuse_start
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
-from services.worker.core.vllm.replies import Output, on_output
+from services.worker.core.vllm.replies import Output, on_output, with_cached
 from services.worker.core.vllm.requests import (
     VllmRequest,
     cache_salt,
@@ -25,6 +26,7 @@ from services.worker.core.vllm.status import status_of
 from services.worker.device.base.executor import shape_of
 from services.worker.outbox import EngineListeners, Outbox, note_rejected
 from services.worker.vllm.protocol import EngineGone, VllmEngine
+from services.worker.vllm_kv import VllmKv
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import SymphonyError
@@ -39,12 +41,14 @@ from shared.wire.messages import (
     TurnCancel,
     TurnRef,
     TurnStart,
+    encode,
 )
 
 
 class VllmRunner:
     """Args:
     limits: of turns, and the target of those that have none.
+    kv: keeps KV beyond vLLM's cache; None: nothing does.
     """
 
     def __init__(
@@ -54,7 +58,9 @@ class VllmRunner:
         engine: VllmEngine,
         limits: EngineLimits,
         listeners: EngineListeners,
+        kv: VllmKv | None = None,
     ) -> None:
+        self._kv = kv
         self.info = engine.info
         self._clock = clock
         self._engine = engine
@@ -81,13 +87,22 @@ class VllmRunner:
     def status(self) -> EngineStatus:
         """A snapshot, for reports and metrics."""
         turns = list(self._turns.values())
-        return status_of(self.info, turns, self._engine.counts, self._targets)
+        num_failures = 0 if self._kv is None else self._kv.num_load_failures
+        return status_of(self.info, turns, self._engine.counts, self._targets, num_failures)
 
     def speeds(self) -> ModelSpeeds:
-        """How fast the engine is: vLLM does not say."""
-        return ModelSpeeds(
+        """How fast KV comes; how fast the engine computes, vLLM does not say."""
+        speeds = ModelSpeeds(
             model_id=ModelId(self.info.model_id),
             block_bytes=self.info.page_bytes * self.info.num_layers,
+        )
+        if (kv := self._kv) is None:
+            return speeds
+        return replace(
+            speeds,
+            load_bytes_per_s=kv.num_loaded_bytes / kv.load_ns * 1e9 if kv.load_ns else 0.0,
+            source_bytes_per_s=kv.source_bytes_per_s,
+            peer_bytes_per_s=dict(kv.peer_bytes_per_s),
         )
 
     def take_adapter_times(self) -> AdapterTimes:
@@ -131,9 +146,12 @@ class VllmRunner:
 
     async def _read(self, turn: Turn, request: VllmRequest) -> None:
         """Pass a request's tokens on until it is over."""
-        if not self._has(turn):
-            return  # it was cancelled before vLLM knew of it
         try:
+            if self._kv is not None and self._has(turn):
+                kv = await self._kv.stage(turn, request.request_id)
+                request = replace(request, kv=encode(kv).decode())
+            if not self._has(turn):
+                return  # it was cancelled before vLLM knew of it
             async for output in self._engine.generate(request):
                 if not self._has(turn) or self._take(turn, output):
                     return
@@ -142,11 +160,17 @@ class VllmRunner:
         except SymphonyError as flaw:
             if self._has(turn):
                 self._end(turn, [error(turn, flaw.code, flaw.message), ended(turn, "error")])
+        finally:
+            if self._kv is not None:
+                self._kv.end(request.request_id)
 
     def _take(self, turn: Turn, output: Output) -> bool:
         """A step's output of a turn; whether it was the last."""
         now_ns = self._clock.now_ns()
         had_none = turn.trace.first_token_at_ns is None
+        if had_none and self._kv is not None:
+            cached = self._kv.take_cached(_request_id(turn))
+            output = with_cached(turn, output, cached)
         is_over, effects = on_output(turn, output, now_ns)
         if had_none and turn.trace.first_token_at_ns is not None:
             target_ns = turn.targets.slo_ttft_ns
@@ -169,6 +193,8 @@ class VllmRunner:
         turn = self._turns.get(cancel.turn_id)
         if turn is None or (cancel.attempt and turn.request.attempt > cancel.attempt):
             return
+        if self._kv is not None and cancel.num_kept:
+            self._kv.cut(_request_id(turn), cancel.num_kept)
         self._end(turn, [ended(turn, "cancelled")])
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
@@ -178,8 +204,17 @@ class VllmRunner:
         """The announcement was withdrawn."""
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool:
-        """A session was deleted."""
-        return any(turn.request.owner == owner for turn in self._turns.values())
+        """A session was deleted; see `VllmKv.forget`. Whether a turn of it is here.
+
+        Raises:
+            PeerUnavailable: the kvstore has not answered an earlier commit yet.
+        """
+        turns = [turn for turn in self._turns.values() if turn.request.owner == owner]
+        for turn in turns:
+            turn.cache.is_private = True
+        if self._kv is not None:
+            await self._kv.forget(owner, keys)
+        return bool(turns)
 
     async def run(self) -> None:
         """Send what turns say, for ever."""
@@ -193,6 +228,8 @@ class VllmRunner:
         await self._is_empty.wait()
         await self._outbox.flush()
         await self._outbox.drain()
+        if self._kv is not None:
+            await self._kv.drain()
 
     def close(self) -> None:
         """End vLLM."""

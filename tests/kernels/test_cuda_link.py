@@ -75,7 +75,7 @@ def test_a_run_is_stored_with_its_checksums_and_comes_back(copier: Any) -> None:
     pool = torch.randn((PAGES, *SHAPE))
     before, arena = pool.clone(), memory(pool[0].nbytes)
     compute = Stream()
-    link = copier.CudaLink(pool, compute)
+    link = copier.CudaLink([pool], compute)
     link.warm_up(pool[0].nbytes)
     store = link.store(AT, arena, TO)
     store.wait()
@@ -88,10 +88,26 @@ def test_a_run_is_stored_with_its_checksums_and_comes_back(copier: Any) -> None:
     assert compute.behind == [copy.event], "steps wait for loads, and for nothing else"
 
 
+def test_a_pool_of_several_parts_is_one(copier: Any) -> None:
+    parts = [torch.randn((PAGES, *SHAPE)) for _ in range(3)]
+    whole = torch.cat(parts)
+    arena = memory(parts[0][0].nbytes)
+    link = copier.CudaLink(parts, Stream())
+    at, to = [2 * PAGES + 1, 0, PAGES, PAGES - 1], [5, 0, 3, 1]
+    store = link.store(at, arena, to)
+    store.wait()
+    assert store.is_over() and store.checksums() == [checksum(arena[page]) for page in to]
+    assert (arena[to] == whole[at].flatten(1).view(torch.uint8).numpy()).all()
+    link.load(arena, to, [1, PAGES + 2, 2 * PAGES, 2])
+    assert torch.equal(torch.cat(parts)[[1, PAGES + 2, 2 * PAGES, 2]], whole[at])
+    link.write([PAGES, 2], arena[[5, 3]])
+    assert torch.equal(torch.cat(parts)[[PAGES, 2]], whole[[2 * PAGES + 1, PAGES]])
+
+
 def test_what_steps_wait_for_and_what_is_stored_have_streams_of_their_own(copier: Any) -> None:
     pool = torch.randn((PAGES, *SHAPE))
     arena = memory(pool[0].nbytes)
-    link = copier.CudaLink(pool, Stream())
+    link = copier.CudaLink([pool], Stream())
     loaded, stored = link.load(arena, [1], [1]).event.stream, link.store([0], arena, [0])
     assert loaded is not stored.event.stream and loaded.priority < stored.event.stream.priority
     reached = [stored.event.stream]

@@ -1,12 +1,13 @@
 """vLLM, as far as it is used here."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from services.worker.core.vllm.replies import Output
 from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
+from services.worker.vllm.link import Peer
 from shared.errors import SymphonyError
 
 
@@ -15,10 +16,13 @@ class VllmEngine(Protocol):
 
     Attributes:
         counts: of its KV cache and its requests, as it reported last.
+        peers: its KV connectors: the scheduler's, and each rank's in order; none: its KV stays in
+            its own cache.
     """
 
     info: ModelInfo
     counts: VllmCounts
+    peers: Sequence[Peer]
 
     def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
         """The outputs of a request, one for each step that gave it tokens.

@@ -1,14 +1,14 @@
 """From vLLM's outputs to what is sent of a turn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from services.worker.core.effects import Effect, Emit, EmitTokens
 from services.worker.core.step import Sampled
 from services.worker.core.turns.outcome import ended, token_delta
 from services.worker.core.turns.turn import Turn
-from shared.wire.messages import FinishReason, TokenLogprobs
+from shared.wire.messages import FinishReason, KvPlace, TokenLogprobs
 
 # vLLM's positions: the log-probability and the rank of each named token.
 Position = Mapping[int, Any]
@@ -58,6 +58,31 @@ def on_output(turn: Turn, output: Output, now_ns: int) -> tuple[bool, list[Effec
     if finish:
         effects.append(ended(turn, finish))
     return finish is not None, effects
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Of a prompt: so many tokens came from vLLM's cache, and so many behind them from below."""
+
+    num_local: int
+    num_loaded: int
+
+
+def with_cached(turn: Turn, output: Output, cached: CachedTokens | None) -> Output:
+    """A turn's first output, with what is known of where its cached tokens were: vLLM counts what
+    could not be loaded among them.
+    """
+    if cached is None:
+        return output
+    num_seen = num_local = cached.num_local // turn.cache.block_tokens
+    found: dict[KvPlace, int] = {"pool": num_local}
+    num_before = 0
+    for place, num_blocks in turn.cache.found.items():
+        num_before += num_blocks
+        found[place] = max(num_before - num_seen, 0)
+        num_seen = max(num_before, num_seen)
+    turn.cache.found = found
+    return replace(output, num_cached=cached.num_local + cached.num_loaded)
 
 
 def finish_reason(output: Output) -> FinishReason | None:

@@ -23,6 +23,7 @@ class VllmRequest:
         args: keyword arguments of `vllm.SamplingParams`.
         salt: what keeps its prefixes apart from others', see `cache_salt`.
         priority: the smaller goes first.
+        kv: `RequestKv` as JSON; empty: its KV stays in vLLM's cache.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class VllmRequest:
     args: Mapping[str, Any]
     salt: str
     priority: int = 0
+    kv: str = ""
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:

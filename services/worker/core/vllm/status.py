@@ -29,7 +29,11 @@ class VllmCounts:
 
 
 def status_of(
-    info: ModelInfo, turns: Sequence[Turn], counts: VllmCounts, targets: TargetCounts
+    info: ModelInfo,
+    turns: Sequence[Turn],
+    counts: VllmCounts,
+    targets: TargetCounts,
+    num_load_failures: int = 0,
 ) -> EngineStatus:
     """A snapshot. A turn waits until it has a token: when vLLM begins with it is not said before.
 
@@ -53,7 +57,7 @@ def status_of(
             num_prefix_hits=counts.num_hits // info.block_tokens,
             num_preemptions=counts.num_preemptions,
             num_pauses=0,
-            num_load_failures=0,
+            num_load_failures=num_load_failures,
             busy_ns=0,
             idle_ns=0,
             targets=Counter(targets.totals),

@@ -4,6 +4,7 @@ Host memory that is registered with CUDA the GPU reads and writes itself, at the
 beside the host; `piecewise_copier.py` says what becomes of the rest.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from services.worker.device.copying.copies import (
     Store,
     SummedByHost,
 )
+from services.worker.device.copying.parts import by_part
 from services.worker.device.copying.piecewise_copier import PiecewiseCopier
 from shared.arena import Bytes, Pages
 from shared.blocks import BLOCK_TOKENS
@@ -54,24 +56,48 @@ class CudaStore(CudaCopy):
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedStores:
+    """Stores of one call, one behind the other on their stream: which pages each has of it."""
+
+    stores: list[tuple[Pages, Store]]
+
+    def is_over(self) -> bool:
+        return self.stores[-1][1].is_over()
+
+    def wait(self) -> None:
+        for _, store in self.stores:
+            store.wait()
+
+    def checksums(self) -> list[int]:
+        found = {
+            place: each
+            for at, store in self.stores
+            for place, each in zip(at.tolist(), store.checksums(), strict=True)
+        }
+        return [found[place] for place in range(len(found))]
+
+
 class CudaLink:
     """A `DeviceLink` to a pool in device memory.
 
     Args:
-        pool: ``[num_pages, ...]``, contiguous, on a CUDA device.
+        parts: of the pool, one behind the other: ``[num_pages, ...]``, contiguous, of one shape, on
+            a CUDA device.
         compute: the stream that steps are launched on.
     """
 
-    def __init__(self, pool: torch.Tensor, compute: torch.cuda.Stream) -> None:
-        self._pool = pool.view(torch.uint8).flatten(1)
+    def __init__(self, parts: Sequence[torch.Tensor], compute: torch.cuda.Stream) -> None:
+        self._parts = [part.view(torch.uint8).flatten(1) for part in parts]
+        self._device = device = self._parts[0].device
         self._compute = compute
-        self._loads = torch.cuda.Stream(pool.device, priority=-1)  # a pass waits for them
-        self._stores = torch.cuda.Stream(pool.device)
-        self._sums = torch.cuda.Stream(pool.device)
-        self._writes = torch.cuda.Stream(pool.device)
+        self._loads = torch.cuda.Stream(device, priority=-1)  # a pass waits for them
+        self._stores = torch.cuda.Stream(device)
+        self._sums = torch.cuda.Stream(device)
+        self._writes = torch.cuda.Stream(device)
 
     def register(self, memory: Bytes) -> None:
-        with torch.cuda.device(self._pool.device):
+        with torch.cuda.device(self._device):
             status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
         if int(status):
             raise SymphonyError(f"CUDA did not register host memory: error {int(status)}")
@@ -83,7 +109,7 @@ class CudaLink:
         """Compile the kernels, on a page of its own."""
         host = self.staging(1, page_bytes)
         with torch.cuda.stream(self._stores):
-            page = torch.zeros((1, page_bytes), dtype=torch.uint8, device=self._pool.device)
+            page = torch.zeros((1, page_bytes), dtype=torch.uint8, device=self._device)
             self._store(host, [0], page, [0]).wait()
             copy_pages(page, [0], *from_first(host, [0]))
         self._stores.synchronize()
@@ -93,8 +119,10 @@ class CudaLink:
         return memory
 
     def load(self, source: Bytes, source_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
+        numbers = np.asarray(source_pages, np.int64)
         with torch.cuda.stream(self._loads):
-            copy_pages(self._pool, pool_pages, *from_first(source, source_pages))
+            for part, at, pages in self._by_part(pool_pages):
+                copy_pages(part, pages, *from_first(source, numbers[at]))
         return self._copy(self._loads, source)
 
     def hold(self, copies: list[Copy]) -> None:
@@ -109,14 +137,24 @@ class CudaLink:
         target_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
+        numbers = np.asarray(target_pages, np.int64)
         with torch.cuda.stream(self._stores):
-            return self._store(target, target_pages, self._pool, pool_pages)
+            stores = [
+                (at, self._store(target, numbers[at], part, pages))
+                for part, at, pages in self._by_part(pool_pages)
+            ]
+        return stores[0][1] if len(stores) == 1 else JoinedStores(stores)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         with torch.cuda.stream(self._writes):
-            pages = torch.tensor(pool_pages, device=self._pool.device)
-            self._pool[pages] = torch.from_numpy(data).to(self._pool.device)
+            for part, at, pages in self._by_part(pool_pages):
+                numbers = torch.tensor(pages, device=self._device)
+                part[numbers] = torch.from_numpy(data[at]).to(self._device)
         self._writes.synchronize()
+
+    def _by_part(self, pool_pages: PageNumbers) -> Iterator[tuple[torch.Tensor, Pages, Pages]]:
+        for number, at, pages in by_part(pool_pages, len(self._parts[0])):
+            yield self._parts[number], at, pages
 
     def wait_idle(self) -> None:
         self._loads.synchronize()
@@ -166,5 +204,5 @@ def from_first(memory: Bytes, pages: PageNumbers) -> tuple[torch.Tensor, Pages]:
 
 
 def cuda_copier(pool: torch.Tensor, compute: torch.cuda.Stream) -> PiecewiseCopier:
-    """A `PageCopier` for a pool in device memory; arguments as of `CudaLink`."""
-    return PiecewiseCopier(CudaLink(pool, compute))
+    """A `PageCopier` for a pool in device memory, in one part; arguments as of `CudaLink`."""
+    return PiecewiseCopier(CudaLink([pool], compute))

@@ -25,7 +25,7 @@ class CudaInt8Link(CudaLink):
     """
 
     def __init__(self, pool: torch.Tensor, compute: torch.cuda.Stream, form: Int8Pages) -> None:
-        super().__init__(pool, compute)
+        super().__init__([pool], compute)
         self._pages = pool.view(len(pool), *form.page)
         self._form = form
 

@@ -1,7 +1,7 @@
 """A worker's turns on vLLM, of which only the engine is made up."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from services.worker.core.vllm.requests import VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.outbox import EngineListeners
+from services.worker.vllm.link import Peer
 from services.worker.vllm.protocol import EngineGone
 from services.worker.vllm_runner import VllmRunner
 from shared.errors import InvalidRequest
@@ -53,6 +54,7 @@ class FakeEngine:
 
     info: ModelInfo = INFO
     counts: VllmCounts = field(default_factory=VllmCounts)
+    peers: Sequence[Peer] = ()
     outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
     asked: list[VllmRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)

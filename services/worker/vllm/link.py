@@ -1,0 +1,200 @@
+"""The Unix socket between a worker and its vLLM's processes: who listens, and who connects.
+
+A connection lasts as long as both processes. A message is its length, 4 bytes, and its JSON.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from services.worker.core.vllm.messages import FromConnector, Registered, ToConnector
+from shared.errors import ConfigError, MalformedMessage
+from shared.wire.messages import decode, encode
+
+log = logging.getLogger(__name__)
+
+LENGTH = struct.Struct("<I")
+TO_CONNECTOR: Any = ToConnector  # what `decode` reads is a type, or several
+FROM_CONNECTOR: Any = FromConnector
+MESSAGE_BYTES_MAX = 1 << 28  # a ticket of a million tokens
+REGISTER_PATIENCE_S = 60.0
+SOCKET_NAME = "kv"
+SOCKET = "socket"  # of the connectors' extra configuration: the path
+
+
+def frame(message: object) -> bytes:
+    """A message as it travels."""
+    data = encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def _length(head: bytes) -> int:
+    (length,) = LENGTH.unpack(head)
+    if length > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(f"a message of {length} bytes")
+    return int(length)
+
+
+class Connection:
+    """A connector's end. Messages are sent and received by threads of its own, in order.
+
+    Args:
+        on_message: called by the receiving thread.
+        on_closed: called by it when the worker is gone.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        on_message: Callable[[ToConnector], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._on_message, self._on_closed = on_message, on_closed
+        self._unsent: SimpleQueue[object] = SimpleQueue()
+        for name, run in (("kv-send", self._send_all), ("kv-receive", self._receive_all)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def send(self, message: FromConnector) -> None:
+        """Send a message, soon; never waits."""
+        self._unsent.put(message)
+
+    def close(self) -> None:
+        """End the connection."""
+        with suppress(OSError):  # the worker was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                self._socket.sendall(frame(self._unsent.get()))
+        except OSError:
+            return  # the receiving thread says so
+
+    def _receive_all(self) -> None:
+        try:
+            with self._socket.makefile("rb") as stream:
+                while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+                    message: Any = decode(TO_CONNECTOR, stream.read(_length(head)))
+                    self._on_message(message)
+        except OSError:
+            pass
+        except Exception:
+            log.exception("a message of the worker was not understood: KV stays in vLLM")
+        finally:
+            self._on_closed()
+
+
+class Peer:
+    """A worker's end of the connection to one connector.
+
+    Attributes:
+        registered: what it said first.
+    """
+
+    def __init__(self, connection: socket.socket, registered: Registered) -> None:
+        self.registered = registered
+        self._socket = connection
+        self._writer: asyncio.StreamWriter | None = None
+        self._unsent: list[object] = []
+
+    @property
+    def rank(self) -> int:
+        return self.registered.rank
+
+    def send(self, message: ToConnector) -> None:
+        """Send a message, soon."""
+        if self._writer is None:
+            self._unsent.append(message)
+        else:
+            self._writer.write(frame(message))
+
+    async def read(self, on_message: Callable[["Peer", FromConnector], None]) -> None:
+        """Pass messages on until the connector is gone.
+
+        Raises:
+            MalformedMessage: what it sends is none.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        try:
+            for message in self._unsent:
+                self._writer.write(frame(message))
+            self._unsent.clear()
+            while True:
+                head = await reader.readexactly(LENGTH.size)
+                received: Any = decode(FROM_CONNECTOR, await reader.readexactly(_length(head)))
+                on_message(self, received)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            self._writer.close()
+
+
+class Listener:
+    """Where a vLLM's connectors find the worker, while its engine starts.
+
+    Attributes:
+        path: of the socket, in a folder that only this user can enter.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
+        self.path = str(Path(self._folder.name) / SOCKET_NAME)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.path)
+        self._socket.listen(os.cpu_count() or 1)
+
+    def accept(self, num_ranks: int) -> list[Peer]:
+        """The connectors of the scheduler and of each rank, in this order (waits for them).
+
+        Raises:
+            ConfigError: one has not come in time.
+        """
+        deadline = time.monotonic() + REGISTER_PATIENCE_S
+        peers: dict[int, Peer] = {}
+        try:
+            while len(peers) < num_ranks + 1:
+                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                connection, _ = self._socket.accept()
+                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                registered = decode(Registered, _read(connection))
+                if registered.error:
+                    raise ConfigError(registered.error)
+                connection.setblocking(False)
+                peers[registered.rank] = Peer(connection, registered)
+        except (TimeoutError, MalformedMessage) as error:
+            raise ConfigError(
+                f"vLLM's KV connectors: {len(peers)} of {num_ranks + 1} came: {error}"
+            ) from error
+        return [peers[rank] for rank in sorted(peers)]
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._socket.close()
+        self._folder.cleanup()
+
+
+def _read(connection: socket.socket) -> bytes:
+    head = _exactly(connection, LENGTH.size)
+    return _exactly(connection, _length(head))
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        more = connection.recv(num_bytes - len(data))
+        if not more:
+            raise MalformedMessage("the connection ended")
+        data += more
+    return data
