@@ -28,6 +28,12 @@ LOOK = (
     "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
     f"print(next((found[n] for n in {DISTRIBUTIONS} if n in found), ''))"
 )
+LOOK_AT_DEVICES = (
+    "import torch\n"
+    "print('cuda' if torch.version.cuda else 'cpu')\n"
+    "print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='; ')"
+)
+LOOK_S = 120.0  # torch is read from a disk
 
 
 def worker_python() -> str:
@@ -54,19 +60,48 @@ def worker_python() -> str:
     return str(environment.python)
 
 
-def check_python(python: str) -> None:
-    """See that a Python has vLLM of a version that was tested.
+def check_python(python: str) -> str:
+    """The version of vLLM that a Python has.
 
     Raises:
-        ConfigError: it has not; names the variable.
+        ConfigError: it has none, or one that was not tested; names the variable.
     """
-    try:
-        done = subprocess.run([python, "-c", LOOK], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(f"{VARIABLE}={python!r}: {error.strerror}") from error
-    if done.returncode or not (found := done.stdout.strip()):
+    found = _said(python, LOOK).strip()
+    if not found:
         raise ConfigError(f"{VARIABLE}={python!r}: it has no vLLM")
     check_version(found)
+    return found
+
+
+def describe_environment() -> str:
+    """What workers on vLLM would run in, for `doctor`. Makes nothing; takes seconds.
+
+    Raises:
+        ConfigError: as `check_python`, or its vLLM is for GPUs and sees none.
+    """
+    python = os.environ.get(VARIABLE) or str(Environment(FOLDER).python)
+    if not (os.environ.get(VARIABLE) or (FOLDER / STAMP).exists()):
+        return f"not installed: `up --engine vllm` makes {FOLDER}"
+    version = check_python(python)
+    build, _, devices = _said(python, LOOK_AT_DEVICES).strip().partition("\n")
+    if build == "cuda" and not devices:
+        raise ConfigError(f"vLLM {version} of {python} is built for GPUs and sees none")
+    if build not in ("cuda", "cpu"):
+        raise ConfigError(f"vLLM {version} of {python}: torch cannot be imported there")
+    return f"{version}, of the tested {RANGE}; on {devices or 'the CPU'}; {python}"
+
+
+def _said(python: str, code: str) -> str:
+    """What a Python prints; empty if it fails."""
+    try:
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=False, timeout=LOOK_S
+        )
+    except OSError as error:
+        raise ConfigError(f"{VARIABLE}={python!r}: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{VARIABLE}={python!r}: no answer within {LOOK_S:g} s") from None
+    return "" if done.returncode else done.stdout
 
 
 def needed_beside() -> list[str]:

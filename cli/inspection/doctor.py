@@ -21,6 +21,7 @@ from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.start.hosts import SHARED_MEMORY
 from cli.start.plan import check_data_dir, check_port
+from cli.vllm_environment import describe_environment
 from services.worker.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.runtime.config import load_config
@@ -67,7 +68,7 @@ def examine(
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
-        *_models(models, data_dir / "models"),
+        *_served(models, data_dir / "models"),
     ]
 
 
@@ -152,7 +153,8 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
 
 
-def _models(models: Sequence[str], kept: Path) -> list[Finding]:
+def _served(models: Sequence[str], kept: Path) -> list[Finding]:
+    """The engine, if it is not our own, and the models."""
     try:
         config = load_config(WorkerConfig)
     except ConfigError as error:
@@ -161,9 +163,23 @@ def _models(models: Sequence[str], kept: Path) -> list[Finding]:
     looks: list[tuple[str, Look]] = [("adapters", describe_targets)]
     if models:  # asked for: it may take some seconds
         looks.append(("model", describe_family))
-    return [
+    engine: list[Finding] = []
+    if config.engine == "vllm":
+        engine, looks = [_vllm()], [("model", _left_to_vllm)]
+    return engine + [
         _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
     ]
+
+
+def _vllm() -> Finding:
+    try:
+        return Finding("vllm", True, describe_environment())
+    except ConfigError as error:
+        return Finding("vllm", False, error.message)
+
+
+def _left_to_vllm(source: str, kept: Path, config: WorkerConfig) -> str:
+    return "vLLM says at its start whether it can serve it"
 
 
 def _look(subject: str, look: Look, source: str, kept: Path, config: WorkerConfig) -> Finding:

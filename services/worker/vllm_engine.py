@@ -21,7 +21,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.worker.config import WorkerConfig
 from services.worker.core.vllm.messages import PARAMS
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import VllmRequest
+from services.worker.core.vllm.requests import ENGINE_REFUSED, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.models.digest import weights_digest
@@ -48,7 +48,6 @@ OTHER_CACHES = (
     "prefill_context_parallel_size",
     "speculative_config",
 )
-ENGINE_REFUSED = "engine_refused"
 
 
 def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngine":

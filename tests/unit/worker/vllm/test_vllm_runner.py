@@ -280,6 +280,7 @@ def test_a_dead_engine_ends_the_worker_and_no_turn() -> None:
         (prompt(temperature=float("nan")), "temperature"),
         (replace(prompt(), tokens=pack_ints([100])), "vocabulary"),
         (replace(prompt(), tokens=pack_ints([1] * 64)), "the prompt has 64 tokens"),
+        (prompt(min_tokens=2, allowed_token_ids=[9, 7], stop_token_ids=[7]), "min_tokens"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(given: Prompt, word: str) -> None:
