@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from cli.base.reporting import out
-from services.worker.openmp import share_cores
+from services.worker.device.openmp import share_cores
 from shared.errors import InvalidRequest, SymphonyError
 
 GROUPS = {

@@ -3,7 +3,7 @@
 import sys
 
 from services.worker.config import WorkerConfig
-from services.worker.openmp import share_cores
+from services.worker.device.openmp import share_cores
 from services.worker.service import main
 from shared.service import run
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from services.worker.config import WorkerConfig
 from services.worker.device.base.executor import Executor
 from services.worker.device.emulated import EmulatedExecutor
+from services.worker.device.near_gpu import bind_near_gpu
 from services.worker.device.thread import DeviceThread
 from services.worker.load_oneshot import find_tasks, make_oneshot
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
-from services.worker.near_gpu import bind_near_gpu
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel, VllmModel

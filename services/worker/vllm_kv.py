@@ -7,10 +7,11 @@ kvstore, as `EngineRunner` does for our own engine.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.worker.core.effects import BlockWrite, StageTurn
+from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.staged import Staged
 from services.worker.core.turns.history import PROMISE_UNKNOWN_NS
 from services.worker.core.turns.turn import Turn
@@ -21,7 +22,6 @@ from services.worker.vllm.link import Peer
 from shared.arena import Arena
 from shared.blocks import BLOCK_TOKENS, BlockKey, pack_keys, unpack_keys
 from shared.errors import PeerUnavailable
-from shared.ids import HostId
 from shared.owners import OwnerKey
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import Tasks
@@ -56,8 +56,7 @@ class VllmKv:
 
     Attributes:
         kv: set before anything is called.
-        num_loaded_bytes, load_ns, num_load_failures: of all ranks, since the start.
-        source_bytes_per_s, peer_bytes_per_s: see `ModelSpeeds`.
+        num_load_failures: pages that could not be loaded, since the start.
     """
 
     kv: KvClient
@@ -75,9 +74,8 @@ class VllmKv:
         self._forgetting: Counter[str] = Counter()  # owners whose earlier writes are void
         self._tasks = Tasks("a question of vLLM's connectors failed")
         self._commits = Tasks("committing blocks failed")
-        self.num_loaded_bytes = self.load_ns = self.num_load_failures = 0
-        self.source_bytes_per_s = 0.0
-        self.peer_bytes_per_s: Mapping[HostId, float] = {}
+        self.estimates = Estimates()
+        self.num_load_failures = 0
 
     @property
     def has_tails(self) -> bool:
@@ -91,7 +89,7 @@ class VllmKv:
             on_disconnected=self._on_disconnected,
             before_open=lambda: self._wait(self._detach()),
             before_use=lambda arena: self._wait(self._attach(arena)),
-            on_source=self._on_source,
+            on_source=self.estimates.on_source,
         )
 
     async def run(self) -> None:
@@ -112,9 +110,6 @@ class VllmKv:
     def _wait(self, work: Coroutine[None, None, None]) -> None:
         """Until it is done; called outside of the event loop."""
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _on_source(self, own: float, others: Mapping[HostId, float]) -> None:
-        self.source_bytes_per_s, self.peer_bytes_per_s = own, others
 
     async def _detach(self) -> None:
         """Returns when no rank writes to the arena.
@@ -174,6 +169,7 @@ class VllmKv:
         if keys and self.kv.is_connected and not cache.is_private:
             staged = await self._stage_turn(turn, keys)
         return m.RequestKv(
+            name=request_id,
             root=cache.root.hex(),
             owner=cache.owner.hex(),
             keys=pack_keys(cache.keys),
@@ -227,9 +223,10 @@ class VllmKv:
         turn.cache.found["host"] = staged.num_here
         if staged.coming_from is not None:
             turn.cache.found[staged.coming_from] = staged.num_blocks - staged.num_here
-        return self._message(staged, num_tokens, num_before=0)
+        return self.message(staged, num_tokens)
 
-    def _message(self, staged: Staged, num_tokens: int, num_before: int) -> m.Ticket:
+    def message(self, staged: Staged, num_tokens: int, num_before: int = 0) -> m.Ticket:
+        """A ticket as connectors are given it; see `Ticket`."""
         now_ns = self._clock.now_ns()
         return m.Ticket(
             epoch=staged.epoch,
@@ -247,7 +244,7 @@ class VllmKv:
 
     def cut(self, request_id: str, num_kept: int) -> None:
         """A request is about to be aborted."""
-        self._scheduler.send(m.Cut(request_id=request_id, num_kept=num_kept))
+        self._scheduler.send(m.Cut(name=request_id, num_kept=num_kept))
 
     def end(self, request_id: str) -> None:
         """A request is over: nothing of its ticket is read."""
@@ -292,11 +289,9 @@ class VllmKv:
             case m.StageWanted():
                 self._tasks.spawn(self._stage_again(message))
             case m.TicketUsed():
-                if message.request_id in self._tickets:
-                    self._used[message.request_id] = CachedTokens(
-                        message.num_local, message.num_loaded
-                    )
-                self._release(message.request_id)
+                if message.name in self._tickets:
+                    self._used[message.name] = CachedTokens(message.num_local, message.num_loaded)
+                self._release(message.name)
             case m.Writes():
                 self._on_writes(message)
             case m.Stored():
@@ -306,8 +301,7 @@ class VllmKv:
                 self._forgetting = +self._forgetting
             case m.LoadsMeasured():
                 self.num_load_failures += message.num_failed
-                self.num_loaded_bytes += message.num_bytes
-                self.load_ns += message.duration_ns
+                self.estimates.on_load(message.num_bytes, message.duration_ns)
 
     def _on_answer(self, peer: Peer, epoch: int, error: str) -> None:
         answer = self._answers.get(peer.rank)
@@ -327,14 +321,14 @@ class VllmKv:
         staged = await self.kv.stage(keys) if self.kv.is_connected else None
         ticket = None
         if staged is not None:
-            self._release(wanted.request_id)
-            self._tickets[wanted.request_id] = self.kv.epoch, staged
+            self._release(wanted.name)
+            self._tickets[wanted.name] = self.kv.epoch, staged
             num_tokens = (wanted.num_before + staged.num_blocks) * BLOCK_TOKENS
-            ticket = self._message(staged, num_tokens, wanted.num_before)
+            ticket = self.message(staged, num_tokens, wanted.num_before)
             if not staged.num_blocks:
-                self._release(wanted.request_id)
+                self._release(wanted.name)
                 ticket = None
-        self._scheduler.send(m.Staged(request_id=wanted.request_id, ticket=ticket))
+        self._scheduler.send(m.Staged(name=wanted.name, ticket=ticket))
 
     def _on_writes(self, message: m.Writes) -> None:
         for write in message.writes:

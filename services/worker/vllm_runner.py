@@ -5,16 +5,19 @@ reads its outputs.
 """
 
 import asyncio
+from array import array
 from dataclasses import replace
 
+from services.worker import metrics
 from services.worker.core.adapters.stats import AdapterTimes
-from services.worker.core.effects import Effect, Emit, EmitTokens, Ended
+from services.worker.core.effects import Effect, Emit, EmitTokens, Ended, Prefetched
 from services.worker.core.engine.status import EngineStatus
 from services.worker.core.engine_limits import EngineLimits
-from services.worker.core.turns.intake import take_in
+from services.worker.core.turns.intake import expected_turn, take_in
 from services.worker.core.turns.outcome import cancelled_start, ended, error, refuse, refuse_start
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
+from services.worker.core.vllm.histories import SessionTokens
 from services.worker.core.vllm.replies import Output, on_output, with_cached
 from services.worker.core.vllm.requests import (
     VllmRequest,
@@ -26,6 +29,7 @@ from services.worker.core.vllm.status import status_of
 from services.worker.device.base.executor import shape_of
 from services.worker.outbox import EngineListeners, Outbox, note_rejected
 from services.worker.vllm.protocol import EngineGone, VllmEngine
+from services.worker.vllm_hints import VllmHints
 from services.worker.vllm_kv import VllmKv
 from shared.blocks import BlockKey
 from shared.bus import Bus
@@ -61,6 +65,9 @@ class VllmRunner:
         kv: VllmKv | None = None,
     ) -> None:
         self._kv = kv
+        self._hints: VllmHints | None = None
+        if kv is not None:
+            self._hints = VllmHints(engine, kv, clock, self._has_waiting, self._send)
         self.info = engine.info
         self._clock = clock
         self._engine = engine
@@ -100,9 +107,9 @@ class VllmRunner:
             return speeds
         return replace(
             speeds,
-            load_bytes_per_s=kv.num_loaded_bytes / kv.load_ns * 1e9 if kv.load_ns else 0.0,
-            source_bytes_per_s=kv.source_bytes_per_s,
-            peer_bytes_per_s=dict(kv.peer_bytes_per_s),
+            load_bytes_per_s=kv.estimates.load_bytes_per_s,
+            source_bytes_per_s=kv.estimates.source_bytes_per_s,
+            peer_bytes_per_s=dict(kv.estimates.peer_bytes_per_s),
         )
 
     def take_adapter_times(self) -> AdapterTimes:
@@ -150,6 +157,9 @@ class VllmRunner:
             if self._kv is not None and self._has(turn):
                 kv = await self._kv.stage(turn, request.request_id)
                 request = replace(request, kv=encode(kv).decode())
+            if self._hints is not None:  # what was held for it is held for the turn itself now
+                for owner in turn.request.announcements:
+                    self._hints.withdraw(owner)
             if not self._has(turn):
                 return  # it was cancelled before vLLM knew of it
             async for output in self._engine.generate(request):
@@ -163,6 +173,16 @@ class VllmRunner:
         finally:
             if self._kv is not None:
                 self._kv.end(request.request_id)
+            self._remember(turn, request.salt)
+
+    def _remember(self, turn: Turn, salt: str) -> None:
+        """What its session's next turn begins with."""
+        cache = turn.cache
+        if self._hints is None or turn.request.session_id is None or cache.is_private:
+            return
+        tokens = array("i", turn.tokens[: cache.num_kept or None])
+        session = SessionTokens(tokens, salt, cache.root.hex())
+        self._hints.histories.set(cache.owner, session)
 
     def _take(self, turn: Turn, output: Output) -> bool:
         """A step's output of a turn; whether it was the last."""
@@ -194,14 +214,25 @@ class VllmRunner:
         if turn is None or (cancel.attempt and turn.request.attempt > cancel.attempt):
             return
         if self._kv is not None and cancel.num_kept:
+            turn.cache.num_kept = cancel.num_kept
             self._kv.cut(_request_id(turn), cancel.num_kept)
         self._end(turn, [ended(turn, "cancelled")])
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
         """A session's turn was announced."""
+        if self._hints is None:
+            return
+        try:
+            expected = expected_turn(prefetch, self._shape, self._clock.now_ns())
+        except SymphonyError as flaw:
+            metrics.REJECTED.labels("prefetch", flaw.code).inc()
+            return
+        self._hints.on_announced(expected)
 
     def on_prefetch_drop(self, owner: OwnerKey) -> None:
         """The announcement was withdrawn."""
+        if self._hints is not None:
+            self._hints.withdraw(owner)
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool:
         """A session was deleted; see `VllmKv.forget`. Whether a turn of it is here.
@@ -212,12 +243,20 @@ class VllmRunner:
         turns = [turn for turn in self._turns.values() if turn.request.owner == owner]
         for turn in turns:
             turn.cache.is_private = True
+        if self._hints is not None:
+            self._hints.forget(owner)
         if self._kv is not None:
             await self._kv.forget(owner, keys)
         return bool(turns)
 
     async def run(self) -> None:
-        """Send what turns say, for ever."""
+        """Send what turns say, and prefetch, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_all())
+            if self._hints is not None:
+                group.create_task(self._hints.run())
+
+    async def _send_all(self) -> None:
         while True:
             await self._has_unsent.wait()
             self._has_unsent.clear()
@@ -234,6 +273,10 @@ class VllmRunner:
     def close(self) -> None:
         """End vLLM."""
         self._engine.close()
+
+    def _has_waiting(self) -> bool:
+        """Whether a turn has no token yet."""
+        return any(turn.trace.first_token_at_ns is None for turn in self._turns.values())
 
     def _has(self, turn: Turn) -> bool:
         """Whether this attempt goes on."""
@@ -254,6 +297,8 @@ class VllmRunner:
             match effect:
                 case EmitTokens() | Emit() | Ended():
                     self._outbox.add(effect)
+                case Prefetched():
+                    self._listeners.on_prefetched(effect)
         self._has_unsent.set()
 
 

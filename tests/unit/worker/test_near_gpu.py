@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import load, near_gpu
+from services.worker import load
 from services.worker.config import WorkerConfig
-from services.worker.near_gpu import bind_near_gpu
+from services.worker.device import near_gpu
+from services.worker.device.near_gpu import bind_near_gpu
 from shared.runtime.config import load_config
 
 

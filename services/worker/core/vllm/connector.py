@@ -122,7 +122,8 @@ class ConnectorCore:
         self._send = send
         self._has_tails = False
         self._pool = pool
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _Request] = {}  # by vLLM's names
+        self._named: dict[str, _Request] = {}  # by the worker's
         self._loads: list[LoadOrder] = []
         self.stores = Stores(pool)
         self._places = Places()
@@ -144,18 +145,18 @@ class ConnectorCore:
             case Refused(keys=keys):
                 for key in unpack_keys(keys):
                     self.stores.set_gone(key)
-            case Staged(request_id=request_id, ticket=ticket):
-                self._on_staged(request_id, ticket)
+            case Staged(name=name, ticket=ticket):
+                self._on_staged(name, ticket)
             case Forget():
                 self._on_forget(message)
-            case Cut(request_id=request_id, num_kept=num_kept):
-                if (request := self._requests.get(request_id)) is not None:
+            case Cut(name=name, num_kept=num_kept):
+                if (request := self._named.get(name)) is not None:
                     request.num_kept = num_kept
 
-    def _on_staged(self, request_id: str, ticket: Ticket | None) -> None:
-        request = self._requests.get(request_id)
+    def _on_staged(self, name: str, ticket: Ticket | None) -> None:
+        request = self._named.get(name)
         if request is None or not request.is_asking:
-            self._send(TicketUsed(request_id=request_id))  # it does not wait any more
+            self._send(TicketUsed(name=name))  # it does not wait any more
             return
         request.is_asking = False
         request.ticket = ticket
@@ -173,7 +174,7 @@ class ConnectorCore:
 
     def on_request(self, request_id: str, kv: RequestKv) -> None:
         """A request came."""
-        request = self._requests[request_id] = _Request(
+        request = self._requests[request_id] = self._named[kv.name] = _Request(
             kv=kv,
             owner=kv.owner,
             root=BlockKey(bytes.fromhex(kv.root)),
@@ -203,7 +204,7 @@ class ConnectorCore:
         if was_preempted and request.was_allocated:
             self._on_preempted(request)
         if request.ticket is None and was_preempted and self._asks(
-            request_id, request, tokens, num_local, now_ns
+            request, tokens, num_local, now_ns
         ):  # fmt: skip
             return None
         request.matched = num_local
@@ -220,9 +221,7 @@ class ConnectorCore:
         request.was_allocated = request.has_asked = request.is_asking = False
         request.blocks, request.num_noted, request.ticket = [], 0, None
 
-    def _asks(
-        self, request_id: str, request: _Request, tokens: Tokens, num_local: int, now_ns: int
-    ) -> bool:
+    def _asks(self, request: _Request, tokens: Tokens, num_local: int, now_ns: int) -> bool:
         """Whether a preempted request waits for what the kvstore has of it."""
         if request.is_asking:
             request.is_asking = now_ns < request.asked_at_ns + STAGE_PATIENCE_NS
@@ -237,7 +236,7 @@ class ConnectorCore:
         self._key(request, tokens, last - 1)
         request.is_asking, request.asked_at_ns = True, now_ns
         keys = pack_keys(request.keys[first:last])
-        self._send(StageWanted(request_id=request_id, keys=keys, num_before=first))
+        self._send(StageWanted(name=request.kv.name, keys=keys, num_before=first))
         return True
 
     def on_allocated(self, request_id: str, blocks: Sequence[int], num_external: int) -> None:
@@ -254,7 +253,7 @@ class ConnectorCore:
             assert ticket is not None, "nothing was offered"
             self._load(request_id, request, ticket, num_external)
         elif ticket is not None:
-            self._send(TicketUsed(request_id=request_id, num_local=request.matched))
+            self._send(TicketUsed(name=request.kv.name, num_local=request.matched))
 
     def _load(self, request_id: str, request: _Request, ticket: Ticket, num_external: int) -> None:
         end = request.matched + num_external
@@ -318,7 +317,7 @@ class ConnectorCore:
                     self.stores.set_gone(key)
             self._send(
                 TicketUsed(
-                    request_id=request_id,
+                    name=loaded.kv.name,
                     num_local=loading.num_local,
                     num_loaded=max(good_end - loading.num_local, 0),
                 )
@@ -333,8 +332,9 @@ class ConnectorCore:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
+        self._named.pop(request.kv.name, None)
         if request.loading is not None or request.ticket is not None or request.is_asking:
-            self._send(TicketUsed(request_id=request_id))
+            self._send(TicketUsed(name=request.kv.name))
         if request.loading is not None:
             return  # its blocks may have anything in them
         end = min(num_computed, len(tokens) - 1, len(blocks) * BLOCK_TOKENS)

@@ -46,6 +46,7 @@ class RequestKv:
     """How a request's KV is found and kept; a request without it has none beyond vLLM's cache.
 
     Attributes:
+        name: of the request, in messages: vLLM has another one for it.
         root: hex; parent of its first block's key.
         keys: packed; of its first full blocks, as many as are known.
         owner: hex; its session.
@@ -56,6 +57,7 @@ class RequestKv:
         expiry_s: how long its KV outlives its last use; 0: as every tier has it.
     """
 
+    name: str
     root: str
     owner: str
     keys: str = ""
@@ -133,7 +135,7 @@ class StageWanted:
         num_before: blocks of it that precede these.
     """
 
-    request_id: str
+    name: str
     keys: str
     num_before: int
     kind: Literal["stage_wanted"] = "stage_wanted"
@@ -148,7 +150,7 @@ class TicketUsed:
         num_loaded: tokens that came from the ticket's pages.
     """
 
-    request_id: str
+    name: str
     num_local: int = 0
     num_loaded: int = 0
     kind: Literal["ticket_used"] = "ticket_used"
@@ -272,7 +274,7 @@ class Staged:
     asked.
     """
 
-    request_id: str
+    name: str
     ticket: Ticket | None = None
     kind: Literal["staged"] = "staged"
 
@@ -334,7 +336,7 @@ class Cut:
         num_kept: its leading tokens that its session's next turn begins with.
     """
 
-    request_id: str
+    name: str
     num_kept: int
     kind: Literal["cut"] = "cut"
 

@@ -138,7 +138,8 @@ class World:
             if staged:
                 ticket = self._ticket(request.request_id, staged, 0)
         kv = m.RequestKv(
-            root=ROOT.hex(), owner=request.owner, keys=pack_keys(keys), num_asked=num_asked,
+            name=request.request_id, root=ROOT.hex(), owner=request.owner, keys=pack_keys(keys),
+            num_asked=num_asked,
             epoch=self.epoch, ticket=ticket, num_history=min(len(history), len(tokens)),
         )  # fmt: skip
         self.requests[request.request_id] = request
@@ -151,7 +152,7 @@ class World:
             request = self.random.choice(loading or waiting)
             if self.random.random() < 0.3:
                 kept = self.random.randrange(1, len(request.tokens) + 1)
-                self.core.on_message(m.Cut(request_id=request.request_id, num_kept=kept))
+                self.core.on_message(m.Cut(name=request.request_id, num_kept=kept))
             self._finish(request)
 
     def connect(self) -> None:
@@ -197,8 +198,8 @@ class World:
                     self.core.on_message(m.Leased(epoch=epoch, pages=pack_ints(pages)))
                 case m.StageWanted():
                     self._stage_again(message)
-                case m.TicketUsed(request_id=request_id):
-                    self.tickets.discard(request_id)
+                case m.TicketUsed(name=name):
+                    self.tickets.discard(name)
                 case m.Writes(writes=writes):
                     self.writes |= {write.number: write for write in writes}
 
@@ -270,7 +271,7 @@ class World:
     # vLLM's parts.
 
     def _grow_running(self) -> list[Scheduled]:
-        step = []
+        step: list[Scheduled] = []
         running = [each for each in self.requests.values() if each.is_running]
         for request in running:
             if not request.is_running:
@@ -354,9 +355,9 @@ class World:
         request.blocks += local
         request.num_cached += len(local)
         for _ in range(num_new):
-            block = self.pool.take(self.random)
-            assert block is not None
-            request.blocks.append(block)
+            taken = self.pool.take(self.random)
+            assert taken is not None
+            request.blocks.append(taken)
         return True
 
     def _preempt(self, request: FakeRequest) -> None:
@@ -460,8 +461,8 @@ class World:
         pages = self._staged(unpack_keys(wanted.keys)) if self.is_open else []
         ticket = None
         if pages:
-            ticket = self._ticket(wanted.request_id, pages, wanted.num_before)
+            ticket = self._ticket(wanted.name, pages, wanted.num_before)
         if self.random.random() < 0.9:
-            self.core.on_message(m.Staged(request_id=wanted.request_id, ticket=ticket))
+            self.core.on_message(m.Staged(name=wanted.name, ticket=ticket))
         else:
-            self.tickets.discard(wanted.request_id)  # it comes too late, or never
+            self.tickets.discard(wanted.name)  # it comes too late, or never

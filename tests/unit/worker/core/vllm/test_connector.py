@@ -79,7 +79,7 @@ class Scene:
             pages=pack_ints(pages), generations=pack_ints(pages, "Q"),
         )  # fmt: skip
         kv = m.RequestKv(
-            root=ROOT.hex(), owner=OWNERS[0], epoch=epoch, num_asked=num_asked,
+            name=name, root=ROOT.hex(), owner=OWNERS[0], epoch=epoch, num_asked=num_asked,
             keys=pack_keys(KEYS), ticket=ticket if num_staged else None,
         )  # fmt: skip
         self.core.on_request(name, kv)
@@ -183,7 +183,7 @@ def test_a_load_that_fails_is_counted_and_not_asked_for_again() -> None:
     assert load.blocks == [1, 2, 3] and load.pages == [[0, 1, 2]]
     scene.core.on_loaded([], {2})
     scene.core.on_loaded(["a"], set())
-    assert scene.said(m.TicketUsed) == [m.TicketUsed(request_id="a", num_loaded=BLOCK_TOKENS)]
+    assert scene.said(m.TicketUsed) == [m.TicketUsed(name="a", num_loaded=BLOCK_TOKENS)]
     _, orders = scene.step("a", 3)
     assert [order.block for order in orders] == [2, 3], "it is not below after all"
     assert scene.match("a", was_preempted=True) == 0 and not scene.said(m.StageWanted)
@@ -202,9 +202,9 @@ def test_a_preempted_request_asks_once_and_waits_no_longer_than_a_second() -> No
         generations=pack_ints([0, 0], "Q"),
     )  # fmt: skip
     for name in ("a", "b"):
-        scene.core.on_message(m.Staged(request_id=name, ticket=ticket))
+        scene.core.on_message(m.Staged(name=name, ticket=ticket))
     assert scene.match("b", was_preempted=True) == 2 * BLOCK_TOKENS
-    assert scene.said(m.TicketUsed) == [m.TicketUsed(request_id="a")], "it came too late"
+    assert scene.said(m.TicketUsed) == [m.TicketUsed(name="a")], "it came too late"
     assert len(scene.said(m.StageWanted)) == 2
 
 
@@ -228,6 +228,6 @@ def test_a_request_that_was_cut_leaves_what_its_next_turn_begins_with() -> None:
     scene = Scene()
     scene.add("a")
     scene.allocate("a", [1, 2, 3])
-    scene.core.on_message(m.Cut(request_id="a", num_kept=BLOCK_TOKENS + 5))
+    scene.core.on_message(m.Cut(name="a", num_kept=BLOCK_TOKENS + 5))
     scene.core.on_finished("a", TOKENS, 3 * BLOCK_TOKENS, [1, 2, 3])
     assert [order.block for order in scene.core.plan([], 0)[1]] == [1]

@@ -1,0 +1,49 @@
+"""Which tokens sessions have so far: vLLM finds KV by tokens, and hints name sessions."""
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from shared.owners import OwnerKey
+
+TOKENS_MAX = 1 << 24  # 64 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTokens:
+    """A session's prompt and reply, as its last turn left them.
+
+    Attributes:
+        salt: what vLLM keeps its prefixes apart by.
+        root: hex; see `RequestKv`.
+    """
+
+    tokens: "array[int]"
+    salt: str
+    root: str
+
+
+@dataclass(slots=True)
+class Histories:
+    """The sessions whose turns ran here last."""
+
+    tokens_max: int = TOKENS_MAX
+    _sessions: "OrderedDict[OwnerKey, SessionTokens]" = field(default_factory=OrderedDict)
+    _num_tokens: int = 0
+
+    def set(self, owner: OwnerKey, session: SessionTokens) -> None:
+        """A turn of this session is over."""
+        self.drop(owner)
+        self._sessions[owner] = session
+        self._num_tokens += len(session.tokens)
+        while self._num_tokens > self.tokens_max:
+            self.drop(next(iter(self._sessions)))
+
+    def drop(self, owner: OwnerKey) -> None:
+        """The session was deleted."""
+        if (session := self._sessions.pop(owner, None)) is not None:
+            self._num_tokens -= len(session.tokens)
+
+    def get(self, owner: OwnerKey) -> SessionTokens | None:
+        """A session's tokens, if it was here lately."""
+        return self._sessions.get(owner)
