@@ -56,6 +56,7 @@ def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngi
     Raises:
         ConfigError: vLLM cannot serve the model.
     """
+    logging.logProcesses = logging.logMultiprocessing = True  # vLLM's formatter writes them
     counts = VllmCounts()
     guard = guard_group()
     listener = Listener() if has_connector(config) else None
@@ -93,6 +94,7 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
     args: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,
+        "language_model_only": True,  # images need the tokenizer
         "dtype": config.dtype,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,

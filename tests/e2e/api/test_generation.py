@@ -157,3 +157,8 @@ def test_a_closed_connection_ends_its_turn(run: Run, cluster: Cluster) -> None:
 
     run(scenario)
     wait_until(lambda: not busy_workers(cluster), "no worker has the turn any more")
+
+
+def test_no_line_of_a_log_failed(cluster: Cluster) -> None:
+    for path in cluster.logs.glob("*.log"):
+        assert "Logging error" not in path.read_text(errors="replace"), path.name
