@@ -94,7 +94,7 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
     args: dict[str, Any] = {
         "model": source,
         "skip_tokenizer_init": True,
-        "language_model_only": True,  # images need the tokenizer
+        "language_model_only": True,  # requests have no images
         "dtype": config.dtype,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,

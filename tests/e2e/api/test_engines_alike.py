@@ -116,6 +116,19 @@ REFUSED: list[tuple[str, Json, str]] = [
     ]}]}, "messages[0].content[0].type"),
 ]  # fmt: skip
 
+# Held to a form; an engine that cannot do that says so.
+SCHEMA: Json = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+FORMS: list[tuple[str, Json]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    (CHAT, {"guided_choice": ["yes", "no"]}),
+    (TEXT, {"guided_regex": "[ab]{3}"}),
+    (CHAT, {**TOOLS, "tool_choice": "required"}),
+    (CHAT, {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}}),
+    (MESSAGES, {"tools": [{"name": "weather", "input_schema": SCHEMA}],
+                "tool_choice": {"type": "any"}, "max_tokens": 100}),
+]  # fmt: skip
+
 OF_ONE_REQUEST = {
     "id", "created", "created_at", "completed_at", "session_id", "request_id",
     "prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "input_tokens",
@@ -142,6 +155,22 @@ def test_the_same_is_refused_by_its_name(run: Run, answers: dict[str, Any]) -> N
             assert error["param"] == param, error
             case = f"refused {path} {fields}"
             assert is_alike(error, answers.setdefault(case, error)), case
+
+    run(scenario)
+
+
+def test_forms_are_the_same_or_refused(run: Run, answers: dict[str, Any]) -> None:
+    async def scenario(api: Api) -> None:
+        for path, fields in FORMS:
+            ends = {"max_tokens": 100, "ignore_eos": False} if path in (CHAT, TEXT) else {}
+            answer = await api.ask(path, **ends, **fields)
+            if answer.status_code == 400:
+                assert answer.json()["error"]["message"].startswith("grammar:"), answer.text
+                continue
+            assert answer.status_code == 200, answer.text
+            case = f"{path} {fields}"
+            made = answer.json()
+            assert is_alike(made, answers.setdefault(case, made)), f"{case}\n{made}"
 
     run(scenario)
 

@@ -8,7 +8,6 @@ import pytest
 from services.worker.core.turns.intake import take_in
 from services.worker.core.vllm.requests import request_args
 from services.worker.device.base.executor import ModelInfo, shape_of
-from shared.errors import InvalidRequest
 from shared.ids import FrontendId, ModelId, TurnId
 from shared.wire.messages import Prompt, SamplingParams, TurnStart, pack_ints
 
@@ -38,7 +37,6 @@ CHANGED: dict[str, Any] = {
     "min_tokens": 2,
     "logprobs": 0,
     "prompt_logprobs": 0,
-    "grammar": "start: /a/",
 }
 
 
@@ -51,22 +49,14 @@ def args_of(num_generated: int = 0, **sampling: Any) -> dict[str, Any]:
     return request_args(take_in(START, prompt, shape_of(INFO), 0), INFO)
 
 
-def outcome(**sampling: Any) -> dict[str, Any] | str:
-    try:
-        return args_of(**sampling)
-    except InvalidRequest as refusal:
-        return refusal.message
-
-
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_field_is_passed_on_or_refused_by_its_name(name: str) -> None:
-    changed = outcome(**{name: CHANGED[name]})
-    assert changed != outcome() and (isinstance(changed, dict) or changed.startswith(name))
+def test_a_field_changes_what_vllm_is_asked_for(name: str) -> None:
+    assert args_of(**{name: CHANGED[name]}) != args_of()
 
 
 def test_no_field_is_left_out() -> None:
-    of_grammars = {"json_after"}
-    assert CHANGED.keys() | of_grammars == {each.name for each in fields(SamplingParams)}
+    of_forms = {"grammar", "json_after"}
+    assert CHANGED.keys() | of_forms == {each.name for each in fields(SamplingParams)}
 
 
 def test_a_moved_turn_goes_on_with_what_is_left() -> None:
