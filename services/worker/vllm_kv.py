@@ -29,7 +29,7 @@ from shared.wire.messages import pack_ints, unpack_ints
 
 log = logging.getLogger(__name__)
 
-STAGE_PATIENCE_S = 1.0  # a turn waits so long for the kvstore's answer
+STAGE_PATIENCE_S = 2.0  # a turn waits so long for the kvstore's answer
 RANKS_PATIENCE_S = 10.0
 COMMITS_PATIENCE_S = 5.0
 

@@ -1,6 +1,8 @@
 """KV of a real vLLM, below it: loaded, preempted, damaged and late. Run by a Python with vLLM."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,7 +88,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_in(folder: Path) -> AsyncIterator[Scene]:
+async def scene_in(folder: Path, num_ranks: int = 1) -> AsyncIterator[Scene]:
     from services.worker.config import WorkerConfig
     from services.worker.device.thread import DeviceThreads
     from services.worker.kv_client import KvClient
@@ -101,7 +103,10 @@ async def scene_in(folder: Path) -> AsyncIterator[Scene]:
             "dtype": "float32",
             "max_model_len": 1024,
             "num_threads": 1,
-            "vllm_args": {"num_gpu_blocks_override": NUM_BLOCKS},
+            "vllm_args": {
+                "num_gpu_blocks_override": NUM_BLOCKS,
+                "tensor_parallel_size": num_ranks,
+            },
         }
     )
     engine = start_engine(settings, "m", str(make_demo_model(folder / "model")))
@@ -151,6 +156,30 @@ def test_kv_comes_back_right_or_is_computed_again(tmp_path: Path) -> None:
             assert not scene.kvstore.tickets, "a ticket is held for ever"
 
     asyncio.run(scenario())
+
+
+def test_two_ranks_have_their_parts_of_each_block(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path, num_ranks=2) as scene:
+            await loaded(scene)
+            await damaged(scene)
+            victims = [pid for pid in children_of(os.getpid()) if "Worker" in name_of(pid)]
+            os.kill(victims[-1], signal.SIGKILL)
+            with pytest.raises(AssertionError, match="connector|ended"):
+                await scene.ask(talk(9, 300), 500)
+
+    asyncio.run(scenario())
+
+
+def children_of(pid: int) -> list[int]:
+    """All processes below one."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        own = [int(word) for word in file.read().split()]
+    return [*own, *(each for child in own for each in children_of(child))]
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 async def loaded(scene: Scene) -> None:

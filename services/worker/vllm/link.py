@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -62,7 +62,7 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._on_message, self._on_closed = on_message, on_closed
-        self._unsent: SimpleQueue[object] = SimpleQueue()
+        self._unsent: SimpleQueue[object] = SimpleQueue()  # None ends it
         for name, run in (("kv-send", self._send_all), ("kv-receive", self._receive_all)):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -76,11 +76,9 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send_all(self) -> None:
-        try:
-            while True:
-                self._socket.sendall(frame(self._unsent.get()))
-        except OSError:
-            return  # the receiving thread says so
+        with suppress(OSError):  # the receiving thread says so
+            while (message := self._unsent.get()) is not None:
+                self._socket.sendall(frame(message))
 
     def _receive_all(self) -> None:
         try:
@@ -93,6 +91,8 @@ class Connection:
         except Exception:
             log.exception("a message of the worker was not understood: KV stays in vLLM")
         finally:
+            self._unsent.put(None)
+            self._socket.close()
             self._on_closed()
 
 
@@ -119,6 +119,10 @@ class Peer:
             self._unsent.append(message)
         else:
             self._writer.write(frame(message))
+
+    def close(self) -> None:
+        """End a connection that nothing reads."""
+        self._socket.close()
 
     async def read(self, on_message: Callable[["Peer", FromConnector], None]) -> None:
         """Pass messages on until the connector is gone.
@@ -163,20 +167,23 @@ class Listener:
         """
         deadline = time.monotonic() + REGISTER_PATIENCE_S
         peers: dict[int, Peer] = {}
-        try:
-            while len(peers) < num_ranks + 1:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                connection, _ = self._socket.accept()
-                connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                registered = decode(Registered, _read(connection))
-                if registered.error:
-                    raise ConfigError(registered.error)
-                connection.setblocking(False)
-                peers[registered.rank] = Peer(connection, registered)
-        except (TimeoutError, MalformedMessage) as error:
-            raise ConfigError(
-                f"vLLM's KV connectors: {len(peers)} of {num_ranks + 1} came: {error}"
-            ) from error
+        with ExitStack() as connections:
+            try:
+                while len(peers) < num_ranks + 1:
+                    self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                    connection, _ = self._socket.accept()
+                    connections.enter_context(connection)
+                    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                    registered = decode(Registered, _read(connection))
+                    if registered.error:
+                        raise ConfigError(registered.error)
+                    connection.setblocking(False)
+                    peers[registered.rank] = Peer(connection, registered)
+            except (TimeoutError, MalformedMessage) as error:
+                raise ConfigError(
+                    f"vLLM's KV connectors: {len(peers)} of {num_ranks + 1} came: {error}"
+                ) from error
+            connections.pop_all()
         return [peers[rank] for rank in sorted(peers)]
 
     def close(self) -> None:
