@@ -21,7 +21,6 @@ from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.start.hosts import SHARED_MEMORY
 from cli.start.plan import check_data_dir, check_port
-from cli.vllm_environment import describe_environment
 from services.worker.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.runtime.config import load_config
@@ -48,11 +47,16 @@ class Finding:
 
 
 def examine(
-    data_dir: Path, host: str = "127.0.0.1", port: int = 8080, models: Sequence[str] = ()
+    data_dir: Path,
+    describe_vllm: Callable[[], str],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    models: Sequence[str] = (),
 ) -> list[Finding]:
     """Look at everything the deployment stands on.
 
     Args:
+        describe_vllm: what workers on vLLM would run in; raises ConfigError.
         models: as `up --model` takes them; none: those that it serves without.
     """
     return [
@@ -68,7 +72,7 @@ def examine(
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
-        *_served(models, data_dir / "models"),
+        *_served(models, data_dir / "models", describe_vllm),
     ]
 
 
@@ -153,7 +157,7 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
 
 
-def _served(models: Sequence[str], kept: Path) -> list[Finding]:
+def _served(models: Sequence[str], kept: Path, describe_vllm: Callable[[], str]) -> list[Finding]:
     """The engine, if it is not our own, and the models."""
     try:
         config = load_config(WorkerConfig)
@@ -165,15 +169,15 @@ def _served(models: Sequence[str], kept: Path) -> list[Finding]:
         looks.append(("model", describe_family))
     engine: list[Finding] = []
     if config.engine == "vllm":
-        engine, looks = [_vllm()], [("model", _left_to_vllm)]
+        engine, looks = [_vllm(describe_vllm)], [("model", _left_to_vllm)]
     return engine + [
         _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
     ]
 
 
-def _vllm() -> Finding:
+def _vllm(describe: Callable[[], str]) -> Finding:
     try:
-        return Finding("vllm", True, describe_environment())
+        return Finding("vllm", True, describe())
     except ConfigError as error:
         return Finding("vllm", False, error.message)
 
