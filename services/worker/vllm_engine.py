@@ -3,6 +3,7 @@
 This module is imported where vLLM is installed; the tests of the project need not have it.
 """
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -31,6 +32,7 @@ from services.worker.models.generation import (
     sampling_defaults,
 )
 from services.worker.vllm.guard import guard_group
+from services.worker.vllm.images import decode_images
 from services.worker.vllm.link import SOCKET, Listener, Peer
 from services.worker.vllm.protocol import EngineGone
 from shared.blocks import BLOCK_TOKENS
@@ -39,6 +41,7 @@ from shared.errors import ConfigError, InvalidRequest
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+IMAGES_AT_ONCE = 2  # requests whose images are decoded
 # Arguments with which a cache's blocks are not whole in one process, or not found by tokens alone.
 OTHER_CACHES = (
     "kv_transfer_config",
@@ -93,8 +96,7 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
     """
     args: dict[str, Any] = {
         "model": source,
-        "skip_tokenizer_init": True,
-        "language_model_only": True,  # requests have no images
+        "skip_tokenizer_init": False,  # placeholders of images are found by it
         "dtype": config.dtype,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,
@@ -175,7 +177,14 @@ def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] 
         end_token_ids=end_token_ids(generation, model.hf_text_config),
         block_tokens=BLOCK_TOKENS,
         sampling=sampling_defaults(generation),
+        takes_images=_takes_images(model),
     )
+
+
+def _takes_images(model: Any) -> bool:
+    multimodal = model.multimodal_config
+    is_seeing = getattr(model.hf_config, "vision_config", None) is not None
+    return is_seeing and multimodal is not None and multimodal.get_limit_per_prompt("image") > 0
 
 
 class AsyncEngine:
@@ -194,9 +203,14 @@ class AsyncEngine:
         self._guard = guard  # as long as it can be written to, the worker lives
         self.counts = counts
         self._llm = llm
+        self._decoding = asyncio.Semaphore(IMAGES_AT_ONCE)
 
     async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
-        prompt = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
+        prompt: dict[str, Any] = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
+        if request.images:
+            async with self._decoding:
+                images = await asyncio.to_thread(decode_images, request.images)
+            prompt["multi_modal_data"] = {"image": images}
         try:
             kv = {"kv_transfer_params": {PARAMS: request.kv}} if request.kv else None
             params = SamplingParams(
@@ -234,6 +248,7 @@ def _output(found: Any) -> Output:
         num_cached=found.num_cached_tokens,
         began_at_ns=int(stats.scheduled_ts * 1e9) if stats is not None else 0,
         prompt_logprobs=found.prompt_logprobs,
+        num_prompt=len(found.prompt_token_ids or ()),
     )
 
 

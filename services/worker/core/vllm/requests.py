@@ -1,6 +1,6 @@
 """From a turn of ours to a request of vLLM's."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -26,6 +26,7 @@ class VllmRequest:
         salt: what keeps its prefixes apart from others', see `cache_salt`.
         priority: the smaller goes first.
         kv: `RequestKv` as JSON; empty: its KV stays in vLLM's cache.
+        images: files, in base64, that placeholders among the tokens stand for.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class VllmRequest:
     salt: str
     priority: int = 0
     kv: str = ""
+    images: Sequence[str] = ()
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
