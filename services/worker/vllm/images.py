@@ -34,8 +34,6 @@ def decode_images(files: Sequence[str]) -> list[Image.Image]:
                     )
                 images.append(ImageOps.exif_transpose(image).convert("RGB"))
         except (OSError, ValueError, SyntaxError, IndexError, struct.error) as error:
-            kinds = ", ".join(FORMATS)
-            raise InvalidRequest(
-                f"image {at}: it cannot be read ({kinds}): {error}", code=ENGINE_REFUSED
-            ) from None
+            why = f"image {at}: it cannot be read as one of {', '.join(FORMATS)}"
+            raise InvalidRequest(why, code=ENGINE_REFUSED) from error
     return images
