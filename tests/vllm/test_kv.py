@@ -165,7 +165,7 @@ def test_two_ranks_have_their_parts_of_each_block(tmp_path: Path) -> None:
             await damaged(scene)
             victims = [pid for pid in children_of(os.getpid()) if "Worker" in name_of(pid)]
             os.kill(victims[-1], signal.SIGKILL)
-            with pytest.raises(AssertionError, match="connector|ended"):
+            with pytest.raises(AssertionError, match=r"connector|ended"):
                 await scene.ask(talk(9, 300), 500)
 
     asyncio.run(scenario())

@@ -148,40 +148,54 @@ class Peer:
 class Listener:
     """Where a vLLM's connectors find the worker, while its engine starts.
 
+    Args:
+        path: of the socket; None: in a folder of its own, that only this user can enter.
+
     Attributes:
-        path: of the socket, in a folder that only this user can enter.
+        is_silent: nobody came while `accept` waited last.
     """
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
-        self.path = str(Path(self._folder.name) / SOCKET_NAME)
+    def __init__(self, path: Path | None = None) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if path is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
+            path = Path(self._folder.name) / SOCKET_NAME
+        self.path = str(path)
+        self.is_silent = True
         self._socket = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
         self._socket.bind(self.path)
+        path.chmod(0o600)
         self._socket.listen(os.cpu_count() or 1)
 
-    def accept(self, num_ranks: int) -> list[Peer]:
+    def accept(self, first_within_s: float = REGISTER_PATIENCE_S) -> list[Peer]:
         """The connectors of the scheduler and of each rank, in this order (waits for them).
 
         Raises:
             ConfigError: one has not come in time.
         """
-        deadline = time.monotonic() + REGISTER_PATIENCE_S
+        deadline = time.monotonic() + first_within_s
         peers: dict[int, Peer] = {}
+        num_peers = 2
         with ExitStack() as connections:
             try:
-                while len(peers) < num_ranks + 1:
+                while len(peers) < num_peers:
                     self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                     connection, _ = self._socket.accept()
                     connections.enter_context(connection)
+                    if not peers:
+                        deadline = time.monotonic() + REGISTER_PATIENCE_S
                     connection.settimeout(max(deadline - time.monotonic(), 0.001))
                     registered = decode(Registered, _read(connection))
                     if registered.error:
                         raise ConfigError(registered.error)
                     connection.setblocking(False)
                     peers[registered.rank] = Peer(connection, registered)
+                    num_peers = registered.num_ranks + 1
             except (TimeoutError, MalformedMessage) as error:
+                self.is_silent = not peers and isinstance(error, TimeoutError)
                 raise ConfigError(
-                    f"vLLM's KV connectors: {len(peers)} of {num_ranks + 1} came: {error}"
+                    f"vLLM's KV connectors: {len(peers)} of {num_peers} came: {error}"
                 ) from error
             connections.pop_all()
         return [peers[rank] for rank in sorted(peers)]
@@ -189,7 +203,9 @@ class Listener:
     def close(self) -> None:
         """Take no more connections."""
         self._socket.close()
-        self._folder.cleanup()
+        Path(self.path).unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _read(connection: socket.socket) -> bytes:

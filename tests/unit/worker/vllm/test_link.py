@@ -27,7 +27,7 @@ def test_messages_go_both_ways_in_order_until_one_side_is_gone() -> None:
     listener = Listener()
     _, others = connect(listener, 0, page_bytes=8)
     first, heard = connect(listener, m.SCHEDULER)
-    peers = listener.accept(1)
+    peers = listener.accept()
     listener.close()
     assert [peer.rank for peer in peers] == [m.SCHEDULER, 0]
     assert peers[1].registered.page_bytes == 8 and not Path(listener.path).exists()
@@ -89,7 +89,7 @@ def test_connectors_that_do_not_come_or_cannot_are_named(
     listener = Listener()
     connections = [connect(listener, rank, error=error)[1] for rank in ranks]
     with pytest.raises(ConfigError, match=word):
-        listener.accept(1)
+        listener.accept()
     listener.close()
     for heard in connections:
         assert heard.get(timeout=TIMEOUT_S) is None
@@ -101,5 +101,5 @@ def test_a_connection_that_ends_before_it_says_who_it_is_is_an_error() -> None:
     stranger.connect(listener.path)
     stranger.close()
     with pytest.raises(ConfigError, match="ended"):
-        listener.accept(0)
+        listener.accept()
     listener.close()

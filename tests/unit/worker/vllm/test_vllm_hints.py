@@ -73,7 +73,7 @@ class HintScene:
                 expires_at_ns=now_ns + 60 * SECOND,
                 arrives_at_ns=now_ns + int(in_s * SECOND) if in_s else 0,
                 **more,
-            )  # fmt: skip
+            )
         )
 
     def remember(self) -> None:
@@ -176,7 +176,7 @@ def test_what_is_held_expires(tmp_path: Path) -> None:
                     priority=1,
                     trace="t",
                     expires_at_ns=now_ns + SECOND // 5,
-                )  # fmt: skip
+                )
             )
             assert await scene.outcome() == (3, 0)
             assert scene.kv.kvstore.tickets
