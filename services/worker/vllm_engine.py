@@ -3,6 +3,7 @@
 This module is imported where vLLM is installed; the tests of the project need not have it.
 """
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -21,7 +22,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.worker.config import WorkerConfig
 from services.worker.core.vllm.messages import PARAMS, SCHEDULER, Registered
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import VllmRequest
+from services.worker.core.vllm.requests import ENGINE_REFUSED, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.models.digest import weights_digest
@@ -32,6 +33,7 @@ from services.worker.models.generation import (
 )
 from services.worker.vllm.fingerprint import continue_fingerprint
 from services.worker.vllm.guard import guard_group
+from services.worker.vllm.images import decode_images
 from services.worker.vllm.link import SOCKET, Listener, Peer, flaw_of
 from services.worker.vllm.protocol import EngineGone
 from shared.blocks import BLOCK_TOKENS
@@ -40,6 +42,7 @@ from shared.errors import ConfigError, InvalidRequest
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+IMAGES_AT_ONCE = 2  # requests whose images are decoded
 # Arguments with which a cache's blocks are not whole in one process, or not found by tokens alone.
 OTHER_CACHES = (
     "kv_transfer_config",
@@ -49,7 +52,6 @@ OTHER_CACHES = (
     "prefill_context_parallel_size",
     "speculative_config",
 )
-ENGINE_REFUSED = "engine_refused"
 
 
 def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngine":
@@ -58,6 +60,7 @@ def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngi
     Raises:
         ConfigError: vLLM cannot serve the model.
     """
+    logging.logProcesses = logging.logMultiprocessing = True  # vLLM's formatter writes them
     counts = VllmCounts()
     guard = guard_group()
     listener = Listener() if has_connector(config) else None
@@ -104,7 +107,7 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
     """
     args: dict[str, Any] = {
         "model": source,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": False,  # placeholders of images are found by it
         "dtype": config.dtype,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,
@@ -185,7 +188,14 @@ def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] 
         end_token_ids=end_token_ids(generation, model.hf_text_config),
         block_tokens=BLOCK_TOKENS,
         sampling=sampling_defaults(generation),
+        takes_images=_takes_images(model),
     )
+
+
+def _takes_images(model: Any) -> bool:
+    multimodal = model.multimodal_config
+    is_seeing = getattr(model.hf_config, "vision_config", None) is not None
+    return is_seeing and multimodal is not None and multimodal.get_limit_per_prompt("image") > 0
 
 
 class AsyncEngine:
@@ -204,9 +214,14 @@ class AsyncEngine:
         self._guard = guard  # as long as it can be written to, the worker lives
         self.counts = counts
         self._llm = llm
+        self._decoding = asyncio.Semaphore(IMAGES_AT_ONCE)
 
     async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
-        prompt = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
+        prompt: dict[str, Any] = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
+        if request.images:
+            async with self._decoding:
+                images = await asyncio.to_thread(decode_images, request.images)
+            prompt["multi_modal_data"] = {"image": images}
         try:
             kv = {"kv_transfer_params": {PARAMS: request.kv}} if request.kv else None
             params = SamplingParams(
@@ -244,6 +259,7 @@ def _output(found: Any) -> Output:
         num_cached=found.num_cached_tokens,
         began_at_ns=int(stats.scheduled_ts * 1e9) if stats is not None else 0,
         prompt_logprobs=found.prompt_logprobs,
+        num_prompt=len(found.prompt_token_ids or ()),
     )
 
 

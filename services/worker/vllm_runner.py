@@ -148,13 +148,15 @@ class VllmRunner:
             args=args,
             salt=salt,
             priority=vllm_priority(start.priority),
+            images=prompt.images,
         )
         self._tasks.spawn(self._read(turn, request))
 
     async def _read(self, turn: Turn, request: VllmRequest) -> None:
         """Pass a request's tokens on until it is over."""
         try:
-            if self._kv is not None and self._has(turn):
+            # Blocks are known by tokens, which different images have in common.
+            if self._kv is not None and not request.images and self._has(turn):
                 kv = await self._kv.stage(turn, request.request_id)
                 request = replace(request, kv=encode(kv).decode())
             if self._hints is not None:  # what was held for it is held for the turn itself now

@@ -1,27 +1,34 @@
 """Messages of a chat as chat templates take them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from services.frontend.prepare.requests import Message
+from services.frontend.prepare.requests import Image, Message
 from shared.errors import InvalidRequest
 
 NAME_CHARS_MAX = 64
 TEXT_PARTS = {"text": "text"}
+IMAGE_PART = "image_url"
 ASSISTANT_PARTS = {"text": "text", "refusal": "refusal"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
-    """Messages as chat templates take them: text content only, roles they know.
+def chat_messages(
+    messages: list[dict[str, Any]], images: list[Image] | None = None
+) -> list[Message]:
+    """Messages as chat templates take them: roles they know, and text content, or a list of parts
+    where a user's message has images.
+
+    Args:
+        images: gets those, in their order; None: they are refused.
 
     Raises:
         InvalidRequest: names the message and what is wrong with it.
     """
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    return [_message(message, f"messages[{at}]", images) for at, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], where: str) -> Message:
+def _message(message: dict[str, Any], where: str, images: list[Image] | None) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", f"{where}.role")
@@ -43,6 +50,8 @@ def _message(message: dict[str, Any], where: str) -> Message:
     content = message.get("content")
     if content is None and role in {"assistant", "tool"}:
         content = ""
+    if role == "user" and images is not None and _has_images(content):
+        return known | {"content": _parts(content, f"{where}.content", images)}
     parts = ASSISTANT_PARTS if role == "assistant" else TEXT_PARTS
     said = _content(content, f"{where}.content", parts)
     if role == "assistant":
@@ -95,18 +104,49 @@ def _content(content: Any, where: str, parts: Mapping[str, str]) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}: give a string or a list of text parts", where)
-    texts = []
+    return "".join(_text(part, f"{where}[{at}]", parts) for at, part in enumerate(content))
+
+
+def _text(part: Any, where: str, parts: Mapping[str, str]) -> str:
+    """Of one part."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in parts:
+        raise only_text(where, kind)
+    name = parts[kind]
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.{name}: give a string", f"{where}.{name}")
+    return text
+
+
+def only_text(where: str, kind: Any) -> InvalidRequest:
+    """The error of a part that is not taken."""
+    given = "" if kind is None else f"; {str(kind)[:NAME_CHARS_MAX]!r} is not"
+    message = f"{where}: only text parts are supported{given}"
+    return InvalidRequest(message, where, code="unsupported_value")
+
+
+def _has_images(content: Any) -> TypeGuard[list[Any]]:
+    return isinstance(content, list) and any(map(_is_image, content))
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == IMAGE_PART
+
+
+def _parts(content: list[Any], where: str, images: list[Image]) -> list[dict[str, str]]:
+    """Texts, and places of images."""
+    parts = []
     for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in parts:
-            given = "" if kind is None else f"; {str(kind)[:NAME_CHARS_MAX]!r} is not"
-            raise InvalidRequest(
-                f"{where}[{at}]: only text parts are supported{given}",
-                f"{where}[{at}]",
-                code="unsupported_value",
-            )
-        name = parts[kind]
-        if not isinstance(part.get(name), str):
-            raise InvalidRequest(f"{where}[{at}].{name}: give a string", f"{where}[{at}].{name}")
-        texts.append(part[name])
-    return "".join(texts)
+        place = f"{where}[{at}]"
+        if not _is_image(part):
+            parts.append({"type": "text", "text": _text(part, place, TEXT_PARTS)})
+            continue
+        holder = part.get(IMAGE_PART)
+        url = holder.get("url") if isinstance(holder, dict) else holder
+        if not isinstance(url, str):
+            name = f"{place}.{IMAGE_PART}.url"
+            raise InvalidRequest(f"{name}: give a string", name)
+        images.append(Image(url, place))
+        parts.append({"type": "image"})
+    return parts

@@ -11,12 +11,13 @@ they see no body.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.frontend.app import App
 from services.frontend.models.registry import ServedModel
 from services.frontend.observability import telemetry
 from services.frontend.prepare.grammar import held_to
+from services.frontend.prepare.images import image_files, without_session
 from services.frontend.prepare.plan import Plan, plan_of
 from services.frontend.prepare.reading import Reading, reading_of
 from services.frontend.prepare.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -55,11 +56,14 @@ async def prepare_chat(app: App, request: ChatRequest) -> PreparedChat:
     """
     asked = request.generation
     model = await _model(app, asked)
+    images = image_files(request.conversation.images, model)
+    if images:
+        asked = without_session(asked)
     tokenizer = model.tokenizer
     text = await rendered(app.texts, tokenizer, request.conversation)
     reading = reading_of(request, tokenizer, app.config, text)
     held = await held_to(app.grammars, asked.owner.tenant, asked.structure, tokenizer, reading)
-    prompt = await tokenized_text(app, model, asked, text)
+    prompt = replace(await tokenized_text(app, model, asked, text), images=images)
     _count_ignored(asked)
     plan = plan_of(
         asked, model, [prompt], held, app.quotas,

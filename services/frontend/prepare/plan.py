@@ -79,6 +79,7 @@ class Plan:
             claim=prompt.claim,
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
+            images=prompt.images,
             agent=agent,
             kv_expiry_s=self.kv_expiry_s,
             trace=trace,

@@ -142,11 +142,20 @@ class GenerationRequest:
     shows_tiers: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a message, and where in the request it is."""
+
+    url: str
+    where: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """What a chat template writes out.
 
     Attributes:
+        images: of the messages, in their order.
         tools: as templates take them.
         variables: of the template, by the request's own words.
         effort: how much the model is to think; None: not given.
@@ -154,6 +163,7 @@ class Conversation:
     """
 
     messages: Sequence[Message]
+    images: Sequence[Image] = ()
     tools: Sequence[dict[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None

@@ -1,6 +1,6 @@
 """Prompts: from text to tokens, extending a known session's instead of starting over."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,6 +24,7 @@ class TokenizedPrompt:
     text: by which the session's next turn is known to extend it; empty if none is to.
     keys: of every full block of `tokens`; empty without a session.
     num_turns: of the session, before this one.
+    images: files, in base64, that its placeholders stand for.
     num_history: how many of `tokens`, from the first, the session's last turn left the KV of.
     claim: what may be left of it; None without a session.
     """
@@ -35,6 +36,7 @@ class TokenizedPrompt:
     claim: OpenSession | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
+    images: Sequence[str] = ()
 
 
 async def tokenized_text(

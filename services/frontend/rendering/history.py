@@ -26,6 +26,14 @@ def as_template_takes(messages: list[dict[str, Any]], family: Family) -> list[di
     return [_message(message, family.id_chars) for message in messages]
 
 
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """With a content that is a list."""
+    content = message["content"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    return message | {"content": content}
+
+
 def as_text(messages: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
     """For a template that knows no tools: what they are in the system's message, and calls in what
     was said, as Hermes and Qwen have them.

@@ -16,12 +16,13 @@ import jinja2.meta
 from services.frontend.core.detokenizer import text_and_starts
 from services.frontend.core.replies.thoughts import thinking_of
 from services.frontend.core.tools import FAMILIES, Family, family_of
-from services.frontend.rendering.history import as_template_takes, as_text
+from services.frontend.rendering.history import as_template_takes, as_text, in_parts
 from shared.errors import InvalidRequest
 
 Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
 LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
 INLINE_CHARS_MAX = 16_384  # about 3 ms of tokenizing; longer texts are not tokenized on the loop
+PROBE = "what a template writes"
 WHY_CHARS_MAX = 1000  # of what a template says of its failure
 CHARS_PER_TOKEN_MIN = 100  # a vocabulary's longest token is taken to have at least so many
 
@@ -165,6 +166,8 @@ class ModelTokenizer:
         if not self.knows_tools:
             messages = as_text(messages, options.get("tools") or ())
             options = {name: value for name, value in options.items() if name != "tools"}
+        if self._takes_parts_only:
+            messages = list(map(in_parts, messages))
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except MemoryError:
@@ -175,6 +178,20 @@ class ModelTokenizer:
             why = str(error)[:WHY_CHARS_MAX] or type(error).__name__
             raise InvalidRequest(f"the model's chat template: {why}", "messages") from None
         return text
+
+    @cached_property
+    def _takes_parts_only(self) -> bool:
+        """Whether its template writes contents that are lists of parts, and none that is text, as
+        some of vision models do.
+        """
+        message = {"role": "user", "content": PROBE}
+        return not self._writes(message) and self._writes(in_parts(message))
+
+    def _writes(self, message: dict[str, Any]) -> bool:
+        try:
+            return PROBE in self._tokenizer.apply_chat_template([message], tokenize=False)
+        except Exception:  # as of `render`
+            return False
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Tokens of `text`. Blocks: long ones are encoded by `rendering.texts`.

@@ -233,6 +233,7 @@ class Prompt:
     sampling: SamplingParams = SamplingParams(max_tokens=1)
     is_private: bool = False  # its session was deleted since: nothing of it may stay
     expiry_s: int = 0  # how long its KV outlives its last use; 0: as every tier has it
+    images: list[str] = field(default_factory=list)  # files, in base64, by their order in `tokens`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +273,7 @@ class TurnDelta:
     cached_in: dict[KvPlace, int] = field(default_factory=dict)  # where those were at its coming
     queue_ns: int | None = None  # arrival at the worker to first prefill; first delta only
     prefill_ns: int | None = None  # first prefill to first token; first delta only
+    prompt_tokens: int | None = None  # on the first delta, where images made them more
     code: str = ""  # with finish == "error"
     message: str = ""
 

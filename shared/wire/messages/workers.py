@@ -37,6 +37,7 @@ class ModelCard:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     vocab_size: int = 0  # token ids that it can read and say; 0: not known
     lora: LoraCard | None = None  # what adapters it takes; None: none
+    takes_images: bool = False  # in users' messages
     short_rope_max: int = 0  # longer sequences have KV of their own, see `sequence_root`; 0: none
 
 

@@ -58,6 +58,7 @@ class Reply:
     cached_tokens: int = 3
     failure: m.TurnFailed | None = None
     error_at: int | None = None
+    prompt_tokens: int | None = None
 
 
 def logprobs_of(token: int, top: int) -> m.TokenLogprobs:
@@ -82,6 +83,7 @@ class FakeServices:
     knows_sessions: bool = False  # that it is told to forget
     has_kvstore: bool = False
     lora: m.LoraCard | None = None
+    takes_images: bool = False
     num_reports_with_kvstore: int = 0
     worker_id: WorkerId = field(default_factory=lambda: WorkerId("w1"))
     forgets: list[m.SessionForget] = field(default_factory=list)
@@ -112,6 +114,7 @@ class FakeServices:
             max_model_len=MODEL_LEN,
             created=1,
             lora=self.lora,
+            takes_images=self.takes_images,
         )
 
     def _spawn(self, work: Any) -> None:
@@ -211,6 +214,7 @@ class FakeServices:
             cached_in={"pool": 1, "disk": reply.cached_tokens - 1} if is_first else {},
             queue_ns=1_000_000 if is_first else None,
             prefill_ns=1_000_000 if is_first else None,
+            prompt_tokens=reply.prompt_tokens if is_first else None,
         )
 
     async def _emit(self, submit: m.TurnSubmit, delta: m.TurnDelta) -> None:
@@ -238,6 +242,7 @@ async def deployment(
     reply: Callable[[m.Prompt], Reply] = lambda _: Reply(),
     lora: m.LoraCard | None = None,
     has_processes: bool = False,
+    takes_images: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Deployment]:
     """A frontend whose model is up, over HTTP and through the official client.
@@ -258,7 +263,7 @@ async def deployment(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         await stack.enter_async_context(openai)
-        fake = FakeServices(bus, folder / "demo", reply, lora=lora)
+        fake = FakeServices(bus, folder / "demo", reply, lora=lora, takes_images=takes_images)
         await fake.start()
         stack.push_async_callback(fake.stop)
         await wait_healthy(http)

@@ -18,6 +18,7 @@ from cli.inspection.doctor import Finding, examine
 from cli.inspection.snapshot import Snapshot, is_alive
 from cli.inspection.status import render
 from cli.main import app
+from cli.vllm_environment import describe_environment
 from loadtest.deployment import symphony
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
@@ -87,11 +88,13 @@ def test_a_process_that_was_not_waited_for_is_not_alive() -> None:
 
 
 def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
-    findings = {finding.subject: finding for finding in examine(tmp_path)}
+    findings = {finding.subject: finding for finding in examine(tmp_path, describe_environment)}
     assert findings["nats-server"].is_fine
     assert findings["redis-server"].is_fine
     assert findings["data folder"].is_fine
-    assert not {f.subject for f in examine(Path("/proc/none")) if not f.is_fine} ^ {"data folder"}
+    assert not {
+        f.subject for f in examine(Path("/proc/none"), describe_environment) if not f.is_fine
+    } ^ {"data folder"}
 
 
 def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: P
 def test_without_torch_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_demo_model(tmp_path / "models" / "symphony-demo")
     monkeypatch.setattr(model_report, "find_spec", lambda _: None)
-    *_, adapters, model = examine(tmp_path, models=["demo"])
+    *_, adapters, model = examine(tmp_path, describe_environment, models=["demo"])
     said = "not known without torch, which `up` installs"
     assert adapters == Finding("adapters", True, f"on demo: {said}")
     assert model == Finding("model", True, f"demo: {said}")

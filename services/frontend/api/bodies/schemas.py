@@ -80,14 +80,18 @@ STRINGS = any_of(TEXT, array(TEXT, 1))
 TOKENS = array(TOKEN, 1)
 TEXTS_OR_TOKENS = any_of(TEXT, TOKENS, array(any_of(TEXT, TOKENS), 1))
 _TEXT_PART = record(type=constant("text"), text=STRING)
+_IMAGE_URL = any_of(STRING, record(url=STRING))
+IMAGE = record(type=constant("image_url"), image_url=_IMAGE_URL)
 _CONTENT = any_of(STRING, array(_TEXT_PART))
+_ASKED = any_of(STRING, array(any_of(_TEXT_PART, IMAGE)))
 _SAID = any_of(STRING, array(any_of(_TEXT_PART, record(type=constant("refusal"), refusal=STRING))))
-_OTHERS: Schema = {"enum": ["system", "developer", "user", "tool"]}
+_OTHERS: Schema = {"enum": ["system", "developer", "tool"]}
 _CALL = record(
     {"index": COUNT}, id=STRING, type=constant("function"),
     function=record(name=STRING, arguments=STRING),
 )  # fmt: skip
 MESSAGE = any_of(
+    record(role=constant("user"), content=_ASKED),
     record({"tool_call_id": STRING}, role=_OTHERS, content=_CONTENT),
     record(
         {
@@ -148,8 +152,6 @@ RESPONSE_INPUT = any_of(
         1,
     ),
 )
-_IMAGE_URL = any_of(STRING, record(url=STRING))
-IMAGE = record(type=constant("image_url"), image_url=_IMAGE_URL)
 DOCUMENT = any_of(TEXT, record(text=TEXT))
 
 # Answers.

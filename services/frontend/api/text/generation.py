@@ -152,7 +152,12 @@ class Generation:
 
     def usage(self, num_completion: int | None = None) -> dict[str, object]:
         """Token counts in OpenAI's shape, of all that came or of `num_completion` tokens."""
-        num_prompt = sum(len(prompt.tokens) for prompt in self.plan.prompts)
+        num_prompt = sum(
+            len(prompt.tokens) if choice.prompt_tokens is None else choice.prompt_tokens
+            for prompt, choice in zip(
+                self.plan.prompts, self.choices[:: self.plan.request.n], strict=True
+            )
+        )
         if num_completion is None:
             num_completion = sum(choice.num_completion_tokens for choice in self.choices)
         usage: dict[str, object] = {

@@ -35,6 +35,7 @@ from services.frontend.prepare.requests import (
     CompletionRequest,
     Conversation,
     GenerationRequest,
+    Image,
     Owner,
     SamplingRequest,
     ThoughtRequest,
@@ -99,8 +100,10 @@ async def completion_request(body: CompletionBody, origin: Origin) -> Completion
 
 def conversation_of(body: ChatBody | TokenizeBody, effort: str | None = None) -> Conversation:
     """What a template is to write out."""
+    images: list[Image] | None = [] if isinstance(body, ChatBody) else None
     return Conversation(
-        messages=chat_messages(body.messages or []),
+        messages=chat_messages(body.messages or [], images),
+        images=images or (),
         tools=template_tools(functions(body.tools)),
         variables=body.chat_template_kwargs or {},
         effort=effort,

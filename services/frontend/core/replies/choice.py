@@ -52,6 +52,7 @@ class Choice:
     """Attributes:
     num_completion_tokens: generated tokens up to the end of the reply, an end token included.
     num_generated: all tokens that came, those behind a stop string with them.
+    prompt_tokens: as its worker counts them, if not as they were sent.
     cached_tokens: prompt tokens that were not computed, once known.
     cached_in: where those were when the turn came.
     prompt_logprobs: of the prompt's tokens, once known.
@@ -69,6 +70,7 @@ class Choice:
         self._shown: list[int] = []
         self.num_completion_tokens = 0
         self.num_generated = 0
+        self.prompt_tokens: int | None = None
         self.cached_tokens = 0
         self.cached_in: Mapping[KvPlace, int] = {}
         self.prompt_logprobs: list[TokenLogprobs] | None = None
@@ -80,6 +82,8 @@ class Choice:
         self.num_generated += len(event.tokens)
         if event.cached_tokens is not None and not self.cached_tokens:
             self.cached_tokens, self.cached_in = event.cached_tokens, event.cached_in
+        if event.prompt_tokens is not None:
+            self.prompt_tokens = event.prompt_tokens
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if self._rules.discard:

@@ -93,6 +93,7 @@ class NewTurn:
     claim: OpenSession | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
+    images: Sequence[str] = ()
     agent: AgentRef | None = None
     kv_expiry_s: int = 0
     trace: str = ""
@@ -161,6 +162,7 @@ class Deliver:
     cached_in: Mapping[KvPlace, int] = field(default_factory=dict)
     queue_ns: int | None = None
     prefill_ns: int | None = None
+    prompt_tokens: int | None = None
 
     @property
     def num_entries(self) -> int:
@@ -205,12 +207,13 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
         sampling=turn.new.sampling,
         is_private=turn.new.is_private,
         expiry_s=turn.new.kv_expiry_s,
+        images=list(turn.new.images),
     )
 
 
 def _short_prompt(turn: _Turn, bytes_max: int) -> str:
     """The prompt for a start message; empty if it is longer than that."""
-    if len(turn.new.prompt) * TOKENS_BYTES // 3 > bytes_max:
+    if turn.new.images or len(turn.new.prompt) * TOKENS_BYTES // 3 > bytes_max:
         return ""  # no need to encode it
     prompt = encode(_prompt(turn, TurnRef(turn_id=turn.new.turn_id)))
     return prompt.decode() if len(prompt) <= bytes_max else ""
@@ -440,6 +443,7 @@ class Turns:
             delta.cached_in,
             delta.queue_ns,
             delta.prefill_ns,
+            delta.prompt_tokens,
         )
 
     def _lose_attempt(self, turn: _Turn, now_ns: int) -> list[Effect]:

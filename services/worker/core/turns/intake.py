@@ -42,6 +42,7 @@ class ModelShape:
     block_tokens: int
     vocab_size: int
     lora: LoraCard | None = None
+    takes_images: bool = False
 
 
 def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) -> Turn:
@@ -103,6 +104,8 @@ def _checked_tokens(prompt: Prompt, shape: ModelShape) -> "array[int]":
         raise InvalidRequest(
             f"prompt: a token is outside the vocabulary of {shape.vocab_size}", "prompt"
         )
+    if prompt.images and not shape.takes_images:
+        raise InvalidRequest("images: this model takes none", "images")
     if flaw := flaw_in(prompt.sampling, shape.vocab_size):
         raise InvalidRequest(flaw, flaw.partition(":")[0])
     if not is_expiry_s(prompt.expiry_s):

@@ -25,6 +25,7 @@ class Output:
         num_cached: prompt tokens that were not computed; None: not known yet.
         began_at_ns: its first step, monotonic; 0: not known.
         prompt_logprobs: with the first output that has some.
+        num_prompt: prompt tokens, those of images among them.
     """
 
     tokens: Sequence[int]
@@ -33,6 +34,7 @@ class Output:
     num_cached: int | None = None
     began_at_ns: int = 0
     prompt_logprobs: Sequence[Position | None] | None = field(default=None)
+    num_prompt: int = 0
 
 
 def on_output(turn: Turn, output: Output, now_ns: int) -> tuple[bool, list[Effect]]:
@@ -51,6 +53,9 @@ def on_output(turn: Turn, output: Output, now_ns: int) -> tuple[bool, list[Effec
         if is_first or last or logprobs is not None:
             sampled = Sampled(token, logprobs)
             delta = token_delta(turn, sampled, last, now_ns, is_first=is_first)
+            if is_first and output.num_prompt > turn.num_known:
+                num_images = output.num_prompt - turn.num_known
+                delta = replace(delta, prompt_tokens=turn.num_prompt + num_images)
             effects.append(Emit(turn.request.frontend_id, delta))
         else:
             next_token = (turn.request.turn_id, turn.request.attempt, turn.num_generated - 1, token)

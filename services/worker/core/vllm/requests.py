@@ -1,6 +1,6 @@
 """From a turn of ours to a request of vLLM's."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -14,6 +14,7 @@ from shared.ids import TenantId, TurnId
 LOWEST_PRIORITY = 1 << 30  # of requests that nobody waits for
 SEED_BYTES = 7  # vLLM takes seeds as signed 64-bit numbers
 CONTEXT_EXCEEDED = "context_length_exceeded"
+ENGINE_REFUSED = "engine_refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class VllmRequest:
         salt: what keeps its prefixes apart from others', see `cache_salt`.
         priority: the smaller goes first.
         kv: `RequestKv` as JSON; empty: its KV stays in vLLM's cache.
+        images: files, in base64, that placeholders among the tokens stand for.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class VllmRequest:
     salt: str
     priority: int = 0
     kv: str = ""
+    images: Sequence[str] = ()
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
@@ -45,20 +48,11 @@ def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
         InvalidRequest: the prompt is too long, or something is asked for that vLLM does not do.
     """
     sampling, num_before = turn.request.sampling, turn.request.num_generated_before
-    if len(turn.tokens) >= info.max_model_len:
-        raise InvalidRequest(
-            f"the prompt has {len(turn.tokens)} tokens; this worker takes {info.max_model_len - 1}",
-            code=CONTEXT_EXCEEDED,
-        )
-    if sampling.grammar:
-        raise InvalidRequest(
-            "grammar: the vLLM engine does not hold replies to a form; SYMPHONY_ENGINE=symphony "
-            "does",
-            code=GRAMMAR_FAILED,
-        )
+    ends = [] if sampling.ignore_eos else sorted(info.end_token_ids)
+    stops = [*ends, *sampling.stop_token_ids]
+    _check(turn, info, stops)
     turn.length_max = min(info.max_model_len, turn.num_prompt + sampling.max_tokens)
     max_tokens = max(turn.length_max - len(turn.tokens), 1)
-    ends = [] if sampling.ignore_eos else sorted(info.end_token_ids)
     seed = sampling.seed
     if seed is not None and num_before:
         seed = derived_seed(seed, num_before)
@@ -75,12 +69,38 @@ def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
         "logit_bias": dict(sampling.logit_bias) or None,
         "allowed_token_ids": sampling.allowed_token_ids or None,
         "seed": seed,
-        "stop_token_ids": [*ends, *sampling.stop_token_ids],
+        "stop_token_ids": stops,
         "ignore_eos": sampling.ignore_eos,
         "logprobs": sampling.logprobs,
         "prompt_logprobs": None if num_before else sampling.prompt_logprobs,
         "detokenize": False,
     }
+
+
+def _check(turn: Turn, info: ModelInfo, stops: Collection[int]) -> None:
+    """Refuse what vLLM does not do, by name.
+
+    Raises:
+        InvalidRequest: see `request_args`.
+    """
+    sampling = turn.request.sampling
+    if len(turn.tokens) >= info.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(turn.tokens)} tokens; this worker takes {info.max_model_len - 1}",
+            code=CONTEXT_EXCEEDED,
+        )
+    if sampling.grammar:
+        raise InvalidRequest(
+            "grammar: the vLLM engine does not hold replies to a form; SYMPHONY_ENGINE=symphony "
+            "does",
+            code=GRAMMAR_FAILED,
+        )
+    allowed = set(sampling.allowed_token_ids)
+    if sampling.min_tokens and allowed and allowed <= set(stops):  # vLLM would take another one
+        raise InvalidRequest(
+            "min_tokens: no token of allowed_token_ids may come before; all end the reply",
+            code=ENGINE_REFUSED,
+        )
 
 
 def derived_seed(seed: int, num_generated: int) -> int:

@@ -25,6 +25,7 @@ class ModelInfo:
         vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
         lora: what adapters it takes; None: none.
+        takes_images: users' messages may have some.
     """
 
     model_id: str
@@ -42,6 +43,7 @@ class ModelInfo:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     lora: LoraCard | None = None
     short_rope_max: int = 0
+    takes_images: bool = False
 
 
 def shape_of(info: ModelInfo) -> ModelShape:
@@ -52,6 +54,7 @@ def shape_of(info: ModelInfo) -> ModelShape:
         block_tokens=info.block_tokens,
         vocab_size=info.vocab_size,
         lora=info.lora,
+        takes_images=info.takes_images,
     )
 
 

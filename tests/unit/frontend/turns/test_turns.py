@@ -92,6 +92,13 @@ def test_a_pull_voids_lower_attempts_and_carries_what_was_generated() -> None:
     assert delivered(turns.on_delta(delta(2, 2), 0)) == REPLY[2:3]
 
 
+def test_images_are_pulled_by_every_attempt() -> None:
+    turns = Turns(FrontendId("fe"), TurnLimits())
+    (submit,) = turns.on_new(replace(new_turn(), images=["AAAA"]), 0)
+    assert isinstance(submit, Submit) and not submit.message.prompt
+    assert [pull(turns, attempt).images for attempt in (1, 2)] == [["AAAA"], ["AAAA"]]
+
+
 def test_where_the_session_s_kv_is_goes_along_whenever_a_turn_is_submitted() -> None:
     turns = Turns(FrontendId("fe"), TurnLimits())
     new = replace(new_turn(), kv_at={HostId("h1"): 3})

@@ -79,13 +79,13 @@ class FakeEngine:
 class Scene:
     """A runner, its engine, and what it sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: ModelInfo = INFO, kv: Any = None) -> None:
         self.bus = MemoryBus()
-        self.engine = FakeEngine()
+        self.engine = FakeEngine(info)
         self.stuck: list[str] = []
         self.runner = VllmRunner(
             cast(Any, self.bus), SystemClock(), self.engine, EngineLimits(max_model_len=64),
-            EngineListeners(on_stuck=self.stuck.append),
+            EngineListeners(on_stuck=self.stuck.append), kv,
         )  # fmt: skip
 
     async def settle(self) -> None:
@@ -280,6 +280,8 @@ def test_a_dead_engine_ends_the_worker_and_no_turn() -> None:
         (prompt(temperature=float("nan")), "temperature"),
         (replace(prompt(), tokens=pack_ints([100])), "vocabulary"),
         (replace(prompt(), tokens=pack_ints([1] * 64)), "the prompt has 64 tokens"),
+        (replace(prompt(), images=["AAAA"]), "images: this model takes none"),
+        (prompt(min_tokens=2, allowed_token_ids=[9, 7], stop_token_ids=[7]), "min_tokens"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(given: Prompt, word: str) -> None:
@@ -292,6 +294,31 @@ def test_what_cannot_be_computed_is_refused_by_name(given: Prompt, word: str) ->
     scene = asyncio.run(scenario())
     (delta,) = scene.deltas
     assert delta.finish == "error" and word in delta.message and not scene.engine.asked
+
+
+class NoKv:
+    """KV that must not be asked for anything."""
+
+    def take_cached(self, request_id: str) -> None:
+        return None
+
+    def end(self, request_id: str) -> None:
+        pass
+
+
+def test_images_go_to_vllm_alone_and_count_as_prompt() -> None:
+    async def scenario() -> Scene:
+        scene = Scene(replace(INFO, takes_images=True), NoKv())
+        scene.engine.outputs.put_nowait(Output(tokens=[5], num_prompt=10))
+        scene.engine.outputs.put_nowait(Output(tokens=[9], num_prompt=10, finish="stop"))
+        scene.runner.on_prompt(start(), replace(prompt(), images=["AAAA"]))
+        await scene.settle()
+        return scene
+
+    scene = asyncio.run(scenario())
+    (request,) = scene.engine.asked
+    assert request.images == ["AAAA"] and not request.kv
+    assert [delta.prompt_tokens for delta in sorted_by_index(scene)] == [10, None]
 
 
 def test_tenants_salts_and_private_turns_share_no_prefix() -> None:

@@ -2,22 +2,13 @@
 anything.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
 from tests.e2e.replies import Reply
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("odd-bodies") / "data") as running:
-        yield running
-
 
 POISONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1e-40, "top_p": 0.9},
