@@ -63,7 +63,9 @@ async def _measure(args: argparse.Namespace, python: str, model: str) -> dict[st
         "dtype": args.dtype,
         "turns_running_max": str(most),
         "num_threads": "1" if (os.cpu_count() or 1) <= 2 else "0",
-        "vllm_args": json.dumps({"num_gpu_blocks_override": num_blocks}),
+        "vllm_args": json.dumps(
+            {"num_gpu_blocks_override": num_blocks, "skip_tokenizer_init": True}
+        ),
         "arena_bytes": str(8 * num_blocks * BLOCK_TOKENS * shape_of(model).token_bytes),
     }
     async with open_labs(HostId("ours"), HostId("stock"), **settings) as (ours, stock):
