@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.turns.turn import Turn
+from services.worker.core.vllm.forms import Form
 from services.worker.device.base.executor import ModelInfo
 from shared.errors import InvalidRequest
 from shared.ids import TenantId, TurnId
@@ -14,6 +14,21 @@ from shared.ids import TenantId, TurnId
 LOWEST_PRIORITY = 1 << 30  # of requests that nobody waits for
 SEED_BYTES = 7  # vLLM takes seeds as signed 64-bit numbers
 CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter as vLLM knows it.
+
+    Attributes:
+        name: its content hash.
+        number: of this load of it.
+        path: folder with its files.
+    """
+
+    name: str
+    number: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +40,8 @@ class VllmRequest:
         salt: what keeps its prefixes apart from others', see `cache_salt`.
         priority: the smaller goes first.
         kv: `RequestKv` as JSON; empty: its KV stays in vLLM's cache.
+        form: what its reply is held to.
+        adapter: that it runs on, which vLLM has.
     """
 
     request_id: str
@@ -33,6 +50,8 @@ class VllmRequest:
     salt: str
     priority: int = 0
     kv: str = ""
+    form: Form | None = None
+    adapter: AdapterFiles | None = None
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
@@ -42,19 +61,13 @@ def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
     penalty only, and a seed goes on as another one, since vLLM's generator would begin again.
 
     Raises:
-        InvalidRequest: the prompt is too long, or something is asked for that vLLM does not do.
+        InvalidRequest: the prompt is too long.
     """
     sampling, num_before = turn.request.sampling, turn.request.num_generated_before
     if len(turn.tokens) >= info.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(turn.tokens)} tokens; this worker takes {info.max_model_len - 1}",
             code=CONTEXT_EXCEEDED,
-        )
-    if sampling.grammar:
-        raise InvalidRequest(
-            "grammar: the vLLM engine does not hold replies to a form; SYMPHONY_ENGINE=symphony "
-            "does",
-            code=GRAMMAR_FAILED,
         )
     turn.length_max = min(info.max_model_len, turn.num_prompt + sampling.max_tokens)
     max_tokens = max(turn.length_max - len(turn.tokens), 1)

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import VllmRequest
+from services.worker.core.vllm.requests import AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.outbox import EngineListeners
@@ -55,6 +56,7 @@ class FakeEngine:
     info: ModelInfo = INFO
     counts: VllmCounts = field(default_factory=VllmCounts)
     peers: Sequence[Peer] = ()
+    adapter_room: AdapterRoom = field(default_factory=AdapterRoom)
     outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
     asked: list[VllmRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -68,6 +70,12 @@ class FakeEngine:
             yield output
             if output.finish:
                 return
+
+    async def add_adapter(self, adapter: AdapterFiles) -> None:
+        raise AssertionError("it has no adapters")
+
+    async def remove_adapter(self, number: int) -> None:
+        raise AssertionError("it has no adapters")
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -276,7 +284,6 @@ def test_a_dead_engine_ends_the_worker_and_no_turn() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        (prompt(grammar="start: x"), "grammar"),
         (prompt(temperature=float("nan")), "temperature"),
         (replace(prompt(), tokens=pack_ints([100])), "vocabulary"),
         (replace(prompt(), tokens=pack_ints([1] * 64)), "the prompt has 64 tokens"),
