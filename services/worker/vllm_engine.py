@@ -63,6 +63,7 @@ OTHER_CACHES = (
 ENGINE_REFUSED = "engine_refused"
 # Unless `SYMPHONY_VLLM_ARGS` says more than that there are adapters: in a step, and their ranks.
 LORAS, LORA_RANK = 4, 64
+RESIDENT_LORAS = 4  # in host memory, for each of those in a step
 
 
 def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngine":
@@ -140,10 +141,37 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={SOCKET: listener.path},
         )
-    if config.vllm_args.get("enable_lora"):
-        num_loras = config.vllm_args.get("max_loras", LORAS)
-        args |= {"max_loras": num_loras, "max_cpu_loras": 4 * num_loras, "max_lora_rank": LORA_RANK}
-    return {**args, **config.vllm_args}
+    return {**args, **config.vllm_args, **_lora_args(config.vllm_args)}
+
+
+def _lora_args(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments about adapters, as far as there are to be some."""
+    if not given.get("enable_lora"):
+        return {}
+    num_loras = given.get("max_loras", LORAS)
+    if _is_on_cpu():  # see `adapter_room`
+        most = {"max_loras": num_loras + 1, "max_cpu_loras": num_loras + 1}
+        return {"max_lora_rank": LORA_RANK, **given, **most}
+    return {
+        "max_loras": num_loras,
+        "max_cpu_loras": RESIDENT_LORAS * num_loras,
+        "max_lora_rank": LORA_RANK,
+        **given,
+    }
+
+
+def adapter_room(lora: Any) -> AdapterRoom:
+    """For how many adapters vLLM was started.
+
+    On a CPU, rows without an adapter get what is in vLLM's last place for one (0.32:
+    `bgmv_expand` with index -1): that has to stay empty, and each adapter in host memory takes one.
+    """
+    if lora is None:
+        return AdapterRoom()
+    if _is_on_cpu():
+        return AdapterRoom(lines_max=lora.max_loras - 1, resident_max=lora.max_loras - 1)
+    resident_max = lora.max_cpu_loras or lora.max_loras
+    return AdapterRoom(lines_max=lora.max_loras, resident_max=resident_max)
 
 
 def _is_on_cpu() -> bool:
@@ -222,10 +250,7 @@ class AsyncEngine:
         self.peers = peers
         self._guard = guard  # as long as it can be written to, the worker lives
         self.counts = counts
-        self.adapter_room = AdapterRoom()
-        if (lora := llm.vllm_config.lora_config) is not None:
-            resident_max = lora.max_cpu_loras or lora.max_loras
-            self.adapter_room = AdapterRoom(lines_max=lora.max_loras, resident_max=resident_max)
+        self.adapter_room = adapter_room(llm.vllm_config.lora_config)
         self._llm = llm
         config = llm.vllm_config
         plugin = config.structured_outputs_config.reasoning_parser_plugin

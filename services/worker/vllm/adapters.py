@@ -133,7 +133,7 @@ class VllmAdapters:
         """A kvstore that is only starting knows no files yet."""
         for pause_ns in (*PAUSES_NS, None):
             path = self._path(name)
-            if path and await asyncio.get_running_loop().run_in_executor(None, _has_files, path):
+            if bool(path) and await asyncio.to_thread(_has_files, path):
                 return
             if pause_ns is not None:
                 await asyncio.sleep(pause_ns / 1e9)

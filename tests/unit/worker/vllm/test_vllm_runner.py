@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.vllm.adapters import AdapterRoom
+from services.worker.core.vllm.forms import Form
 from services.worker.core.vllm.replies import Output
 from services.worker.core.vllm.requests import AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
@@ -87,9 +88,9 @@ class FakeEngine:
 class Scene:
     """A runner, its engine, and what it sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: FakeEngine | None = None) -> None:
         self.bus = MemoryBus()
-        self.engine = FakeEngine()
+        self.engine = FakeEngine() if engine is None else engine
         self.stuck: list[str] = []
         self.runner = VllmRunner(
             cast(Any, self.bus), SystemClock(), self.engine, EngineLimits(max_model_len=64),
@@ -299,6 +300,18 @@ def test_what_cannot_be_computed_is_refused_by_name(given: Prompt, word: str) ->
     scene = asyncio.run(scenario())
     (delta,) = scene.deltas
     assert delta.finish == "error" and word in delta.message and not scene.engine.asked
+
+
+def test_vllm_is_asked_for_a_form_behind_what_was_generated_before() -> None:
+    async def scenario() -> VllmRequest:
+        scene = Scene()
+        given = prompt(num_generated=2, grammar="start: /a*/", json_after=["x"])
+        scene.runner.on_prompt(start(), given)
+        await scene.settle()
+        return scene.engine.asked[0]
+
+    request = asyncio.run(scenario())
+    assert request.form == Form(grammar="start: /a*/", json_after=["x"], generated=[2, 3])
 
 
 def test_tenants_salts_and_private_turns_share_no_prefix() -> None:
