@@ -223,7 +223,7 @@ def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] 
         end_token_ids=end_token_ids(generation, model.hf_text_config),
         block_tokens=BLOCK_TOKENS,
         sampling=sampling_defaults(generation),
-        lora=_lora_card(llm, page_bytes),
+        lora=_lora_card(llm, page_bytes) if peers else None,  # the kvstore says where they are
     )
 
 

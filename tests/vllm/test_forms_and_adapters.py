@@ -78,8 +78,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = make_demo_model(tmp_path_factory.mktemp("models") / "model")
     lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
     settings = WorkerConfig.model_validate({
-        "dtype": "float32", "max_model_len": 512, "num_threads": 1, "write_behind": False,
-        "vllm_args": lora,
+        "dtype": "float32", "max_model_len": 512, "num_threads": 1, "vllm_args": lora,
     })  # fmt: skip
     engine = start_engine(settings, "m", str(folder))
     with asyncio.Runner() as loop:

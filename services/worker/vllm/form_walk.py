@@ -32,6 +32,7 @@ class FormWalk:
         self._keys = KeyTracker(self._marks)
         self._end = tokenizer.eos_token
         self._tokens: list[int] = []  # taken, with ends behind the grammar's own
+        self._num_walked = 0  # of them, by the matcher
         self._num_read = 0  # by `_keys`
         self._is_stuck = False
         if not self.accept(form.generated):
@@ -42,8 +43,10 @@ class FormWalk:
         if self._is_stuck:
             return False
         for token in tokens:
-            if not self._is_over and not self._matcher.consume_token(token):
-                return False
+            if not self._is_over:
+                if not self._matcher.consume_token(token):
+                    return False
+                self._num_walked += 1
             self._tokens.append(token)
         return True
 
@@ -53,11 +56,14 @@ class FormWalk:
 
     def take_back(self, num_tokens: int) -> None:
         """The last tokens were not kept."""
-        kept = self._tokens[: len(self._tokens) - num_tokens]
-        self._matcher.reset()
-        self._tokens, self._num_read, self._is_stuck = [], 0, False
-        self._keys = KeyTracker(self._marks)
-        self.accept(kept)
+        num_kept = len(self._tokens) - num_tokens
+        if self._num_walked > num_kept:
+            self._matcher.rollback(self._num_walked - num_kept)
+            self._num_walked = num_kept
+        if self._num_read > num_kept:
+            self._keys, self._num_read = KeyTracker(self._marks), 0
+        del self._tokens[num_kept:]
+        self._is_stuck = False
 
     def fill(self, row: Words) -> None:
         """Write which tokens may come next. Where none may, the reply's end is let through: taking
