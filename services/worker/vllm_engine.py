@@ -27,7 +27,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.core.vllm.forms import as_lark
-from services.worker.core.vllm.messages import PARAMS
+from services.worker.core.vllm.messages import PARAMS, SCHEDULER, Registered
 from services.worker.core.vllm.replies import Output
 from services.worker.core.vllm.requests import AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
@@ -38,6 +38,7 @@ from services.worker.models.generation import (
     generation_config,
     sampling_defaults,
 )
+from services.worker.vllm.fingerprint import continue_fingerprint
 from services.worker.vllm.forms import BACKEND_FILE, FormCheck, has_tokenizer
 from services.worker.vllm.guard import guard_group
 from services.worker.vllm.link import SOCKET, Listener, Peer
@@ -80,7 +81,7 @@ def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngi
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[_logger_of(counts)])
         peers: list[Peer] = []
         if listener is not None:
-            peers = listener.accept(llm.vllm_config.parallel_config.tensor_parallel_size)
+            peers = listener.accept()
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ConfigError(f"vLLM cannot serve {source!r}: {_first_line(error)}") from error
     finally:
@@ -203,17 +204,17 @@ def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] 
     num_layers = model.get_num_layers(parallel)
     num_heads, head_size = model.get_total_num_kv_heads(), model.get_head_size()
     page_bytes = 2 * num_heads * BLOCK_TOKENS * head_size * model.dtype.itemsize
-    digest = weights_digest(source)
-    shape = (model.dtype, cache.cache_dtype, model.quantization, num_layers, num_heads, head_size)
-    digest.update(f"vllm:{vllm.__version__}:{shape}:{BLOCK_TOKENS}".encode())
+    connectors = [peer.registered for peer in peers] or [
+        Registered(rank=SCHEDULER, version=vllm.__version__),
+        Registered(rank=0, layout=f"{model.dtype}:{cache.cache_dtype}:{model.quantization}"),
+    ]
     if peers:
-        cached = peers[1].registered
-        page_bytes, num_layers = cached.page_bytes, cached.num_layers * (len(peers) - 1)
-        digest.update(f":{cached.layout}:{len(peers) - 1}".encode())
+        page_bytes = connectors[1].page_bytes
+        num_layers = connectors[1].num_layers * (len(connectors) - 1)
     return ModelInfo(
         model_id=model_id,
         source=source,
-        fingerprint=digest.hexdigest(),
+        fingerprint=continue_fingerprint(weights_digest(source), connectors),
         max_model_len=model.max_model_len,
         num_layers=num_layers,
         page_bytes=page_bytes,

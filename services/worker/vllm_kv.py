@@ -29,7 +29,7 @@ from shared.wire.messages import pack_ints, unpack_ints
 
 log = logging.getLogger(__name__)
 
-STAGE_PATIENCE_S = 1.0  # a turn waits so long for the kvstore's answer
+STAGE_PATIENCE_S = 2.0  # a turn waits so long for the kvstore's answer
 RANKS_PATIENCE_S = 10.0
 COMMITS_PATIENCE_S = 5.0
 
@@ -53,15 +53,25 @@ class VllmKv:
     """Args:
     peers: the scheduler's connector, and each rank's in order.
     on_gone: called with a reason when one of them is gone.
+    fingerprint: see `Opened`.
 
     Attributes:
         kv: set before anything is called.
+        on_write: called with each block that is committed.
         num_load_failures: pages that could not be loaded, since the start.
     """
 
     kv: KvClient
 
-    def __init__(self, peers: Sequence[Peer], clock: Clock, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        clock: Clock,
+        on_gone: Callable[[str], None],
+        fingerprint: str = "",
+    ) -> None:
+        self._fingerprint = fingerprint
+        self.on_write: Callable[[m.Write], None] = lambda write: None
         self._scheduler, *self._ranks = peers
         self._clock = clock
         self._on_gone = on_gone
@@ -70,6 +80,7 @@ class VllmKv:
         self._answers: dict[int, asyncio.Future[str]] = {}  # of ranks, to what was sent last
         self._writing: dict[int, _Writing] = {}  # by number of the write
         self._tickets: dict[str, tuple[int, Staged]] = {}  # and their epochs, by request
+        self._staging: set[str] = set()  # requests that `stage` was asked for, until they end
         self._used: dict[str, CachedTokens] = {}
         self._forgetting: Counter[str] = Counter()  # owners whose earlier writes are void
         self._tasks = Tasks("a question of vLLM's connectors failed")
@@ -138,6 +149,7 @@ class VllmKv:
             lease_path=self.kv.lease_path,
             num_pages=num_layers * len(self._ranks),
             has_tails=self.has_tails,
+            fingerprint=self._fingerprint,
         )
 
     async def _ask_ranks(self, question: m.Opened | m.Closed) -> None:
@@ -162,6 +174,7 @@ class VllmKv:
 
     async def stage(self, turn: Turn, request_id: str) -> m.RequestKv:
         """What the request is to say of its KV, with what the kvstore has of it."""
+        self._staging.add(request_id)
         cache, keys = turn.cache, turn.reusable_keys()
         if self.has_tails and turn.has_tail and len(keys) <= cache.tail_index:
             keys = [*keys[: cache.tail_index], cache.tail_key()]
@@ -248,6 +261,7 @@ class VllmKv:
 
     def end(self, request_id: str) -> None:
         """A request is over: nothing of its ticket is read."""
+        self._staging.discard(request_id)
         self._used.pop(request_id, None)
         self._release(request_id)
 
@@ -289,7 +303,7 @@ class VllmKv:
             case m.StageWanted():
                 self._tasks.spawn(self._stage_again(message))
             case m.TicketUsed():
-                if message.name in self._tickets:
+                if message.name in self._tickets and message.name in self._staging:
                     self._used[message.name] = CachedTokens(message.num_local, message.num_loaded)
                 self._release(message.name)
             case m.Writes():
@@ -359,6 +373,7 @@ class VllmKv:
             is_current = writing.epoch == self.kv.epoch and self.kv.is_connected
             if all(writing.sums.values()) and is_current and not writing.is_void:
                 writes.append(block_write(writing.write, pages))
+                self.on_write(writing.write)
                 checksums.append(list(_in_page_order(writing.sums)))
                 continue
             unstored.append(number)

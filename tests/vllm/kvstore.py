@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from shared.arena import Arena, PageState, checksum
-from shared.blocks import BlockKey, unpack_keys
-from shared.errors import NoCapacity
+from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.errors import NoCapacity, PeerUnavailable
 from shared.ids import HostId
+from shared.owners import owner_key
 from shared.wire.messages import (
     KvCommit,
     KvCommitted,
@@ -32,6 +33,7 @@ class SmallKvstore:
     """Attributes:
     blocks: pages of each block, one a layer.
     num_asked, num_staged: blocks, of all questions.
+    is_away: it answers nothing; `refuses`: it has no room for new blocks.
     spoil: what becomes of the pages of the next answer: nothing, they are `BAD` by the time that
         they are read, or do not come.
     """
@@ -40,10 +42,13 @@ class SmallKvstore:
         self._bus, self._folder = bus, folder
         self.arena: Arena | None = None
         self.blocks: dict[BlockKey, list[int]] = {}
+        self.sessions: dict[str, list[BlockKey]] = {}  # keys of their blocks, in order
         self.free: list[int] = []
         self.tickets: set[int] = set()
         self.num_asked = self.num_staged = self._last_ticket = 0
         self.spoil: PageState | None = None
+        self.is_away = self.refuses = False
+        self.num_opened = 0
         self._generations: dict[int, int] = {}
 
     async def serve(self) -> None:
@@ -56,6 +61,8 @@ class SmallKvstore:
         await bus.subscribe(KV_RELEASE, self._release, HOST)
 
     async def _open(self, message: KvOpen) -> KvOpened:
+        self._check()
+        self.num_opened += 1
         if self.arena is None:
             path = self._folder / "arena"
             self.arena = Arena.create(path, NUM_PAGES, message.page_bytes)
@@ -71,6 +78,8 @@ class SmallKvstore:
         return KvLeased(pages=pack_ints(pages))
 
     async def _commit(self, message: KvCommit) -> KvCommitted:
+        if self.refuses:
+            raise NoCapacity("full")
         assert self.arena is not None
         for block in message.blocks:
             pages = unpack_ints(block.pages)
@@ -79,12 +88,17 @@ class SmallKvstore:
             for page in pages:
                 generation = self._generations[page] = self._generations.get(page, 0) + 1
                 self.arena.set_word(page, generation, PageState.READY)
-            self.blocks[BlockKey(bytes.fromhex(block.key))] = pages
+            key = BlockKey(bytes.fromhex(block.key))
+            self.blocks[key] = pages
+            self.sessions.setdefault(block.owner, []).append(key)
         return KvCommitted()
 
     async def _stage(self, message: KvStage) -> KvStaged:
+        self._check()
         assert self.arena is not None
         keys = unpack_keys(message.keys)
+        if message.session_id is not None and not keys:
+            keys = self.sessions.get(owner_key(message.tenant, message.session_id).hex(), [])
         self.num_asked += len(keys)
         rows = []
         for key in keys:
@@ -105,7 +119,12 @@ class SmallKvstore:
         return KvStaged(
             ticket=self._last_ticket, num_blocks=len(rows), pages=pack_ints(pages),
             generations=pack_ints(generations), num_here=len(rows),
+            keys="" if message.keys else pack_keys(keys[: len(rows)]),
         )  # fmt: skip
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise PeerUnavailable("it is away")
 
     async def _renew(self, message: KvRenew) -> KvRenewed:
         return KvRenewed()

@@ -29,7 +29,7 @@ NUM_BLOCKS = 30  # of vLLM's cache, so that four conversations do not fit
 SETTINGS = {
     "SYMPHONY_VLLM_PYTHON": PYTHON,
     "SYMPHONY_DTYPE": "float32",
-    "SYMPHONY_NUM_THREADS": "2",
+    "SYMPHONY_NUM_THREADS": "1",
     "SYMPHONY_MAX_MODEL_LEN": "1024",
     "SYMPHONY_VLLM_ARGS": json.dumps({"num_gpu_blocks_override": NUM_BLOCKS}),
 }

@@ -1,6 +1,8 @@
 """KV of a real vLLM, below it: loaded, preempted, damaged and late. Run by a Python with vLLM."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from shared.arena import PageState
 from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.runtime.clock import SystemClock
 from shared.wire.messages import (
+    Prefetch,
     Prompt,
     SamplingParams,
     StepOutput,
@@ -43,6 +46,7 @@ class Scene:
     kvstore: SmallKvstore
     runner: Any
     gone: list[str]
+    prefetched: "asyncio.Queue[Any]"
     number: int = 0
     deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
 
@@ -84,7 +88,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_in(folder: Path) -> AsyncIterator[Scene]:
+async def scene_in(folder: Path, num_ranks: int = 1) -> AsyncIterator[Scene]:
     from services.worker.config import WorkerConfig
     from services.worker.device.thread import DeviceThreads
     from services.worker.kv_client import KvClient
@@ -98,12 +102,16 @@ async def scene_in(folder: Path) -> AsyncIterator[Scene]:
         {
             "dtype": "float32",
             "max_model_len": 1024,
-            "num_threads": 2,
-            "vllm_args": {"num_gpu_blocks_override": NUM_BLOCKS},
+            "num_threads": 1,
+            "vllm_args": {
+                "num_gpu_blocks_override": NUM_BLOCKS,
+                "tensor_parallel_size": num_ranks,
+            },
         }
     )
     engine = start_engine(settings, "m", str(make_demo_model(folder / "model")))
     gone: list[str] = []
+    prefetched: asyncio.Queue[Any] = asyncio.Queue()
     bus, clock, threads = MemoryBus(), SystemClock(), DeviceThreads()
     kvstore = SmallKvstore(bus, folder)
     await kvstore.serve()
@@ -113,12 +121,12 @@ async def scene_in(folder: Path) -> AsyncIterator[Scene]:
     )
     runner = VllmRunner(
         cast(Any, bus), clock, engine, EngineLimits(max_model_len=1024),
-        EngineListeners(on_stuck=gone.append), kv,
+        EngineListeners(on_stuck=gone.append, on_prefetched=prefetched.put_nowait), kv,
     )  # fmt: skip
     tasks = [asyncio.ensure_future(work) for work in (kv.run(), kv.kv.maintain(), runner.run())]
     await kv.kv.wait_met(30)
     try:
-        yield Scene(engine, bus, kvstore, runner, gone)
+        yield Scene(engine, bus, kvstore, runner, gone, prefetched)
     finally:
         for task in tasks:
             task.cancel()
@@ -142,11 +150,36 @@ def test_kv_comes_back_right_or_is_computed_again(tmp_path: Path) -> None:
             await loaded(scene)
             await damaged(scene)
             await late(scene)
+            await hinted(scene)
             await preempted(scene)
             await asyncio.sleep(0)
             assert not scene.kvstore.tickets, "a ticket is held for ever"
 
     asyncio.run(scenario())
+
+
+def test_two_ranks_have_their_parts_of_each_block(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path, num_ranks=2) as scene:
+            await loaded(scene)
+            await damaged(scene)
+            victims = [pid for pid in children_of(os.getpid()) if "Worker" in name_of(pid)]
+            os.kill(victims[-1], signal.SIGKILL)
+            with pytest.raises(AssertionError, match=r"connector|ended"):
+                await scene.ask(talk(9, 300), 500)
+
+    asyncio.run(scenario())
+
+
+def children_of(pid: int) -> list[int]:
+    """All processes below one."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        own = [int(word) for word in file.read().split()]
+    return [*own, *(each for child in own for each in children_of(child))]
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 async def loaded(scene: Scene) -> None:
@@ -185,6 +218,24 @@ async def late(scene: Scene) -> None:
     assert not waiting.done(), "others go on meanwhile"
     again, delta = await waiting
     assert again == first and delta.cached_in == {"host": 192}
+
+
+async def hinted(scene: Scene) -> None:
+    prompt = talk(5, 400)
+    first, _ = await scene.ask(prompt, session="h")
+    await fill(scene)
+    num_staged = scene.kvstore.num_staged
+    scene.runner.on_prefetch(
+        Prefetch(session_id=SessionId("h"), model_id=ModelId("m"), tenant=TENANT, trace="t")
+    )
+    async with asyncio.timeout(ANSWER_S):
+        await scene.prefetched.get()
+    assert scene.kvstore.num_staged == num_staged + 6 and scene.kvstore.tickets
+    again, delta = await scene.ask(prompt, session="h")
+    assert again == first and delta.cached_in == {"pool": 384}
+    scene.runner.on_prefetch(
+        Prefetch(session_id=SessionId("unknown"), model_id=ModelId("m"), tenant=TENANT)
+    )
 
 
 async def preempted(scene: Scene) -> None:

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -24,7 +25,12 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from services.worker.core.vllm.connector import ConnectorCore, LoadOrder, Scheduled
+from services.worker.core.vllm.connector import (
+    ConnectorCore,
+    LoadOrder,
+    Scheduled,
+    WorkerGone,
+)
 from services.worker.core.vllm.loading import RankLoads, RankShape
 from services.worker.core.vllm.messages import (
     PARAMS,
@@ -48,11 +54,15 @@ from services.worker.device.copying.mover import Stored as MoverStored
 from services.worker.vllm.cache_pages import CachePages, HostPagesCopier, cache_pages
 from services.worker.vllm.link import SOCKET, Connection
 from shared.arena import Arena, ArenaError
-from shared.blocks import BLOCK_TOKENS
+from shared.blocks import BLOCK_TOKENS, root_key
 from shared.errors import ConfigError, MalformedMessage
+from shared.ids import DEFAULT_TENANT, SessionId
+from shared.owners import owner_key
 from shared.wire.messages import decode, pack_ints
 
 log = logging.getLogger(__name__)
+
+SESSION_ID = "session_id"  # of a stock server's `kv_transfer_params`
 
 
 @dataclass
@@ -79,11 +89,13 @@ class SymphonyConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        if (block_size := vllm_config.cache_config.block_size) != BLOCK_TOKENS:
+            raise ConfigError(f"--block-size {block_size}: Symphony's blocks have {BLOCK_TOKENS}")
         self._cache_config = kv_cache_config
         self._scheduler: _SchedulerSide | None = None
         self._rank: _RankSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = _SchedulerSide(extra[SOCKET])
+            self._scheduler = _SchedulerSide(extra[SOCKET], vllm_config)
         else:
             self._rank = _RankSide(extra[SOCKET], vllm_config)
 
@@ -186,12 +198,19 @@ class _Blocks:
 class _SchedulerSide:
     """All but the inbox is used by the engine's one thread."""
 
-    def __init__(self, path: str) -> None:
-        self._inbox: SimpleQueue[ToConnector] = SimpleQueue()
-        self._link = Connection(path, self._inbox.put, lambda: self._inbox.put(Closed(epoch=0)))
+    def __init__(self, path: str, vllm_config: Any) -> None:
+        self._inbox: SimpleQueue[ToConnector | WorkerGone] = SimpleQueue()
+        self._link = Connection(path, self._inbox.put, lambda: self._inbox.put(WorkerGone()))
         self._core: ConnectorCore | None = None
         self._requests: dict[str, Any] = {}  # of vLLM's, which we have KV of
-        self._link.send(Registered(rank=SCHEDULER))
+        self._link.send(
+            Registered(
+                rank=SCHEDULER,
+                num_ranks=vllm_config.parallel_config.tensor_parallel_size,
+                model=vllm_config.model_config.model,
+                version=vllm.__version__,
+            )
+        )
 
     def bind(self, pool: _Blocks) -> None:
         """The engine is about to run."""
@@ -215,16 +234,10 @@ class _SchedulerSide:
     def on_request(self, request: Any) -> None:
         """A request of vLLM's came; those without KV below are left alone."""
         core = self.core()
-        data = (request.kv_transfer_params or {}).get(PARAMS)
-        if not isinstance(data, str):
-            return
-        try:
-            kv = decode(RequestKv, data.encode())
-        except MalformedMessage:
-            log.exception("a request's KV parameters were not understood")
-            return
-        self._requests[request.request_id] = request
-        core.on_request(request.request_id, kv)
+        kv = stock_kv(request, core.fingerprint) if core.fingerprint else worker_kv(request)
+        if kv is not None:
+            self._requests[request.request_id] = request
+            core.on_request(request.request_id, kv)
 
     def plan(self, output: Any) -> Orders:
         """A step was scheduled."""
@@ -262,6 +275,32 @@ class _SchedulerSide:
         self._link.close()
 
 
+def worker_kv(request: Any) -> RequestKv | None:
+    """What our worker says of a request's KV, if it does."""
+    data = (request.kv_transfer_params or {}).get(PARAMS)
+    if not isinstance(data, str):
+        return None
+    try:
+        return decode(RequestKv, data.encode())
+    except MalformedMessage:
+        log.exception("a request's KV parameters were not understood")
+        return None
+
+
+def stock_kv(request: Any, fingerprint: str) -> RequestKv | None:
+    """How the KV of a stock server's request is kept; None: its tokens alone do not name it."""
+    if request.lora_request is not None or request.mm_features or request.prompt_token_ids is None:
+        return None
+    session_id = (request.kv_transfer_params or {}).get(SESSION_ID)
+    session = SessionId(session_id) if isinstance(session_id, str) and session_id else None
+    return RequestKv(
+        name=request.request_id,
+        root=root_key(fingerprint, DEFAULT_TENANT, "", request.cache_salt or "").hex(),
+        owner=owner_key(DEFAULT_TENANT, session).hex(),
+        must_ask=True,
+    )
+
+
 class _RankSide:
     """Copies pages between a rank's KV cache and the arena."""
 
@@ -286,6 +325,7 @@ class _RankSide:
             pages = cache_pages(caches, cache_config.num_blocks)
         except ConfigError as error:
             self._link.send(Registered(rank=rank, error=error.message))
+            log.error("KV stays in vLLM", extra={"error": error.message})
             return
         shape = self._shape = RankShape(
             rank=rank,
@@ -300,10 +340,11 @@ class _RankSide:
         self._link.send(
             Registered(
                 rank=shape.rank,
+                num_ranks=shape.num_ranks,
                 num_layers=shape.num_layers,
                 num_blocks=shape.num_blocks,
                 page_bytes=pages.page_bytes,
-                layout=f"{pages.layout}:{_instructions(self._config)}",
+                layout=f"{pages.layout}:{_kind(self._config)}",
                 token_rows=token_rows,
             )
         )
@@ -312,27 +353,29 @@ class _RankSide:
 
     def load(self, orders: Sequence[LoadOrder]) -> None:
         """Start loads, behind what the device was given until now."""
+        if not orders:
+            return
         mover, shape, loads = self._parts
-        if orders:
-            with self._lock:
-                for order in orders:
-                    loads.start(order.request_id, order.blocks)
-            runs = [shape.loads(order) for order in orders]
-            self._behind.run(lambda: mover.submit_loads(runs))
+        with self._lock:
+            for order in orders:
+                loads.start(order.request_id, order.blocks)
+        runs = [shape.loads(order) for order in orders]
+        self._behind.run(lambda: mover.submit_loads(runs))
 
     def store(self, orders: Sequence[StoreOrder]) -> None:
         """Start stores, behind what the device was given until now."""
+        if not orders:
+            return
         mover, shape, _ = self._parts
-        if orders:
-            writes = [shape.write(order, BLOCK_TOKENS) for order in orders]
-            epoch = orders[0].epoch
-            self._behind.run(lambda: mover.submit_stores(writes, epoch))
+        writes, epoch = [shape.write(order, BLOCK_TOKENS) for order in orders], orders[0].epoch
+        self._behind.run(lambda: mover.submit_stores(writes, epoch))
 
     def take_loaded(self) -> set[str]:
         """Requests whose loads are over; `take_bad` says next what of them is bad."""
-        _, _, loads = self._parts
+        if self._loads is None:
+            return set()
         with self._lock:
-            over, bad = loads.take()
+            over, bad = self._loads.take()
         self._bad |= bad
         return over
 
@@ -470,12 +513,14 @@ def _copier(pages: CachePages) -> PageCopier:
     return PiecewiseCopier(CudaLink(pages.layers, torch.cuda.current_stream()))
 
 
-def _instructions(vllm_config: Any) -> str:
-    """Of a CPU: its backend packs pages for them."""
+def _kind(vllm_config: Any) -> str:
+    """What else a cache's numbers depend on; on a CPU, the instructions that pages are packed
+    for.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    kind = f"{model.dtype}:{cache.cache_dtype}:{model.quantization}"
     if not current_platform.is_cpu():
-        return ""
+        return kind
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    found: str = _get_attn_isa(model.dtype, cache.block_size, model.get_head_size())
-    return found
+    return f"{kind}:{_get_attn_isa(model.dtype, cache.block_size, model.get_head_size())}"

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -62,7 +62,7 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._on_message, self._on_closed = on_message, on_closed
-        self._unsent: SimpleQueue[object] = SimpleQueue()
+        self._unsent: SimpleQueue[object] = SimpleQueue()  # None ends it
         for name, run in (("kv-send", self._send_all), ("kv-receive", self._receive_all)):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -76,11 +76,9 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send_all(self) -> None:
-        try:
-            while True:
-                self._socket.sendall(frame(self._unsent.get()))
-        except OSError:
-            return  # the receiving thread says so
+        with suppress(OSError):  # the receiving thread says so
+            while (message := self._unsent.get()) is not None:
+                self._socket.sendall(frame(message))
 
     def _receive_all(self) -> None:
         try:
@@ -93,6 +91,8 @@ class Connection:
         except Exception:
             log.exception("a message of the worker was not understood: KV stays in vLLM")
         finally:
+            self._unsent.put(None)
+            self._socket.close()
             self._on_closed()
 
 
@@ -120,6 +120,10 @@ class Peer:
         else:
             self._writer.write(frame(message))
 
+    def close(self) -> None:
+        """End a connection that nothing reads."""
+        self._socket.close()
+
     async def read(self, on_message: Callable[["Peer", FromConnector], None]) -> None:
         """Pass messages on until the connector is gone.
 
@@ -144,45 +148,64 @@ class Peer:
 class Listener:
     """Where a vLLM's connectors find the worker, while its engine starts.
 
+    Args:
+        path: of the socket; None: in a folder of its own, that only this user can enter.
+
     Attributes:
-        path: of the socket, in a folder that only this user can enter.
+        is_silent: nobody came while `accept` waited last.
     """
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
-        self.path = str(Path(self._folder.name) / SOCKET_NAME)
+    def __init__(self, path: Path | None = None) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if path is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
+            path = Path(self._folder.name) / SOCKET_NAME
+        self.path = str(path)
+        self.is_silent = True
         self._socket = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
         self._socket.bind(self.path)
+        path.chmod(0o600)
         self._socket.listen(os.cpu_count() or 1)
 
-    def accept(self, num_ranks: int) -> list[Peer]:
+    def accept(self, first_within_s: float = REGISTER_PATIENCE_S) -> list[Peer]:
         """The connectors of the scheduler and of each rank, in this order (waits for them).
 
         Raises:
             ConfigError: one has not come in time.
         """
-        deadline = time.monotonic() + REGISTER_PATIENCE_S
+        deadline = time.monotonic() + first_within_s
         peers: dict[int, Peer] = {}
-        try:
-            while len(peers) < num_ranks + 1:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                connection, _ = self._socket.accept()
-                connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                registered = decode(Registered, _read(connection))
-                if registered.error:
-                    raise ConfigError(registered.error)
-                connection.setblocking(False)
-                peers[registered.rank] = Peer(connection, registered)
-        except (TimeoutError, MalformedMessage) as error:
-            raise ConfigError(
-                f"vLLM's KV connectors: {len(peers)} of {num_ranks + 1} came: {error}"
-            ) from error
+        num_peers = 2
+        with ExitStack() as connections:
+            try:
+                while len(peers) < num_peers:
+                    self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                    connection, _ = self._socket.accept()
+                    connections.enter_context(connection)
+                    if not peers:
+                        deadline = time.monotonic() + REGISTER_PATIENCE_S
+                    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                    registered = decode(Registered, _read(connection))
+                    if registered.error:
+                        raise ConfigError(registered.error)
+                    connection.setblocking(False)
+                    peers[registered.rank] = Peer(connection, registered)
+                    num_peers = registered.num_ranks + 1
+            except (TimeoutError, MalformedMessage) as error:
+                self.is_silent = not peers and isinstance(error, TimeoutError)
+                raise ConfigError(
+                    f"vLLM's KV connectors: {len(peers)} of {num_peers} came: {error}"
+                ) from error
+            connections.pop_all()
         return [peers[rank] for rank in sorted(peers)]
 
     def close(self) -> None:
         """Take no more connections."""
         self._socket.close()
-        self._folder.cleanup()
+        Path(self.path).unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _read(connection: socket.socket) -> bytes:

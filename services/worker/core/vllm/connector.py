@@ -34,9 +34,14 @@ from shared.blocks import BLOCK_TOKENS, BlockKey, child_key, pack_keys, unpack_k
 from shared.wire.messages import unpack_ints
 
 STAGE_PATIENCE_NS = 1_000_000_000  # a preempted request waits so long for the kvstore's answer
+STORES_END_NS = 30_000_000_000  # without a worker, stores under way are over by then
 NO_KEY = BlockKey(b"")
 
 Tokens: TypeAlias = Sequence[int]
+
+
+class WorkerGone:
+    """In place of a message: none will come any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ class _Request:
     keys: of its full blocks, as far as they were needed.
     num_noted: its leading full blocks of which it is noted where they are.
     num_settled: those that are below or on their way.
-    is_asking: a preempted one that waits for the kvstore's answer, since `asked_at_ns`.
+    is_asking: it waits for the kvstore's answer of its blocks `asked`, since `asked_at_ns`.
     has_failed: a load of it did: it is computed from then on.
     matched: tokens in vLLM's cache, when it was last asked how many can be loaded.
     """
@@ -109,6 +114,7 @@ class _Request:
     has_asked: bool = False
     has_failed: bool = False
     asked_at_ns: int = 0
+    asked: Sequence[BlockKey] = ()
     matched: int = 0
     loading: _Loading | None = None
 
@@ -116,11 +122,17 @@ class _Request:
 class ConnectorCore:
     """Args:
     send: passes a message to the worker; never waits.
+
+    Attributes:
+        fingerprint: see `Opened`.
     """
 
     def __init__(self, pool: BlockPool, send: Callable[[FromConnector], None]) -> None:
         self._send = send
         self._has_tails = False
+        self.fingerprint = ""
+        self._is_alone = False
+        self._let_go_at_ns = 0
         self._pool = pool
         self._requests: dict[str, _Request] = {}  # by vLLM's names
         self._named: dict[str, _Request] = {}  # by the worker's
@@ -130,11 +142,15 @@ class ConnectorCore:
 
     # The worker's messages.
 
-    def on_message(self, message: ToConnector) -> None:
+    def on_message(self, message: ToConnector | WorkerGone) -> None:
         """A message of the worker's."""
         match message:
+            case WorkerGone():
+                self.stores.close()
+                self._is_alone = True
             case Opened():
                 self._has_tails = message.has_tails
+                self.fingerprint = message.fingerprint
                 self.stores.open(message.epoch, message.num_pages)
             case Closed():
                 self.stores.close()
@@ -160,6 +176,11 @@ class ConnectorCore:
             return
         request.is_asking = False
         request.ticket = ticket
+        num_blocks = 0 if ticket is None else ticket.num_blocks
+        for key in request.asked[:num_blocks]:
+            self.stores.set_below(key)
+        for key in request.asked[num_blocks:]:
+            self.stores.set_gone(key)
 
     def _on_forget(self, message: Forget) -> None:
         for request in self._requests.values():
@@ -203,7 +224,8 @@ class ConnectorCore:
             return 0
         if was_preempted and request.was_allocated:
             self._on_preempted(request)
-        if request.ticket is None and was_preempted and self._asks(
+        is_unasked = was_preempted or request.kv.must_ask
+        if request.ticket is None and is_unasked and self._asks(
             request, tokens, num_local, now_ns
         ):  # fmt: skip
             return None
@@ -222,7 +244,7 @@ class ConnectorCore:
         request.blocks, request.num_noted, request.ticket = [], 0, None
 
     def _asks(self, request: _Request, tokens: Tokens, num_local: int, now_ns: int) -> bool:
-        """Whether a preempted request waits for what the kvstore has of it."""
+        """Whether a request waits for what the kvstore has of it."""
         if request.is_asking:
             request.is_asking = now_ns < request.asked_at_ns + STAGE_PATIENCE_NS
             return request.is_asking
@@ -231,11 +253,14 @@ class ConnectorCore:
             return False
         request.has_asked = True
         first, last = num_local // BLOCK_TOKENS, (len(tokens) - 1) // BLOCK_TOKENS
-        if first >= last or not self.stores.has(self._key(request, tokens, first)):
+        if first >= last:
+            return False
+        if not (request.kv.must_ask or self.stores.has(self._key(request, tokens, first))):
             return False
         self._key(request, tokens, last - 1)
         request.is_asking, request.asked_at_ns = True, now_ns
-        keys = pack_keys(request.keys[first:last])
+        request.asked = request.keys[first:last]
+        keys = pack_keys(request.asked)
         self._send(StageWanted(name=request.kv.name, keys=keys, num_before=first))
         return True
 
@@ -278,6 +303,8 @@ class ConnectorCore:
         self, step: Sequence[Scheduled], now_ns: int
     ) -> tuple[list[LoadOrder], list[StoreOrder]]:
         """A step begins: what is to be loaded beside it, and stored behind it."""
+        if self._is_alone:
+            self._let_go(now_ns)
         for each in step:
             if (request := self._requests.get(each.request_id)) is None:
                 continue
@@ -295,6 +322,14 @@ class ConnectorCore:
             self._send(Writes(epoch=self.stores.epoch, writes=writes))
         self.stores.refill(now_ns, self._send)
         return loads, orders
+
+    def _let_go(self, now_ns: int) -> None:
+        """The worker does not say any more when stores are over: the ranks end theirs soon after
+        it is gone.
+        """
+        self._let_go_at_ns = self._let_go_at_ns or now_ns + STORES_END_NS
+        if now_ns >= self._let_go_at_ns:
+            self.stores.end_all()
 
     def on_loaded(self, request_ids: Sequence[str], bad_blocks: set[int]) -> None:
         """What the ranks say of loads: these are over; and these blocks, perhaps of loads that are

@@ -53,6 +53,7 @@ class RequestKv:
         num_history: of its tokens, how many of the first its session's last turn left the KV of.
         epoch: connection to the kvstore that was asked.
         num_asked: leading blocks that it was asked for; those that the ticket lacks are not there.
+        must_ask: the kvstore was not asked; the scheduler's connector does.
         is_private: nothing of it is stored.
         expiry_s: how long its KV outlives its last use; 0: as every tier has it.
     """
@@ -64,6 +65,7 @@ class RequestKv:
     num_history: int = 0
     epoch: int = 0
     num_asked: int = 0
+    must_ask: bool = False
     is_private: bool = False
     expiry_s: int = 0
     ticket: Ticket | None = None
@@ -78,7 +80,9 @@ class Registered:
     cache.
 
     Attributes:
-        rank: `SCHEDULER`: the rest says nothing.
+        rank: `SCHEDULER`: it says which model by which version of vLLM, and the others the rest.
+        num_ranks: that come as well.
+        model: folder or hub id.
         num_layers: of the rank's cache.
         page_bytes: of one layer's block in this rank.
         layout: what else makes two caches' bytes interchangeable: dtype, shape and order of a page,
@@ -89,6 +93,9 @@ class Registered:
     """
 
     rank: int
+    num_ranks: int = 1
+    model: str = ""
+    version: str = ""
     num_layers: int = 0
     num_blocks: int = 0
     page_bytes: int = 0
@@ -128,7 +135,7 @@ class LeaseWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWanted:
-    """A preempted request comes back; answered by `Staged`.
+    """A preempted request comes back, or one of which nobody has asked; answered by `Staged`.
 
     Attributes:
         keys: packed, of the blocks that it lacks.
@@ -248,12 +255,15 @@ class Opened:
             leased pages back when no process has it locked.
         num_pages: of one block: layers times ranks.
         has_tails: a block that is not full can be stored.
+        fingerprint: of the model, where no worker says with each request how its KV is kept, and
+            the scheduler's connector does itself; empty: one does.
     """
 
     epoch: int
     arena_path: str
     lease_path: str
     num_pages: int
+    fingerprint: str = ""
     has_tails: bool = False
     kind: Literal["opened"] = "opened"
 

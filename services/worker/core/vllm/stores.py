@@ -197,6 +197,11 @@ class Stores:
                 if number in lost:
                     self.set_gone(key)
 
+    def end_all(self) -> None:
+        """No block is read any more."""
+        numbers = list(self._held)
+        self.on_ended(numbers, unstored=numbers)
+
     @property
     def num_held(self) -> int:
         """Blocks that are held for their copies."""

@@ -1,12 +1,18 @@
 """The connector in vLLM's scheduler, under whatever vLLM, its ranks and the worker may do."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from services.worker.core.vllm import messages as m
-from services.worker.core.vllm.connector import ConnectorCore, LoadOrder, Scheduled
+from services.worker.core.vllm.connector import (
+    ConnectorCore,
+    LoadOrder,
+    Scheduled,
+    WorkerGone,
+)
 from services.worker.core.vllm.stores import StoreOrder
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys
 from shared.wire.messages import pack_ints
@@ -152,6 +158,43 @@ def test_what_was_not_ordered_when_the_kvstore_left_is_let_go() -> None:
     scene.core.on_message(m.Closed(epoch=1))
     assert not any(scene.pool.touched)
     assert scene.core.plan([], 0) == ([], []) and not scene.said(m.Writes)
+
+
+def test_without_a_worker_blocks_are_let_go_when_no_rank_can_read_them() -> None:
+    scene = Scene()
+    scene.add("a")
+    scene.allocate("a", [1, 2, 3])
+    scene.step("a", 3)
+    scene.core.on_message(WorkerGone())
+    assert scene.core.plan([], 0) == ([], []) and sum(scene.pool.touched) == 3
+    scene.core.plan([], 29 * 10**9)
+    assert sum(scene.pool.touched) == 3
+    scene.core.plan([], 30 * 10**9)
+    assert not any(scene.pool.touched)
+
+
+def test_a_request_of_which_nobody_has_asked_asks_itself() -> None:
+    scene = Scene()
+    kv = m.RequestKv(name="a", root=ROOT.hex(), owner=OWNERS[0], must_ask=True)
+    scene.core.on_request("x", kv)
+    assert scene.match("x") is None
+    assert scene.said(m.StageWanted) == [
+        m.StageWanted(name="a", keys=pack_keys(KEYS), num_before=0)
+    ]
+    ticket = m.Ticket(
+        epoch=1, num_blocks=2, num_tokens=2 * BLOCK_TOKENS, pages=pack_ints([5, 6]),
+        generations=pack_ints([0, 0], "Q"),
+    )  # fmt: skip
+    scene.core.on_message(m.Staged(name="a", ticket=ticket))
+    assert scene.match("x") == 2 * BLOCK_TOKENS
+    scene.allocate("x", [1, 2], 2 * BLOCK_TOKENS)
+    scene.core.on_loaded(["x"], set())
+    scene.allocate("x", [1, 2, 3])
+    _, orders = scene.step("x", 3)
+    assert [order.block for order in orders] == [3]
+    scene.core.on_request("y", replace(kv, name="b"))
+    assert scene.match("y") is None
+    assert scene.match("y", now_ns=10**9) == 0
 
 
 def test_nothing_of_an_aborted_load_is_stored() -> None:

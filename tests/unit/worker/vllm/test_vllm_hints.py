@@ -1,0 +1,213 @@
+"""Announced turns on vLLM: what is held for them, and what is brought into vLLM's cache."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.worker.core.effects import Effect, Prefetched
+from services.worker.core.kv.expecting import Expected
+from services.worker.core.vllm.histories import Histories, SessionTokens
+from services.worker.core.vllm.replies import Output
+from services.worker.core.vllm.requests import LOWEST_PRIORITY, VllmRequest
+from services.worker.core.vllm.status import VllmCounts
+from services.worker.device.base.executor import ModelInfo
+from services.worker.vllm.link import Peer
+from services.worker.vllm_hints import VllmHints
+from shared.blocks import BLOCK_TOKENS
+from shared.ids import SessionId, TenantId
+from shared.owners import owner_key
+from shared.runtime.clock import SystemClock
+from tests.unit.worker.vllm.kv_scene import INFO, OWNER, ROOT, SESSION, TENANT, TOKENS, Scene
+from tests.unit.worker.vllm.kv_scene import scene_in as kv_scene_in
+
+SECOND = 10**9
+
+
+@dataclass
+class FakeEngine:
+    """Answers when a test lets it."""
+
+    info: ModelInfo = INFO
+    counts: VllmCounts = field(default_factory=VllmCounts)
+    peers: Sequence[Peer] = ()
+    asked: list[VllmRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    can_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
+        self.asked.append(request)
+        await self.can_end.wait()
+        yield Output(tokens=[1], finish="length")
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.can_end.set()
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class HintScene:
+    kv: Scene
+    engine: FakeEngine
+    hints: VllmHints
+    effects: list[Effect]
+    has_waiting: bool = False
+
+    def announce(self, *, in_s: float = 0.0, session: SessionId = SESSION, **more: Any) -> None:
+        now_ns = SystemClock().now_ns()
+        self.hints.on_announced(
+            Expected(
+                tenant=TENANT,
+                session_id=session,
+                priority=1,
+                trace="t",
+                expires_at_ns=now_ns + 60 * SECOND,
+                arrives_at_ns=now_ns + int(in_s * SECOND) if in_s else 0,
+                **more,
+            )
+        )
+
+    def remember(self) -> None:
+        session = SessionTokens(array("i", TOKENS), "salt", ROOT.hex())
+        self.hints.histories.set(OWNER, session)
+
+    async def outcome(self) -> tuple[int, int]:
+        await self.kv.until(lambda: self.effects)
+        found = self.effects.pop()
+        assert isinstance(found, Prefetched)
+        return found.num_staged, found.num_here
+
+
+@asynccontextmanager
+async def scene_in(folder: Path) -> AsyncIterator[HintScene]:
+    async with kv_scene_in(folder) as kv:
+        engine, effects = FakeEngine(), list[Effect]()
+        hints = VllmHints(engine, kv.kv, SystemClock(), lambda: scene.has_waiting, effects.extend)
+        scene = HintScene(kv, engine, hints, effects)
+        running = asyncio.ensure_future(hints.run())
+        await kv.store([0, 1, 2])
+        try:
+            yield scene
+        finally:
+            running.cancel()
+
+
+def test_history_comes_into_vllms_cache_and_is_held_below_until_the_turn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            scene.remember()
+            scene.engine.can_end.set()
+            scene.announce()
+            assert await scene.outcome() == (3, 3)
+            (request,) = scene.engine.asked
+            assert request.tokens == TOKENS[: 3 * BLOCK_TOKENS + 1] and request.salt == "salt"
+            assert request.args["max_tokens"] == 1 and request.priority == LOWEST_PRIORITY
+            ticket = json.loads(request.kv)["ticket"]
+            assert (ticket["num_blocks"], ticket["num_tokens"]) == (3, 3 * BLOCK_TOKENS)
+            assert scene.kv.kvstore.tickets, "vLLM may drop it again"
+            scene.hints.withdraw(OWNER)
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+            assert not scene.engine.aborted
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("why", ["unknown", "waiting", "full"])
+def test_without_room_it_stays_in_host_memory(tmp_path: Path, why: str) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            if why != "unknown":
+                scene.remember()
+            scene.has_waiting = why == "waiting"
+            scene.engine.counts.usage = 0.8 if why == "full" else 0.0
+            scene.announce()
+            assert await scene.outcome() == (3, 0)
+            assert not scene.engine.asked and scene.kv.kvstore.tickets
+
+    asyncio.run(scenario())
+
+
+def test_a_withdrawn_announcement_stops_what_it_began(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            scene.remember()
+            scene.announce()
+            await scene.kv.until(lambda: scene.engine.asked)
+            scene.hints.withdraw(OWNER)
+            await scene.kv.until(lambda: scene.engine.aborted)
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+            scene.announce()
+            scene.hints.forget(OWNER)
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+            assert scene.hints.histories.get(OWNER) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_far_turn_holds_nothing_until_it_is_near(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            num_asked = scene.kv.kvstore.num_asked
+            scene.announce(in_s=3600)
+            scene.announce(in_s=0.7)  # in place of the first
+            assert scene.kv.kvstore.num_asked == num_asked
+            assert await scene.outcome() == (3, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_held_expires(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            now_ns = SystemClock().now_ns()
+            scene.hints.on_announced(
+                Expected(
+                    tenant=TENANT,
+                    session_id=SESSION,
+                    priority=1,
+                    trace="t",
+                    expires_at_ns=now_ns + SECOND // 5,
+                )
+            )
+            assert await scene.outcome() == (3, 0)
+            assert scene.kv.kvstore.tickets
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+            scene.announce(session=SessionId("unknown"))
+            assert await scene.outcome() == (0, 0)
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+
+    asyncio.run(scenario())
+
+
+def test_one_tenant_does_not_fill_the_cache(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            other = TenantId("other")
+            scene.hints._shares.take(TENANT, scene.hints._shares.room(TENANT))
+            assert scene.hints._shares.room(other)
+            scene.announce()
+            assert await scene.outcome() == (3, 0)
+            await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
+
+    asyncio.run(scenario())
+
+
+def test_of_too_many_histories_the_oldest_go() -> None:
+    histories = Histories(tokens_max=10)
+    owners = [owner_key(TENANT, SessionId(str(at))) for at in range(4)]
+    for at, owner in enumerate(owners):
+        histories.set(owner, SessionTokens(array("i", [at] * 4), "", ""))
+    assert [histories.get(owner) is not None for owner in owners] == [False, False, True, True]
+    histories.set(owners[2], SessionTokens(array("i", [1] * 5), "", ""))
+    histories.set(owners[0], SessionTokens(array("i", [1]), "", ""))
+    assert [histories.get(owner) is not None for owner in owners] == [True, False, True, True]
+    histories.drop(owners[1])
