@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from services.worker.core.vllm.replies import Output
 from services.worker.core.vllm.requests import AdapterFiles
 from services.worker.vllm import adapters
 from services.worker.vllm.protocol import AdapterUnavailable
-from shared.ids import TurnId
-from shared.wire.messages import AdapterRef, TurnCancel
+from shared.ids import ModelId, SessionId, TurnId
+from shared.wire.messages import AdapterRef, Prefetch, TurnCancel
 from tests.adapters import CARD, write_adapter
 from tests.unit.worker.vllm.test_vllm_runner import INFO, FakeEngine, Scene, prompt, start
 
@@ -161,8 +162,14 @@ def test_an_adapter_that_cannot_be_loaded_costs_its_own_turns(
 def test_an_announced_adapter_is_loaded_where_there_is_a_free_place(folder: Path) -> None:
     async def scenario() -> None:
         scene = LoraScene(folder)
-        for name in NAMES:
-            scene.runner._adapters.expect(AdapterRef(adapter_hash=name, ranks=RANKS))
+        hints: Any = SimpleNamespace(on_announced=lambda _: None, withdraw=lambda _: None)
+        scene.runner._hints = hints
+        for number, name in enumerate(NAMES):
+            ref = AdapterRef(adapter_hash=name, ranks=RANKS)
+            session = SessionId(f"s{number}")
+            scene.runner.on_prefetch(
+                Prefetch(session_id=session, model_id=ModelId("m"), adapter=ref)
+            )
         await scene.until(lambda: len(scene.engine.loaded) == 2)
         assert list(scene.engine.loaded.values()) == NAMES[:2]
         scene.turn("t", 1)
