@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,9 @@ SETTINGS = {
         "enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "num_gpu_blocks_override": 20,
     }),
 }  # fmt: skip
+NO_SPACE = {
+    str(byte): -100 for byte in b" \t\r\n"
+}  # the demo model may write it until it has to end
 QUESTION = "The river ran past the mill and the children counted the boats. " * 6
 
 
@@ -46,11 +50,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
         yield made.with_options(timeout=300)
 
 
+def base_of(client: OpenAI) -> str:
+    return next(each.id for each in client.models.list() if ":" not in each.id)
+
+
 def ask(client: OpenAI, model: str, **more: Any) -> tuple[str, int]:
     """What a model says, greedy, and how much of the prompt was not computed."""
     made = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": QUESTION}], max_tokens=16,
-        temperature=0, extra_body={"ignore_eos": True, **more},
+        extra_body={"ignore_eos": True, "temperature": 0, **more},
     )  # fmt: skip
     assert made.usage is not None and made.usage.prompt_tokens_details is not None
     return made.choices[
@@ -59,7 +67,7 @@ def ask(client: OpenAI, model: str, **more: Any) -> tuple[str, int]:
 
 
 def test_adapters_of_the_registry_take_turns_in_one_place(client: OpenAI) -> None:
-    base = next(each.id for each in client.models.list() if ":" not in each.id)
+    base = base_of(client)
     names = [base, f"{base}:n1", f"{base}:n2"]
     first = [ask(client, name) for name in names]
     assert len({text for text, _ in first}) == 3 and [cached for _, cached in first] == [0, 0, 0]
@@ -68,16 +76,39 @@ def test_adapters_of_the_registry_take_turns_in_one_place(client: OpenAI) -> Non
     assert all(cached >= 320 for _, cached in again), "each finds its own KV"
 
 
-def test_a_reply_is_held_to_a_schema(client: OpenAI) -> None:
-    schema = {
-        "type": "object", "properties": {"mill": {"enum": ["red", "blue"]}}, "required": ["mill"],
-        "additionalProperties": False,
-    }  # fmt: skip
-    base = next(each.id for each in client.models.list() if ":" not in each.id)
+SCHEMA = {
+    "type": "object", "properties": {"mill": {"enum": ["red", "blue"]}}, "required": ["mill"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def test_replies_are_held_to_schemas_regular_expressions_and_choices(client: OpenAI) -> None:
+    base = base_of(client)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
     for model in (base, f"{base}:n1"):
-        form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
         made = client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": QUESTION}],
+            model=model,
+            messages=[{"role": "user", "content": QUESTION}],
             response_format=form,
-        )  # fmt: skip
+            logit_bias=NO_SPACE,
+        )
         assert json.loads(made.choices[0].message.content or "")["mill"] in ("red", "blue")
+    sampled = {"ignore_eos": False, "temperature": 1.0}
+    assert re.fullmatch(
+        "[0-9]{3}-[ab]", ask(client, base, guided_regex="[0-9]{3}-[ab]", **sampled)[0]
+    )
+    assert ask(client, base, guided_choice=["one", "two"], **sampled)[0] in ("one", "two")
+    lark = 'start: "<" /[a-z]/ ">"'
+    assert re.fullmatch("<[a-z]>", ask(client, base, guided_grammar=lark, **sampled)[0])
+
+
+def test_a_tool_that_must_be_called_is(client: OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}
+    made = client.chat.completions.create(
+        model=base_of(client), messages=[{"role": "user", "content": QUESTION}], tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "paint"}}, logit_bias=NO_SPACE,
+    )  # fmt: skip
+    (choice,) = made.choices
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function" and call.function.name == "paint", choice
+    assert json.loads(call.function.arguments)["mill"] in ("red", "blue"), choice
