@@ -114,17 +114,21 @@ class Lab:
         await self._bus.subscribe(subject, handler, self.host_id)
         await self._bus.flush()
 
-    async def start(self, service: str, **settings: str) -> None:
+    async def start(self, service: str, *, python: str = sys.executable, **settings: str) -> None:
         """Start a service (again) and wait until it works."""
         self.stop(service)
         env = {**self._env, **as_variables(settings, self._env)}
         log_path = self.directory / f"{service}.log"
-        command = [sys.executable, "-m", f"services.{service}"]
+        command = [python, "-m", f"services.{service}"]
         if service == "worker":
             self._report = None
             env["SYMPHONY_METRICS_PORT"] = str(self.metrics_port)
         self._children[service] = start_child(command, log_path=log_path, env=env)
         await self._wait(service)
+
+    def pid(self, service: str) -> int:
+        """Of a service that runs."""
+        return self._children[service].pid
 
     def stop(self, service: str) -> None:
         """Stop a service if it runs."""

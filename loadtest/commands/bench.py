@@ -23,6 +23,7 @@ GROUPS = {
         "hints": "loadtest.bench.hints",
         "engine": "loadtest.bench.engine",
         "gpu": "loadtest.bench.gpu",
+        "vllm": "loadtest.bench.vllm",
         "lora": "loadtest.bench.lora",
         "capacity": "loadtest.bench.capacity",
         "families": "loadtest.bench.families",

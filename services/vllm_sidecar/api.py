@@ -9,12 +9,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.vllm_sidecar.hints import Hints
+from services.worker.core.vllm.request_kv import SESSION_ID_MAX
 from shared.errors import MalformedMessage
 from shared.ids import SessionId
 from shared.wire.messages import decode
 
 BODY_BYTES_MAX = 16 * 1024
-SESSION_ID_MAX = 256
 EXPIRES_S_MAX = 3600.0
 
 

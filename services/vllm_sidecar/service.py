@@ -16,7 +16,7 @@ from services.worker.kv_client import KvClient
 from services.worker.models.digest import weights_digest
 from services.worker.ports import SharedFiles
 from services.worker.vllm.fingerprint import continue_fingerprint
-from services.worker.vllm.link import Listener, Peer
+from services.worker.vllm.link import Listener, Peer, flaw_of
 from services.worker.vllm_kv import VllmKv
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.errors import ConfigError
@@ -66,7 +66,10 @@ async def _peers(runtime: Runtime, listener: Listener) -> list[Peer] | None:
     """The connectors of a vLLM; None: the process is to stop before one comes."""
     while not runtime.stopping.is_set():
         try:
-            return await asyncio.to_thread(listener.accept, 1.0)
+            peers = await asyncio.to_thread(listener.accept, 1.0)
+            if flaw := flaw_of(peers):
+                raise ConfigError(flaw)
+            return peers
         except ConfigError as error:
             if not listener.is_silent:
                 log.warning("no vLLM yet", extra={"error": error.message})

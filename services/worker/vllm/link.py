@@ -11,7 +11,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -145,6 +145,11 @@ class Peer:
             self._writer.close()
 
 
+def flaw_of(peers: Sequence[Peer]) -> str:
+    """Why nothing of these caches can be kept; empty: it can."""
+    return next((peer.registered.error for peer in peers if peer.registered.error), "")
+
+
 class Listener:
     """Where a vLLM's connectors find the worker, while its engine starts.
 
@@ -169,7 +174,8 @@ class Listener:
         self._socket.listen(os.cpu_count() or 1)
 
     def accept(self, first_within_s: float = REGISTER_PATIENCE_S) -> list[Peer]:
-        """The connectors of the scheduler and of each rank, in this order (waits for them).
+        """The connectors of the scheduler and of each rank, in this order (waits for them). They
+        may say that nothing of their caches can be kept: see `flaw_of`.
 
         Raises:
             ConfigError: one has not come in time.
@@ -187,8 +193,6 @@ class Listener:
                         deadline = time.monotonic() + REGISTER_PATIENCE_S
                     connection.settimeout(max(deadline - time.monotonic(), 0.001))
                     registered = decode(Registered, _read(connection))
-                    if registered.error:
-                        raise ConfigError(registered.error)
                     connection.setblocking(False)
                     peers[registered.rank] = Peer(connection, registered)
                     num_peers = registered.num_ranks + 1

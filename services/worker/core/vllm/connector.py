@@ -35,6 +35,7 @@ from shared.wire.messages import unpack_ints
 
 STAGE_PATIENCE_NS = 1_000_000_000  # a preempted request waits so long for the kvstore's answer
 STORES_END_NS = 30_000_000_000  # without a worker, stores under way are over by then
+STEP_SHARE = 8  # one of so many blocks, at most, is taken for what a step computes
 NO_KEY = BlockKey(b"")
 
 Tokens: TypeAlias = Sequence[int]
@@ -122,12 +123,15 @@ class _Request:
 class ConnectorCore:
     """Args:
     send: passes a message to the worker; never waits.
+    step_tokens: that a step computes at most.
 
     Attributes:
         fingerprint: see `Opened`.
     """
 
-    def __init__(self, pool: BlockPool, send: Callable[[FromConnector], None]) -> None:
+    def __init__(
+        self, pool: BlockPool, send: Callable[[FromConnector], None], step_tokens: int = 0
+    ) -> None:
         self._send = send
         self._has_tails = False
         self.fingerprint = ""
@@ -137,7 +141,8 @@ class ConnectorCore:
         self._requests: dict[str, _Request] = {}  # by vLLM's names
         self._named: dict[str, _Request] = {}  # by the worker's
         self._loads: list[LoadOrder] = []
-        self.stores = Stores(pool)
+        step_blocks = min(step_tokens // BLOCK_TOKENS, pool.num_blocks // STEP_SHARE)
+        self.stores = Stores(pool, step_blocks=step_blocks)
         self._places = Places()
 
     # The worker's messages.
@@ -152,6 +157,7 @@ class ConnectorCore:
                 self._has_tails = message.has_tails
                 self.fingerprint = message.fingerprint
                 self.stores.open(message.epoch, message.num_pages)
+                self.stores.refill(0, self._send)
             case Closed():
                 self.stores.close()
             case Leased(epoch=epoch, pages=pages):

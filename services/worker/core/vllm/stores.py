@@ -78,20 +78,19 @@ class NewBlock:
 class Stores:
     """Attributes:
     num_pages: of one block: layers times ranks.
+    step_blocks: that the largest step computes.
     """
 
     pool: BlockPool
     num_pages: int = 1
+    step_blocks: int = STOCK_MIN
     epoch: int = 0
     is_open: bool = False
     _below: "OrderedDict[BlockKey, None]" = field(default_factory=OrderedDict)
     _stock: list[int] = field(default_factory=list)
     _held: dict[int, tuple[int, BlockKey]] = field(default_factory=dict)  # by number of the write
-    _orders: list[StoreOrder] = field(default_factory=list)
-    _writes: list[Write] = field(default_factory=list)
+    _waiting: "OrderedDict[int, NewBlock]" = field(default_factory=OrderedDict)  # for pages
     _num_writes: int = 0
-    _num_this_step: int = 0
-    _largest_step: int = 0
     _is_asking: bool = False
     _ask_at_ns: int = 0
 
@@ -105,15 +104,16 @@ class Stores:
         """It is away: nothing is stored."""
         self.is_open = self._is_asking = False
         self._stock.clear()
-        orders, _ = self.take()
-        numbers = [order.number for order in orders]
-        self.on_ended(numbers, unstored=numbers)
+        self._give_up()
 
     def on_leased(self, epoch: int, pages: Sequence[int]) -> None:
-        """Pages for new blocks."""
-        if epoch == self.epoch and self.is_open:
-            self._is_asking = False
-            self._stock += pages
+        """Pages for new blocks; none: there is no room for what waits."""
+        if epoch != self.epoch or not self.is_open:
+            return
+        self._is_asking = False
+        self._stock += pages
+        if not pages:
+            self._give_up()
 
     def has(self, key: BlockKey) -> bool:
         """Whether a block is below, or will be."""
@@ -134,51 +134,41 @@ class Stores:
         self._below.pop(key, None)
 
     def add(self, new: NewBlock) -> bool:
-        """Order a block's copy, if there is room; it is held until that is over."""
-        self._num_this_step += 1
-        at = len(self._stock) - self.num_pages
-        if not self.is_open or at < 0 or len(self._held) * HELD_SHARE >= self.pool.num_blocks:
+        """Hold a block until its copy is over, which begins when there are pages for it; False:
+        too many are held.
+        """
+        if not self.is_open or len(self._held) * HELD_SHARE >= self.pool.num_blocks:
             return False
-        pages, self._stock[at:] = self._stock[at:], []
         self._num_writes += 1
-        number = self._num_writes
         self.pool.touch([new.block])
-        self._held[number] = new.block, new.key
+        self._held[self._num_writes] = new.block, new.key
+        self._waiting[self._num_writes] = new
         self.set_below(new.key)
-        self._orders.append(
-            StoreOrder(
-                epoch=self.epoch,
-                number=number,
-                block=new.block,
-                arena_pages=pages,
-                num_tokens=len(new.tokens),
-            )
-        )
-        self._writes.append(
-            Write(
-                number=number,
-                key=new.key.hex(),
-                parent=new.parent.hex(),
-                tokens=pack_ints(new.tokens),
-                arena_pages=pack_ints(pages),
-                owner=new.owner,
-                replaces=new.replaces.hex(),
-                expiry_s=new.expiry_s,
-            )
-        )
         return True
 
     def take(self) -> tuple[list[StoreOrder], list[Write]]:
         """What is to be copied behind the step that begins now."""
-        self._largest_step = max(self._largest_step, self._num_this_step)
-        self._num_this_step = 0
-        orders, self._orders = self._orders, []
-        writes, self._writes = self._writes, []
+        orders: list[StoreOrder] = []
+        writes: list[Write] = []
+        while self._waiting and len(self._stock) >= self.num_pages:
+            number, new = self._waiting.popitem(last=False)
+            at = len(self._stock) - self.num_pages
+            pages, self._stock[at:] = self._stock[at:], []
+            orders.append(
+                StoreOrder(
+                    epoch=self.epoch,
+                    number=number,
+                    block=new.block,
+                    arena_pages=pages,
+                    num_tokens=len(new.tokens),
+                )
+            )
+            writes.append(_write(number, new, pages))
         return orders, writes
 
     def refill(self, now_ns: int, send: Callable[[LeaseWanted], None]) -> None:
         """Ask for pages when less than half of the wanted stock is left."""
-        wanted = max(STOCK_STEPS * self._largest_step, STOCK_MIN)
+        wanted = max(STOCK_STEPS * self.step_blocks, STOCK_MIN)
         num_blocks = len(self._stock) // self.num_pages
         if not self.is_open or self._is_asking or num_blocks * 2 > wanted:
             return
@@ -197,6 +187,12 @@ class Stores:
                 if number in lost:
                     self.set_gone(key)
 
+    def _give_up(self) -> None:
+        """What waits for pages is not stored."""
+        numbers = list(self._waiting)
+        self._waiting.clear()
+        self.on_ended(numbers, unstored=numbers)
+
     def end_all(self) -> None:
         """No block is read any more."""
         numbers = list(self._held)
@@ -206,3 +202,16 @@ class Stores:
     def num_held(self) -> int:
         """Blocks that are held for their copies."""
         return len(self._held)
+
+
+def _write(number: int, new: NewBlock, pages: list[int]) -> Write:
+    return Write(
+        number=number,
+        key=new.key.hex(),
+        parent=new.parent.hex(),
+        tokens=pack_ints(new.tokens),
+        arena_pages=pack_ints(pages),
+        owner=new.owner,
+        replaces=new.replaces.hex(),
+        expiry_s=new.expiry_s,
+    )

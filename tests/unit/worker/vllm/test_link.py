@@ -9,7 +9,7 @@ import pytest
 
 from services.worker.core.vllm import messages as m
 from services.worker.vllm import link
-from services.worker.vllm.link import Connection, Listener, Peer, frame
+from services.worker.vllm.link import Connection, Listener, Peer, flaw_of, frame
 from shared.errors import ConfigError, MalformedMessage
 
 TIMEOUT_S = 10
@@ -79,20 +79,29 @@ def test_a_message_that_is_too_long_is_none() -> None:
         link._length(link.LENGTH.pack(link.MESSAGE_BYTES_MAX + 1))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "error", "word"), [([], "", "0 of 2"), ([0], "", "1 of 2"), ([0], "odd", "odd")]
-)
-def test_connectors_that_do_not_come_or_cannot_are_named(
-    monkeypatch: pytest.MonkeyPatch, ranks: list[int], error: str, word: str
+@pytest.mark.parametrize(("ranks", "word"), [([], "0 of 2"), ([0], "1 of 2")])
+def test_connectors_that_do_not_come_are_counted(
+    monkeypatch: pytest.MonkeyPatch, ranks: list[int], word: str
 ) -> None:
     monkeypatch.setattr(link, "REGISTER_PATIENCE_S", 0.2)
     listener = Listener()
-    connections = [connect(listener, rank, error=error)[1] for rank in ranks]
+    connections = [connect(listener, rank)[1] for rank in ranks]
     with pytest.raises(ConfigError, match=word):
         listener.accept()
     listener.close()
     for heard in connections:
         assert heard.get(timeout=TIMEOUT_S) is None
+
+
+def test_a_cache_of_which_nothing_can_be_kept_is_said() -> None:
+    listener = Listener()
+    for rank, error in ((m.SCHEDULER, ""), (0, "odd")):
+        connect(listener, rank, error=error)
+    peers = listener.accept()
+    listener.close()
+    assert flaw_of(peers) == "odd" and not flaw_of(peers[:1])
+    for peer in peers:
+        peer.close()
 
 
 def test_a_connection_that_ends_before_it_says_who_it_is_is_an_error() -> None:

@@ -142,11 +142,15 @@ def test_without_pages_a_block_waits_for_them() -> None:
     scene.add("a")
     scene.allocate("a", [1, 2, 3])
     assert [order.block for order in scene.step("a", 3)[1]] == [1]
+    scene.core.on_finished("a", TOKENS, 3 * BLOCK_TOKENS, [1, 2, 3])
+    assert sum(scene.pool.touched) == 3, "they are held after their request"
     scene.core.on_message(m.Leased(epoch=0, pages=pack_ints([9])))
-    assert not scene.step("a", 3)[1], "those are another kvstore's"
-    scene.core.on_message(m.Leased(epoch=1, pages=pack_ints([7, 8])))
-    assert [order.block for order in scene.step("a", 3)[1]] == [2, 3]
-    assert len(scene.said(m.LeaseWanted)) == 1, "it is not asked again at once"
+    assert not scene.core.plan([], 10**9)[1], "those are another kvstore's"
+    assert len(scene.said(m.LeaseWanted)) == 2, "when it was opened, and when one was left"
+    scene.core.on_message(m.Leased(epoch=1, pages=pack_ints([7])))
+    assert [order.block for order in scene.core.plan([], 10**9)[1]] == [2]
+    scene.core.on_message(m.Leased(epoch=1, pages=""))
+    assert sum(scene.pool.touched) == 2 and scene.core.plan([], 0)[1] == [], "there is no room"
 
 
 def test_what_was_not_ordered_when_the_kvstore_left_is_let_go() -> None:

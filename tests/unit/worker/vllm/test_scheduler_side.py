@@ -1,0 +1,163 @@
+"""vLLM's calls, as the connector's core takes them; vLLM's objects are made up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.worker.core.vllm import messages as m
+from services.worker.core.vllm.request_kv import stock_kv, worker_kv
+from services.worker.vllm.link import Listener
+from services.worker.vllm.scheduler_side import Blocks, SchedulerSide
+from shared.blocks import BLOCK_TOKENS, root_key
+from shared.ids import DEFAULT_TENANT, SessionId
+from shared.owners import NO_OWNER, owner_key
+from shared.wire.messages import encode, pack_ints
+
+TOKENS = list(range(3 * BLOCK_TOKENS + 5))
+ROOT = root_key("f", "t")
+
+
+@dataclass
+class FakeBlock:
+    number: int
+    num_refs: int = 1
+
+
+@dataclass
+class FakeBlockPool:
+    """vLLM's, as far as it is used."""
+
+    blocks: list[FakeBlock] = field(default_factory=lambda: [FakeBlock(at) for at in range(40)])
+    evicted: set[int] = field(default_factory=set)
+
+    def touch(self, blocks: list[FakeBlock]) -> None:
+        for block in blocks:
+            block.num_refs += 1
+
+    def free_blocks(self, blocks: list[FakeBlock]) -> None:
+        for block in blocks:
+            block.num_refs -= 1
+
+    def evict_blocks(self, blocks: set[int]) -> None:
+        self.evicted |= blocks
+
+
+def request(name: str, **more: Any) -> Any:
+    kv = m.RequestKv(name=name, root=ROOT.hex(), owner="0a" * 16)
+    return SimpleNamespace(
+        **{
+            "request_id": f"{name}-x",
+            "kv_transfer_params": {m.PARAMS: encode(kv).decode()},
+            "all_token_ids": TOKENS,
+            "prompt_token_ids": TOKENS,
+            "num_computed_tokens": 0,
+            "lora_request": None,
+            "mm_features": [],
+            "cache_salt": None,
+            **more,
+        }
+    )
+
+
+def output(num_tokens: dict[str, int], **more: Any) -> Any:
+    """A scheduled step."""
+    nothing = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(
+        **{
+            "scheduled_new_reqs": [],
+            "scheduled_cached_reqs": nothing,
+            "num_scheduled_tokens": num_tokens,
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def side() -> Iterator[SchedulerSide]:
+    listener = Listener()
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        model_config=SimpleNamespace(model="m"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
+    )
+    made = SchedulerSide(listener.path, config, "0.32")
+    made.bind(Blocks(FakeBlockPool()))
+    made._inbox.put(m.Opened(epoch=1, arena_path="", lease_path="", num_pages=1))
+    made._inbox.put(m.Leased(epoch=1, pages=pack_ints(range(20))))
+    yield made
+    made.close()
+    listener.close()
+
+
+def test_blocks_are_those_that_vllm_gave_a_request_until_now(side: SchedulerSide) -> None:
+    one = request("a")
+    side.on_request(one)
+    side.core_now.on_allocated(one.request_id, [4], 0)
+    new = SimpleNamespace(req_id=one.request_id, block_ids=([4],))
+    _, orders = side.plan(output({one.request_id: BLOCK_TOKENS}, scheduled_new_reqs=[new]))
+    assert [order.block for order in orders] == [4]
+    one.num_computed_tokens = BLOCK_TOKENS
+    cached = SimpleNamespace(
+        req_ids=[one.request_id], new_block_ids=[([5, 6],)], resumed_req_ids=set()
+    )
+    _, orders = side.plan(output({one.request_id: 2 * BLOCK_TOKENS}, scheduled_cached_reqs=cached))
+    assert [order.block for order in orders] == [5, 6]
+    one.num_computed_tokens = 3 * BLOCK_TOKENS
+    cached = SimpleNamespace(req_ids=[one.request_id], new_block_ids=[None], resumed_req_ids=set())
+    assert side.plan(output({one.request_id: 1}, scheduled_cached_reqs=cached)) == ([], [])
+    side.on_finished(one, [4, 5, 6])
+    assert side.core_now.num_requests == 0
+    assert side.plan(output({})) == ([], [])
+
+
+def test_resumed_requests_have_other_blocks(side: SchedulerSide) -> None:
+    one = request("a")
+    side.on_request(one)
+    side.core_now.on_allocated(one.request_id, [4], 0)
+    cached = SimpleNamespace(
+        req_ids=[one.request_id], new_block_ids=[([7, 8],)], resumed_req_ids={one.request_id}
+    )
+    _, orders = side.plan(output({one.request_id: 2 * BLOCK_TOKENS}, scheduled_cached_reqs=cached))
+    assert [order.block for order in orders] == [7, 8]
+
+
+@pytest.mark.parametrize("params", [None, {}, {m.PARAMS: "nonsense"}, {m.PARAMS: 3}])
+def test_what_no_worker_speaks_for_is_left_alone(side: SchedulerSide, params: Any) -> None:
+    one = request("a", kv_transfer_params=params)
+    side.on_request(one)
+    assert side.core_now.num_requests == 0
+    assert side.plan(output({one.request_id: 200})) == ([], [])
+    side.on_finished(one, [4])
+
+
+def test_a_stock_servers_clients_cannot_speak_for_a_worker(side: SchedulerSide) -> None:
+    side._inbox.put(m.Opened(epoch=2, arena_path="", lease_path="", num_pages=1, fingerprint="f"))
+    side.on_request(request("a"))
+    assert side.core_now.match("a-x", TOKENS, 0, 0, was_preempted=False) is None, "it asks"
+
+
+def test_a_stock_servers_request_is_named_by_its_tokens_and_salt() -> None:
+    kv = stock_kv(request("a", cache_salt="s", kv_transfer_params=None), "f")
+    assert kv is not None and kv.must_ask and kv.name == "a-x"
+    assert kv.root == root_key("f", DEFAULT_TENANT, "", "s").hex() and kv.owner == NO_OWNER.hex()
+    session = {"session_id": "chat"}
+    kv = stock_kv(request("a", kv_transfer_params=session), "f")
+    assert kv is not None and kv.owner == owner_key(DEFAULT_TENANT, SessionId("chat")).hex()
+    for odd in ("", 7, "x" * 1000):
+        kv = stock_kv(request("a", kv_transfer_params={"session_id": odd}), "f")
+        assert kv is not None and kv.owner == NO_OWNER.hex()
+
+
+@pytest.mark.parametrize(
+    "more", [{"lora_request": object()}, {"mm_features": [1]}, {"prompt_token_ids": None}]
+)
+def test_what_tokens_do_not_name_is_not_kept(more: dict[str, Any]) -> None:
+    assert stock_kv(request("a", **more), "f") is None
+
+
+def test_a_workers_word_is_read_as_it_was_said() -> None:
+    kv = worker_kv(request("a"))
+    assert kv == m.RequestKv(name="a", root=ROOT.hex(), owner="0a" * 16)
