@@ -4,25 +4,32 @@ This module is imported where vLLM is installed; the tests of the project need n
 """
 
 import asyncio
+import json
 import logging
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import vllm
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.worker.config import WorkerConfig
+from services.worker.core.engine.landing import GRAMMAR_FAILED
+from services.worker.core.vllm.adapters import AdapterRoom
+from services.worker.core.vllm.forms import as_lark
 from services.worker.core.vllm.messages import PARAMS, SCHEDULER, Registered
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import ENGINE_REFUSED, VllmRequest
+from services.worker.core.vllm.requests import ENGINE_REFUSED, AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.models.digest import weights_digest
@@ -32,12 +39,16 @@ from services.worker.models.generation import (
     sampling_defaults,
 )
 from services.worker.vllm.fingerprint import continue_fingerprint
+from services.worker.vllm.forms import BACKEND_FILE, FormCheck, has_tokenizer
 from services.worker.vllm.guard import guard_group
 from services.worker.vllm.images import decode_images
 from services.worker.vllm.link import SOCKET, Listener, Peer, flaw_of
-from services.worker.vllm.protocol import EngineGone
+from services.worker.vllm.lora_card import card_for_vllm
+from services.worker.vllm.protocol import AdapterUnavailable, EngineGone
+from shared.adapters.config import CONFIG_FILE
 from shared.blocks import BLOCK_TOKENS
-from shared.errors import ConfigError, InvalidRequest
+from shared.errors import ConfigError, InvalidRequest, SymphonyError
+from shared.wire.messages import LoraCard
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +63,9 @@ OTHER_CACHES = (
     "prefill_context_parallel_size",
     "speculative_config",
 )
+# Unless `SYMPHONY_VLLM_ARGS` says more than that there are adapters: in a step, and their ranks.
+LORAS, LORA_RANK = 4, 64
+RESIDENT_LORAS = 4  # in host memory, for each of those in a step
 
 
 def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngine":
@@ -107,7 +121,11 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
     """
     args: dict[str, Any] = {
         "model": source,
-        "skip_tokenizer_init": False,  # placeholders of images are found by it
+        "skip_tokenizer_init": not has_tokenizer(source),
+        "structured_outputs_config": {
+            "backend": "guidance",
+            "reasoning_parser_plugin": str(BACKEND_FILE),
+        },
         "dtype": config.dtype,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,
@@ -136,7 +154,37 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={SOCKET: listener.path},
         )
-    return {**args, **config.vllm_args}
+    return {**args, **config.vllm_args, **_lora_args(config.vllm_args)}
+
+
+def _lora_args(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments about adapters, as far as there are to be some."""
+    if not given.get("enable_lora"):
+        return {}
+    num_loras = given.get("max_loras", LORAS)
+    if _is_on_cpu():  # see `adapter_room`
+        most = {"max_loras": num_loras + 1, "max_cpu_loras": num_loras + 1}
+        return {"max_lora_rank": LORA_RANK, **given, **most}
+    return {
+        "max_loras": num_loras,
+        "max_cpu_loras": RESIDENT_LORAS * num_loras,
+        "max_lora_rank": LORA_RANK,
+        **given,
+    }
+
+
+def adapter_room(lora: Any) -> AdapterRoom:
+    """For how many adapters vLLM was started.
+
+    On a CPU, rows without an adapter get what is in vLLM's last place for one (0.32:
+    `bgmv_expand` with index -1): that has to stay empty, and each adapter in host memory takes one.
+    """
+    if lora is None:
+        return AdapterRoom()
+    if _is_on_cpu():
+        return AdapterRoom(lines_max=lora.max_loras - 1, resident_max=lora.max_loras - 1)
+    resident_max = lora.max_cpu_loras or lora.max_loras
+    return AdapterRoom(lines_max=lora.max_loras, resident_max=resident_max)
 
 
 def _is_on_cpu() -> bool:
@@ -189,6 +237,7 @@ def model_info(llm: AsyncLLM, model_id: str, source: str, peers: Sequence[Peer] 
         block_tokens=BLOCK_TOKENS,
         sampling=sampling_defaults(generation),
         takes_images=_takes_images(model),
+        lora=_lora_card(llm, page_bytes) if peers else None,  # the kvstore says where they are
     )
 
 
@@ -196,6 +245,14 @@ def _takes_images(model: Any) -> bool:
     multimodal = model.multimodal_config
     is_seeing = getattr(model.hf_config, "vision_config", None) is not None
     return is_seeing and multimodal is not None and multimodal.get_limit_per_prompt("image") > 0
+
+
+def _lora_card(llm: AsyncLLM, page_bytes: int) -> LoraCard | None:
+    lora, model = llm.vllm_config.lora_config, llm.vllm_config.model_config
+    if lora is None:
+        return None
+    only = lora.target_modules
+    return card_for_vllm(model.hf_config, model.dtype, page_bytes, lora.max_lora_rank, only)
 
 
 class AsyncEngine:
@@ -213,8 +270,13 @@ class AsyncEngine:
         self.peers = peers
         self._guard = guard  # as long as it can be written to, the worker lives
         self.counts = counts
+        self.adapter_room = adapter_room(llm.vllm_config.lora_config)
         self._llm = llm
         self._decoding = asyncio.Semaphore(IMAGES_AT_ONCE)
+        config = llm.vllm_config
+        plugin = config.structured_outputs_config.reasoning_parser_plugin
+        has_backend = not config.model_config.skip_tokenizer_init and plugin == str(BACKEND_FILE)
+        self._forms = FormCheck(info, is_possible=has_backend)
 
     async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
         prompt: dict[str, Any] = {"prompt_token_ids": request.tokens, "cache_salt": request.salt}
@@ -223,15 +285,31 @@ class AsyncEngine:
                 images = await asyncio.to_thread(decode_images, request.images)
             prompt["multi_modal_data"] = {"image": images}
         try:
+            form = None
+            if request.form is not None:
+                await self._forms.check(request.form)
+                form = StructuredOutputsParams(grammar=as_lark(request.form))
             kv = {"kv_transfer_params": {PARAMS: request.kv}} if request.kv else None
             params = SamplingParams(
-                **request.args, output_kind=RequestOutputKind.DELTA, extra_args=kv
+                **request.args,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args=kv,
+                structured_outputs=form,
             )
             outputs = self._llm.generate(
-                prompt, params, request.request_id, priority=request.priority
+                prompt,
+                params,
+                request.request_id,
+                priority=request.priority,
+                lora_request=_lora_of(request.adapter),
             )
             async for found in outputs:
-                yield _output(found)
+                output = _output(found)
+                if output.finish == "error" and form is not None:
+                    raise InvalidRequest(
+                        "grammar: nothing can be said within it any more", code=GRAMMAR_FAILED
+                    )
+                yield output
         except EngineDeadError as error:
             raise EngineGone(f"vLLM's engine has ended: {error}") from error
         except ValueError as error:
@@ -240,8 +318,41 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         await self._llm.abort(request_id)
 
+    async def add_adapter(self, adapter: AdapterFiles) -> None:
+        try:
+            if await asyncio.to_thread(_is_misread, adapter.path):
+                raise AdapterUnavailable(f"vLLM {vllm.__version__}: rank_pattern, alpha_pattern")
+            await self._llm.add_lora(_lora_of(adapter))
+        except EngineDeadError as error:
+            raise EngineGone(f"vLLM's engine has ended: {error}") from error
+        except SymphonyError:
+            raise
+        except Exception as error:  # what the engine's process raised comes without its type
+            raise AdapterUnavailable(f"adapter: vLLM: {_first_line(error)}") from error
+
+    async def remove_adapter(self, number: int) -> None:
+        try:
+            await self._llm.remove_lora(number)
+        except EngineDeadError as error:
+            raise EngineGone(f"vLLM's engine has ended: {error}") from error
+
     def close(self) -> None:
+        self._forms.close()
         self._llm.shutdown()
+
+
+def _lora_of(adapter: AdapterFiles | None) -> LoRARequest | None:
+    if adapter is None:
+        return None
+    return LoRARequest(adapter.name, adapter.number, adapter.path)
+
+
+def _is_misread(path: str) -> bool:
+    """Whether this vLLM passes over what the adapter's config says of single layers."""
+    if hasattr(PEFTHelper, "get_rank_and_scaling"):
+        return False
+    config = json.loads((Path(path) / CONFIG_FILE).read_text())
+    return bool(config.get("rank_pattern") or config.get("alpha_pattern"))
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from services.worker.core.kv.expecting import (
     prefetched,
 )
 from services.worker.core.kv.staged import Staged
-from services.worker.core.vllm.histories import Histories, SessionTokens
+from services.worker.core.vllm.histories import Histories, SessionTokens, num_same
 from services.worker.core.vllm.messages import RequestKv
 from services.worker.core.vllm.requests import LOWEST_PRIORITY, VllmRequest
 from services.worker.vllm.protocol import VllmEngine
@@ -185,7 +185,7 @@ class VllmHints:
 
     def _request(self, request_id: str, held: _Held, session: SessionTokens) -> VllmRequest | None:
         """One that leaves the session's whole blocks in vLLM's cache; None: there are none."""
-        num_blocks = min(held.num_blocks, (len(session.tokens) - 1) // BLOCK_TOKENS)
+        num_blocks = min(held.num_blocks, num_same(session, held.staged.keys))
         staged = held.staged.head(num_blocks)
         if not num_blocks or held.epoch != self._kv.kv.epoch:
             return None

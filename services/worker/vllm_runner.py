@@ -17,6 +17,7 @@ from services.worker.core.turns.intake import expected_turn, take_in
 from services.worker.core.turns.outcome import cancelled_start, ended, error, refuse, refuse_start
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
+from services.worker.core.vllm.forms import form_of
 from services.worker.core.vllm.histories import SessionTokens
 from services.worker.core.vllm.replies import Output, on_output, with_cached
 from services.worker.core.vllm.requests import (
@@ -28,6 +29,7 @@ from services.worker.core.vllm.requests import (
 from services.worker.core.vllm.status import status_of
 from services.worker.device.base.executor import shape_of
 from services.worker.outbox import EngineListeners, Outbox, note_rejected
+from services.worker.vllm.adapters import VllmAdapters
 from services.worker.vllm.protocol import EngineGone, VllmEngine
 from services.worker.vllm_hints import VllmHints
 from services.worker.vllm_kv import VllmKv
@@ -68,6 +70,7 @@ class VllmRunner:
         self._hints: VllmHints | None = None
         if kv is not None:
             self._hints = VllmHints(engine, kv, clock, self._has_waiting, self._send)
+        self._adapters = VllmAdapters(engine, clock, self._adapters_path)
         self.info = engine.info
         self._clock = clock
         self._engine = engine
@@ -95,7 +98,10 @@ class VllmRunner:
         """A snapshot, for reports and metrics."""
         turns = list(self._turns.values())
         num_failures = 0 if self._kv is None else self._kv.num_load_failures
-        return status_of(self.info, turns, self._engine.counts, self._targets, num_failures)
+        adapters = self._adapters.status(turns)
+        return status_of(
+            self.info, turns, self._engine.counts, self._targets, adapters, num_failures
+        )
 
     def speeds(self) -> ModelSpeeds:
         """How fast KV comes; how fast the engine computes, vLLM does not say."""
@@ -113,8 +119,8 @@ class VllmRunner:
         )
 
     def take_adapter_times(self) -> AdapterTimes:
-        """It has no adapters."""
-        return AdapterTimes([], [])
+        """See `AdapterStats.take`."""
+        return self._adapters.stats.take()
 
     def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         """A turn's prompt has come, or will not come. A later attempt replaces an earlier one."""
@@ -149,24 +155,15 @@ class VllmRunner:
             salt=salt,
             priority=vllm_priority(start.priority),
             images=prompt.images,
+            form=form_of(turn),
         )
         self._tasks.spawn(self._read(turn, request))
 
     async def _read(self, turn: Turn, request: VllmRequest) -> None:
         """Pass a request's tokens on until it is over."""
         try:
-            # Blocks are known by tokens, which different images have in common.
-            if self._kv is not None and not request.images and self._has(turn):
-                kv = await self._kv.stage(turn, request.request_id)
-                request = replace(request, kv=encode(kv).decode())
-            if self._hints is not None:  # what was held for it is held for the turn itself now
-                for owner in turn.request.announcements:
-                    self._hints.withdraw(owner)
-            if not self._has(turn):
-                return  # it was cancelled before vLLM knew of it
-            async for output in self._engine.generate(request):
-                if not self._has(turn) or self._take(turn, output):
-                    return
+            async with self._adapters.held(turn.adapter, lambda: self._has(turn)) as adapter:
+                await self._pass_on(turn, replace(request, adapter=adapter))
         except EngineGone as gone:
             self._listeners.on_stuck(gone.message)
         except SymphonyError as flaw:
@@ -177,11 +174,27 @@ class VllmRunner:
                 self._kv.end(request.request_id)
             self._remember(turn, request.salt)
 
+    async def _pass_on(self, turn: Turn, request: VllmRequest) -> None:
+        # Blocks are known by tokens, which different images have in common.
+        if self._kv is not None and not request.images and self._has(turn):
+            kv = await self._kv.stage(turn, request.request_id)
+            request = replace(request, kv=encode(kv).decode())
+        if self._hints is not None:  # what was held for it is held for the turn itself now
+            for owner in turn.request.announcements:
+                self._hints.withdraw(owner)
+        if not self._has(turn):
+            return  # it was cancelled before vLLM knew of it
+        async for output in self._engine.generate(request):
+            if not self._has(turn) or self._take(turn, output):
+                return
+
     def _remember(self, turn: Turn, salt: str) -> None:
         """What its session's next turn begins with."""
         cache = turn.cache
         if self._hints is None or turn.request.session_id is None or cache.is_private:
             return
+        if turn.adapter.ref is not None:
+            return  # what loads it into vLLM's cache runs on the base
         tokens = array("i", turn.tokens[: cache.num_kept or None])
         session = SessionTokens(tokens, salt, cache.root.hex())
         self._hints.histories.set(cache.owner, session)
@@ -198,6 +211,7 @@ class VllmRunner:
             target_ns = turn.targets.slo_ttft_ns
             own_ns = self._limits.slo_ttft_ns if target_ns is None else target_ns
             self._targets.on_first_token(turn, own_ns, now_ns)
+            self._adapters.on_first_token(turn, now_ns)
             if turn.request.was_lost:
                 self._listeners.on_progress()
         if is_over:
@@ -230,6 +244,8 @@ class VllmRunner:
             metrics.REJECTED.labels("prefetch", flaw.code).inc()
             return
         self._hints.on_announced(expected)
+        if expected.adapter is not None:
+            self._adapters.expect(expected.adapter)
 
     def on_prefetch_drop(self, owner: OwnerKey) -> None:
         """The announcement was withdrawn."""
@@ -276,6 +292,10 @@ class VllmRunner:
         """End vLLM."""
         self._engine.close()
 
+    def _adapters_path(self) -> str:
+        """The kvstore says it when it is connected."""
+        return "" if self._kv is None else self._kv.kv.adapters_path
+
     def _has_waiting(self) -> bool:
         """Whether a turn has no token yet."""
         return any(turn.trace.first_token_at_ns is None for turn in self._turns.values())
@@ -291,6 +311,7 @@ class VllmRunner:
 
     def _remove(self, turn: Turn) -> None:
         del self._turns[turn.request.turn_id]
+        self._adapters.wake()  # it may be one that waits
         if not self._turns:
             self._is_empty.set()
 

@@ -2,8 +2,10 @@
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shared.blocks import BlockKey, chain_keys
 from shared.owners import OwnerKey
 
 TOKENS_MAX = 1 << 24  # 64 MiB
@@ -47,3 +49,12 @@ class Histories:
     def get(self, owner: OwnerKey) -> SessionTokens | None:
         """A session's tokens, if it was here lately."""
         return self._sessions.get(owner)
+
+
+def num_same(session: SessionTokens, keys: Sequence[BlockKey]) -> int:
+    """How many leading blocks of these keys hold the session's tokens, at least one of which is
+    behind them: its last turn may have run elsewhere, on other tokens or another adapter.
+    """
+    own = chain_keys(BlockKey(bytes.fromhex(session.root)), session.tokens[:-1])
+    num = min(len(own), len(keys))
+    return next((at for at in range(num) if own[at] != keys[at]), num)

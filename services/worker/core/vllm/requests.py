@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from services.worker.core.engine.landing import GRAMMAR_FAILED
 from services.worker.core.turns.turn import Turn
+from services.worker.core.vllm.forms import Form
 from services.worker.device.base.executor import ModelInfo
 from shared.errors import InvalidRequest
 from shared.ids import TenantId, TurnId
@@ -15,6 +15,21 @@ LOWEST_PRIORITY = 1 << 30  # of requests that nobody waits for
 SEED_BYTES = 7  # vLLM takes seeds as signed 64-bit numbers
 CONTEXT_EXCEEDED = "context_length_exceeded"
 ENGINE_REFUSED = "engine_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter as vLLM knows it.
+
+    Attributes:
+        name: its content hash.
+        number: of this load of it.
+        path: folder with its files.
+    """
+
+    name: str
+    number: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +42,8 @@ class VllmRequest:
         priority: the smaller goes first.
         kv: `RequestKv` as JSON; empty: its KV stays in vLLM's cache.
         images: files, in base64, that placeholders among the tokens stand for.
+        form: what its reply is held to.
+        adapter: that it runs on, which vLLM has.
     """
 
     request_id: str
@@ -36,6 +53,8 @@ class VllmRequest:
     priority: int = 0
     kv: str = ""
     images: Sequence[str] = ()
+    form: Form | None = None
+    adapter: AdapterFiles | None = None
 
 
 def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
@@ -45,7 +64,7 @@ def request_args(turn: Turn, info: ModelInfo) -> dict[str, Any]:
     penalty only, and a seed goes on as another one, since vLLM's generator would begin again.
 
     Raises:
-        InvalidRequest: the prompt is too long, or something is asked for that vLLM does not do.
+        InvalidRequest: the prompt is too long.
     """
     sampling, num_before = turn.request.sampling, turn.request.num_generated_before
     ends = [] if sampling.ignore_eos else sorted(info.end_token_ids)
@@ -88,12 +107,6 @@ def _check(turn: Turn, info: ModelInfo, stops: Collection[int]) -> None:
         raise InvalidRequest(
             f"the prompt has {len(turn.tokens)} tokens; this worker takes {info.max_model_len - 1}",
             code=CONTEXT_EXCEEDED,
-        )
-    if sampling.grammar:
-        raise InvalidRequest(
-            "grammar: the vLLM engine does not hold replies to a form; SYMPHONY_ENGINE=symphony "
-            "does",
-            code=GRAMMAR_FAILED,
         )
     allowed = set(sampling.allowed_token_ids)
     if sampling.min_tokens and allowed and allowed <= set(stops):  # vLLM would take another one

@@ -1,13 +1,14 @@
 """What a vLLM engine reports of itself, as the worker reports engines."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.worker.core.adapters.stats import AdapterStatus
 from services.worker.core.engine.status import EngineStatus, EngineTotals, PoolStatus
 from services.worker.core.turns.targets import TargetCounts
 from services.worker.core.turns.turn import Turn
+from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.device.base.executor import ModelInfo
 
 
@@ -33,6 +34,7 @@ def status_of(
     turns: Sequence[Turn],
     counts: VllmCounts,
     targets: TargetCounts,
+    adapters: AdapterStatus,
     num_load_failures: int = 0,
 ) -> EngineStatus:
     """A snapshot. A turn waits until it has a token: when vLLM begins with it is not said before.
@@ -62,8 +64,25 @@ def status_of(
             idle_ns=0,
             targets=Counter(targets.totals),
         ),
-        adapters=AdapterStatus(
-            lines_max=0, running=[], waiting=[], resident=[], num_pages=0, num_failures=0
-        ),
+        adapters=adapters,
         step_models={},
+    )
+
+
+def adapter_status(
+    turns: Iterable[Turn], room: AdapterRoom, resident: list[str], num_failures: int
+) -> AdapterStatus:
+    """Of all turns that are here; they wait and run as `status_of` has it."""
+    running, waiting = dict[str, None](), dict[str, None]()
+    for turn in turns:
+        if (ref := turn.adapter.ref) is not None:
+            has_begun = turn.trace.first_token_at_ns is not None
+            (running if has_begun else waiting)[ref.name or ref.adapter_hash] = None
+    return AdapterStatus(
+        lines_max=room.lines_max,
+        running=list(running),
+        waiting=[name for name in waiting if name not in running],
+        resident=resident,
+        num_pages=0,
+        num_failures=num_failures,
     )

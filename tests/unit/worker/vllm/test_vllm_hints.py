@@ -13,9 +13,10 @@ import pytest
 
 from services.worker.core.effects import Effect, Prefetched
 from services.worker.core.kv.expecting import Expected
+from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.core.vllm.histories import Histories, SessionTokens
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import LOWEST_PRIORITY, VllmRequest
+from services.worker.core.vllm.requests import LOWEST_PRIORITY, AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.vllm.link import Peer
@@ -37,6 +38,7 @@ class FakeEngine:
     info: ModelInfo = INFO
     counts: VllmCounts = field(default_factory=VllmCounts)
     peers: Sequence[Peer] = ()
+    adapter_room: AdapterRoom = field(default_factory=AdapterRoom)
     asked: list[VllmRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     can_end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,6 +47,12 @@ class FakeEngine:
         self.asked.append(request)
         await self.can_end.wait()
         yield Output(tokens=[1], finish="length")
+
+    async def add_adapter(self, adapter: AdapterFiles) -> None:
+        raise AssertionError("it has no adapters")
+
+    async def remove_adapter(self, number: int) -> None:
+        raise AssertionError("it has no adapters")
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -76,8 +84,8 @@ class HintScene:
             )
         )
 
-    def remember(self) -> None:
-        session = SessionTokens(array("i", TOKENS), "salt", ROOT.hex())
+    def remember(self, root: bytes = ROOT, tokens: list[int] = TOKENS) -> None:
+        session = SessionTokens(array("i", tokens), "salt", root.hex())
         self.hints.histories.set(OWNER, session)
 
     async def outcome(self) -> tuple[int, int]:
@@ -117,6 +125,27 @@ def test_history_comes_into_vllms_cache_and_is_held_below_until_the_turn(tmp_pat
             scene.hints.withdraw(OWNER)
             await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
             assert not scene.engine.aborted
+
+    asyncio.run(scenario())
+
+
+def test_kv_of_other_tokens_or_another_adapter_does_not_come_into_vllms_cache(
+    tmp_path: Path,
+) -> None:
+    """The session's last turn ran elsewhere: what is below is not what is known here."""
+
+    async def scenario() -> None:
+        async with scene_in(tmp_path) as scene:
+            scene.engine.can_end.set()
+            scene.remember(root=bytes(len(ROOT)))
+            scene.announce()
+            assert await scene.outcome() == (3, 0) and not scene.engine.asked
+            begin = TOKENS[:BLOCK_TOKENS]
+            scene.remember(tokens=[*begin, *TOKENS])
+            scene.announce()
+            await scene.outcome()
+            (request,) = scene.engine.asked
+            assert request.tokens[:-1] == begin
 
     asyncio.run(scenario())
 

@@ -8,8 +8,10 @@ from typing import Any, cast
 import pytest
 
 from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.vllm.adapters import AdapterRoom
+from services.worker.core.vllm.forms import Form
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import VllmRequest
+from services.worker.core.vllm.requests import AdapterFiles, VllmRequest
 from services.worker.core.vllm.status import VllmCounts
 from services.worker.device.base.executor import ModelInfo
 from services.worker.outbox import EngineListeners
@@ -55,6 +57,7 @@ class FakeEngine:
     info: ModelInfo = INFO
     counts: VllmCounts = field(default_factory=VllmCounts)
     peers: Sequence[Peer] = ()
+    adapter_room: AdapterRoom = field(default_factory=AdapterRoom)
     outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
     asked: list[VllmRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -69,6 +72,12 @@ class FakeEngine:
             if output.finish:
                 return
 
+    async def add_adapter(self, adapter: AdapterFiles) -> None:
+        raise AssertionError("it has no adapters")
+
+    async def remove_adapter(self, number: int) -> None:
+        raise AssertionError("it has no adapters")
+
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
@@ -79,9 +88,11 @@ class FakeEngine:
 class Scene:
     """A runner, its engine, and what it sent."""
 
-    def __init__(self, info: ModelInfo = INFO, kv: Any = None) -> None:
+    def __init__(
+        self, info: ModelInfo = INFO, kv: Any = None, engine: FakeEngine | None = None
+    ) -> None:
         self.bus = MemoryBus()
-        self.engine = FakeEngine(info)
+        self.engine = FakeEngine(info) if engine is None else engine
         self.stuck: list[str] = []
         self.runner = VllmRunner(
             cast(Any, self.bus), SystemClock(), self.engine, EngineLimits(max_model_len=64),
@@ -276,7 +287,6 @@ def test_a_dead_engine_ends_the_worker_and_no_turn() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        (prompt(grammar="start: x"), "grammar"),
         (prompt(temperature=float("nan")), "temperature"),
         (replace(prompt(), tokens=pack_ints([100])), "vocabulary"),
         (replace(prompt(), tokens=pack_ints([1] * 64)), "the prompt has 64 tokens"),
@@ -319,6 +329,18 @@ def test_images_go_to_vllm_alone_and_count_as_prompt() -> None:
     (request,) = scene.engine.asked
     assert request.images == ["AAAA"] and not request.kv
     assert [delta.prompt_tokens for delta in sorted_by_index(scene)] == [10, None]
+
+
+def test_vllm_is_asked_for_a_form_behind_what_was_generated_before() -> None:
+    async def scenario() -> VllmRequest:
+        scene = Scene()
+        given = prompt(num_generated=2, grammar="start: /a*/", json_after=["x"])
+        scene.runner.on_prompt(start(), given)
+        await scene.settle()
+        return scene.engine.asked[0]
+
+    request = asyncio.run(scenario())
+    assert request.form == Form(grammar="start: /a*/", json_after=["x"], generated=[2, 3])
 
 
 def test_tenants_salts_and_private_turns_share_no_prefix() -> None:
