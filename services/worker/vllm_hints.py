@@ -155,7 +155,7 @@ class VllmHints:
             self._perform(prefetched(expected, staged.num_blocks, 0))
             return
         self._shares.take(tenant, num_blocks)
-        held = self._held[owner] = _Held(expected, staged, self._kv.kv.epoch, num_blocks)
+        held = self._held[owner] = _Held(expected, staged, staged.epoch, num_blocks)
         self._changed.set()
         num_here = await self._load(held)
         self._perform(prefetched(expected, staged.num_blocks, num_here))

@@ -198,11 +198,6 @@ class Stores:
         numbers = list(self._held)
         self.on_ended(numbers, unstored=numbers)
 
-    @property
-    def num_held(self) -> int:
-        """Blocks that are held for their copies."""
-        return len(self._held)
-
 
 def _write(number: int, new: NewBlock, pages: list[int]) -> Write:
     return Write(
