@@ -125,22 +125,37 @@ def test_a_deleted_session_is_found_nowhere(cluster: Cluster, client: OpenAI) ->
     assert ask(client, talk, "other").cached == 0
 
 
-def test_after_a_kill_of_the_engine_turns_go_on_and_kv_comes_from_below(
-    cluster: Cluster, client: OpenAI
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+def test_after_a_kill_turns_go_on_and_kv_comes_from_below(
+    cluster: Cluster, client: OpenAI, victim: str
 ) -> None:
-    talk = begin(30)
-    talk = go_on(talk, ask(client, talk, "k"))
-    expected = long_reply(client, talk, "k-alone")
+    talk = begin(30 + len(victim))
+    talk = go_on(talk, ask(client, talk, victim))
+    expected = long_reply(client, talk, f"{victim}-alone")
     pid = cluster.pids()["worker-0"]
     texts: list[str] = []
-    thread = threading.Thread(target=lambda: texts.append(long_reply(client, talk, "k-moved")))
+    thread = threading.Thread(
+        target=lambda: texts.append(long_reply(client, talk, f"{victim}-moved"))
+    )
     thread.start()
     wait_until(lambda: cluster.look()["workers"][0]["num_turns"] > 0, "the turn runs")
-    os.kill(engine_of(pid), signal.SIGKILL)
+    os.kill(engine_of(pid) if victim == "engine" else pid, signal.SIGKILL)
     thread.join()
     assert texts == [expected], "with the tokens that it had"
     cluster.wait_restarted("worker-0", pid)
-    assert ask(client, talk, "k").cached >= 512
+    assert ask(client, talk, victim).cached >= 512
+
+
+def test_when_nats_is_back_turns_come_and_reuse(cluster: Cluster, client: OpenAI) -> None:
+    talk = begin(70)
+    talk = go_on(talk, ask(client, talk, "w"))
+    expected = computed(client, talk, "w-alone")
+    cluster.wait_restarted("nats", cluster.kill("nats"))
+    cluster.wait_all_ready()
+    for number in range(4):
+        ask(client, begin(80 + number), f"v{number}")
+    reply = ask(client, talk, "w")
+    assert reply.text == expected and reply.cached >= 512
 
 
 def test_without_a_kvstore_turns_go_on_and_with_it_again_they_reuse(
