@@ -7,7 +7,7 @@ the kvstore.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -144,10 +144,12 @@ class _LocalKv:
     async def stage(self, keys: list[BlockKey]) -> Staged | None:
         return None if self._store is None else self._store.stage(keys)
 
-    async def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> bool:
+    async def commit(
+        self, writes: list[BlockWrite], checksums: list[list[int]]
+    ) -> AsyncIterator[tuple[list[BlockKey], bool]]:
         if self._store is not None:
             self._store.commit(writes)
-        return self._store is not None
+        yield [write.key for write in writes], self._store is not None
 
     async def lease(self, num_pages: int) -> list[int] | None:
         return None if self._store is None else self._store.lease(num_pages)
