@@ -33,6 +33,7 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
         block_tokens=BLOCK_TOKENS,
         lora=None,
         vocab_size=VOCAB,
+        takes_images=False,
     )
     nothing = cast(Any, None)
     return EngineRunner(
