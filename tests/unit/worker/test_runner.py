@@ -32,8 +32,7 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
         num_layers=NUM_LAYERS,
         block_tokens=BLOCK_TOKENS,
         lora=None,
-        vocab_size=VOCAB,
-        takes_images=False,
+        vocab_size=VOCAB, takes_images=False,@@
     )
     nothing = cast(Any, None)
     return EngineRunner(
@@ -183,7 +182,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             fingerprint="f",
             num_layers=NUM_LAYERS,
             block_tokens=BLOCK_TOKENS,
-            vocab_size=VOCAB,
+            vocab_size=VOCAB, takes_images=False,
             lora=None,
         )
 
@@ -222,7 +221,7 @@ def test_an_idle_worker_records_what_is_left_pass_by_pass() -> None:
         assist_tokens = 0
         info = SimpleNamespace(
             model_id="m", fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS,
-            vocab_size=VOCAB, lora=None,
+            vocab_size=VOCAB, takes_images=False, lora=None,
         )  # fmt: skip
 
         def __init__(self) -> None:
