@@ -32,7 +32,8 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
         num_layers=NUM_LAYERS,
         block_tokens=BLOCK_TOKENS,
         lora=None,
-        vocab_size=VOCAB, takes_images=False,@@
+        vocab_size=VOCAB,
+        takes_images=False,
     )
     nothing = cast(Any, None)
     return EngineRunner(
@@ -182,7 +183,8 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             fingerprint="f",
             num_layers=NUM_LAYERS,
             block_tokens=BLOCK_TOKENS,
-            vocab_size=VOCAB, takes_images=False,
+            vocab_size=VOCAB,
+            takes_images=False,
             lora=None,
         )
 
