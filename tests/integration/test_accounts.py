@@ -204,6 +204,7 @@ def test_a_tenant_reaches_nothing_but_the_public_subjects(place: Place) -> None:
         inbox = odd.new_inbox()
         await odd.subscribe(inbox)
         await odd.flush()
+        await ask(acme, INFERENCE_SUBMIT, b"first")  # from now on what is published arrives
         for subject in (
             WORKER_REPORT.pattern,
             "symphony.tenant.odd.inference.submit",
@@ -242,6 +243,7 @@ def test_a_stream_of_answers_arrives_whole_also_after_a_pause(place: Place) -> N
         async def on_chunk(msg: Msg) -> None:
             received.append(msg.data)
 
+        await ask(acme, INFERENCE_SUBMIT, b"first")  # from now on what is published arrives
         inbox = acme.new_inbox()
         await acme.subscribe(inbox, cb=on_chunk)
         await acme.publish(INFERENCE_SUBMIT, b"", reply=inbox)

@@ -101,8 +101,8 @@ class WorkerCalls:
         number: int,
         now_ns: int,
     ) -> tuple[list[int], list[Effect]]:
-        """Pages to write new KV into, as many as there are, at most `num_pages`. `number` is that
-        of the worker's request.
+        """Pages to write new KV into, as many as there are, at most `num_pages` and what
+        `Workers.lease_room` leaves it. `number` is that of the worker's request.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -110,9 +110,11 @@ class WorkerCalls:
         """
         worker = self._workers.get(worker_id, incarnation)
         effects: list[Effect] = []
-        pages = self._arena(page_bytes).take(
-            max(num_pages, 0), self._tiers.has_copy, now_ns, effects
+        arena = self._arena(page_bytes)
+        room = self._workers.lease_room(
+            worker, page_bytes, arena.num_pages, self._limits.lease_share
         )
+        pages = arena.take(max(min(num_pages, room), 0), self._tiers.has_copy, now_ns, effects)
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 

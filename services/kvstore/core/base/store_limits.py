@@ -17,6 +17,8 @@ class Limits:
     load_bytes_max: of one batch for the loader: what a more urgent page may have to wait for.
     ticket_ns: tickets not renewed for this long are released; leased pages that a worker
         does not name by then are taken back.
+    lease_share: of an arena's pages, that all workers may have leased; of those that none has,
+        that a worker may get which comes when the others have their part already.
     load_batches_max: batches with the loader at once; two keep it busy.
     eviction: policy by which idle blocks give their pages.
     disk_bytes_per_s: that are written to the disk, on average; 0: any number.
@@ -36,6 +38,7 @@ class Limits:
     noted_ns: int
     ticket_ns: int = 120_000_000_000
     load_bytes_max: int = 8 * 1024 * 1024
+    lease_share: float = 0.5
     load_batches_max: int = 2
     eviction: EvictionName = "layer"
     disk_bytes_per_s: float = 0.0

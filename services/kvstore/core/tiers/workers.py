@@ -96,6 +96,12 @@ class OpenWorker:
                     held = renewed[lease.number] = Lease(lease.number, now_ns)
                 leased[page] = held
 
+    def num_layers(self, page_bytes: int) -> int:
+        """Pages of the largest of its blocks in such pages; 0: it has none."""
+        return max(
+            (layers for layers, size in self.shapes.values() if size == page_bytes), default=0
+        )
+
     def lease(self, page_bytes: int, pages: list[int], number: int, now_ns: int) -> None:
         """It may write to these pages: the answer to its question of this number."""
         lease = Lease(number, now_ns)
@@ -180,6 +186,20 @@ class Workers:
     def is_retired(self, worker_id: WorkerId, incarnation: str) -> bool:
         """Whether this incarnation was open, and is not any more."""
         return (worker_id, incarnation) in self._retired
+
+    def lease_room(self, worker: OpenWorker, page_bytes: int, num_pages: int, share: float) -> int:
+        """How many more pages of an arena of `num_pages` may be leased to `worker`.
+
+        An idle worker keeps what it has leased. So each may have its part of `share` of the
+        arena only, and never all that is left: whoever comes later can write, too, and one block
+        at least.
+        """
+        peers = [each for each in self if each.num_layers(page_bytes)]
+        num_leased = sum(len(each.leased.get(page_bytes, ())) for each in peers)
+        part = int(share * num_pages / max(len(peers), 1))
+        left = int(share * (num_pages - num_leased))
+        own = len(worker.leased.get(page_bytes, ()))
+        return max(min(part - own, left), worker.num_layers(page_bytes) - own)
 
     def add_ticket(self, worker: OpenWorker, ticket: Ticket) -> int:
         """Number of a new ticket."""

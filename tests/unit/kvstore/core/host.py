@@ -137,6 +137,7 @@ class Host:
                 write_wait_ns=write_wait_ns,
                 copy_rest_ns=0,
                 drops_max=2,
+                lease_share=len(WORKERS),  # these tests fill arenas of a few pages
             )
         )
         self.core.on_arena(PAGE_BYTES, num_pages)
