@@ -42,7 +42,7 @@ from services.worker.vllm.fingerprint import continue_fingerprint
 from services.worker.vllm.forms import BACKEND_FILE, FormCheck, has_tokenizer
 from services.worker.vllm.guard import guard_group
 from services.worker.vllm.images import decode_images
-from services.worker.vllm.link import SOCKET, Listener, Peer, flaw_of
+from services.worker.vllm.link import IS_WORKERS, SOCKET, Listener, Peer, flaw_of
 from services.worker.vllm.lora_card import card_for_vllm
 from services.worker.vllm.protocol import AdapterUnavailable, EngineGone
 from shared.adapters.config import CONFIG_FILE
@@ -152,7 +152,7 @@ def engine_args(config: WorkerConfig, source: str, listener: Listener | None) ->
             kv_connector_module_path="services.worker.vllm.connector",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={SOCKET: listener.path},
+            kv_connector_extra_config={SOCKET: listener.path, IS_WORKERS: True},
         )
     return {**args, **config.vllm_args, **_lora_args(config.vllm_args)}
 

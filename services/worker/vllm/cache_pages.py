@@ -9,17 +9,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from kernels.page_sums.select import (
-    PageNumbers,
-    copy_pages,
-    copy_pages_summed,
-    warm_up,
-)
-from services.worker.device.copying.copies import OVER, Copy, Store, Stored
-from services.worker.device.copying.parts import by_part
-from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 
@@ -90,47 +79,3 @@ def _token_rows(inner: list[int]) -> int:
     """Runs of tokens in a page whose numbers have these axes, outermost first; 0: not clear."""
     at = [axis for axis, size in enumerate(inner[:-1]) if size == BLOCK_TOKENS]
     return prod(inner[: at[0]]) if len(at) == 1 else 0
-
-
-class HostPagesCopier:
-    """A `PageCopier` of a KV cache in host memory.
-
-    Args:
-        layers: uint8 ``[num_blocks, page_bytes]`` each; page ``layer * num_blocks + block``.
-    """
-
-    def __init__(self, layers: list[Bytes]) -> None:
-        self._layers = layers
-        self._num_blocks = len(layers[0])
-
-    def attach(self, arena: Arena) -> None:
-        warm_up(arena.pages)
-
-    def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
-        sources = np.asarray(arena_pages, np.int64)
-        for layer, at, blocks in by_part(pool_pages, self._num_blocks):
-            copy_pages(self._layers[layer], blocks, arena.pages, sources[at])
-        return OVER
-
-    def hold(self, copies: list[Copy]) -> None:
-        return None
-
-    def store(
-        self,
-        pool_pages: PageNumbers,
-        arena: Arena,
-        arena_pages: PageNumbers,
-        num_tokens: int = BLOCK_TOKENS,
-    ) -> Store:
-        targets, sums = np.asarray(arena_pages, np.int64), [0] * len(pool_pages)
-        for layer, at, blocks in by_part(pool_pages, self._num_blocks):
-            found = copy_pages_summed(arena.pages, targets[at], self._layers[layer], blocks)
-            for place, each in zip(at.tolist(), found, strict=True):
-                sums[place] = each
-        return Stored(sums)
-
-    def write(self, pool_pages: list[int], data: Bytes) -> None:
-        raise NotImplementedError("adapters' images are not kept in vLLM's cache")
-
-    def close(self) -> None:
-        return None

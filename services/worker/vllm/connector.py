@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from services.worker.core.vllm.connector import LoadOrder
 from services.worker.core.vllm.stores import StoreOrder
-from services.worker.vllm.link import SOCKET
+from services.worker.vllm.link import IS_WORKERS, SOCKET
 from services.worker.vllm.rank_side import RankSide
 from services.worker.vllm.scheduler_side import Blocks, SchedulerSide
 from shared.blocks import BLOCK_TOKENS
@@ -55,7 +55,12 @@ class SymphonyConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._rank: RankSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(extra[SOCKET], vllm_config, vllm.__version__)
+            self._scheduler = SchedulerSide(
+                extra[SOCKET],
+                vllm_config,
+                vllm.__version__,
+                is_workers=bool(extra.get(IS_WORKERS)),
+            )
         else:
             self._rank = RankSide(extra[SOCKET], vllm_config)
 

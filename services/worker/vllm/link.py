@@ -29,7 +29,9 @@ FROM_CONNECTOR: Any = FromConnector
 MESSAGE_BYTES_MAX = 1 << 28  # a ticket of a million tokens
 REGISTER_PATIENCE_S = 60.0
 SOCKET_NAME = "kv"
-SOCKET = "socket"  # of the connectors' extra configuration: the path
+# Of the connectors' extra configuration: the path; and whether a worker of ours runs this engine,
+# whose requests' parameters are its own words. Without it they are those of HTTP clients.
+SOCKET, IS_WORKERS = "socket", "is_workers"
 
 
 def frame(message: object) -> bytes:

@@ -18,6 +18,7 @@ from services.worker.core.vllm.messages import (
     Attached,
     Closed,
     Detached,
+    FromConnector,
     LoadsMeasured,
     Opened,
     Registered,
@@ -25,12 +26,12 @@ from services.worker.core.vllm.messages import (
     ToConnector,
 )
 from services.worker.core.vllm.stores import StoreOrder
-from services.worker.device.copying.copies import PageCopier
+from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import PageGate
 from services.worker.device.copying.lease_lock import LeaseLock
 from services.worker.device.copying.mover import KvMover, Loaded, Moved
 from services.worker.device.copying.mover import Stored as MoverStored
-from services.worker.vllm.cache_pages import CachePages, HostPagesCopier, cache_pages
+from services.worker.vllm.cache_pages import CachePages, cache_pages
 from services.worker.vllm.link import Connection
 from shared.arena import Arena, ArenaError
 from shared.blocks import BLOCK_TOKENS
@@ -52,18 +53,21 @@ class RankSide:
         self._lease: LeaseLock | None = None
         self._bad: set[int] = set()
         self._behind = _Behind()
-        self._link = Connection(path, self._on_message, self._detach)
+        self._path = path
+        self._link: Connection | None = None
 
     def register(self, caches: dict[str, torch.Tensor], cache_config: Any) -> None:
         """The KV cache is there. What cannot be served is for the worker to say, which started
         this process.
         """
         rank = get_tensor_model_parallel_rank()
+        # Not before: the weights are loaded by now, however long that took.
+        self._link = Connection(self._path, self._on_message, self._detach)
         try:
             _check_groups(cache_config.kv_cache_groups)
             pages = cache_pages(caches, cache_config.num_blocks)
         except ConfigError as error:
-            self._link.send(Registered(rank=rank, error=error.message))
+            self._send(Registered(rank=rank, error=error.message))
             log.error("KV stays in vLLM", extra={"error": error.message})
             return
         shape = self._shape = RankShape(
@@ -76,7 +80,7 @@ class RankSide:
         token_rows = 0 if current_platform.is_cpu() else pages.token_rows  # there it is packed
         gate = PageGate(shape.num_layers * shape.num_blocks)
         self._mover = KvMover(_copier(pages), gate, self._on_moved, token_rows=token_rows)
-        self._link.send(
+        self._send(
             Registered(
                 rank=shape.rank,
                 num_ranks=shape.num_ranks,
@@ -124,10 +128,15 @@ class RankSide:
         return bad
 
     def close(self) -> None:
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
         self._behind.close()
         if self._mover is not None:
             self._mover.close()
+
+    def _send(self, message: FromConnector) -> None:
+        assert self._link is not None, "what is sent follows from registering"
+        self._link.send(message)
 
     @property
     def _parts(self) -> tuple[KvMover, RankShape, RankLoads]:
@@ -142,7 +151,7 @@ class RankSide:
             case Loaded():
                 with self._lock:
                     loads.on_moved(moved.good, moved.bad)
-                self._link.send(
+                self._send(
                     LoadsMeasured(
                         num_bytes=moved.num_bytes,
                         duration_ns=moved.duration_ns,
@@ -150,7 +159,7 @@ class RankSide:
                     )
                 )
             case MoverStored(checksums=checksums):
-                self._link.send(
+                self._send(
                     Stored(
                         rank=shape.rank,
                         numbers=list(checksums),
@@ -163,10 +172,10 @@ class RankSide:
     def _on_message(self, message: ToConnector) -> None:
         match message:
             case Opened():
-                self._link.send(Attached(epoch=message.epoch, error=self._attach(message)))
+                self._send(Attached(epoch=message.epoch, error=self._attach(message)))
             case Closed():
                 self._detach()
-                self._link.send(Detached(epoch=message.epoch))
+                self._send(Detached(epoch=message.epoch))
 
     def _attach(self, opened: Opened) -> str:
         """Use this arena; what is wrong with it, if anything."""
@@ -242,7 +251,7 @@ def _check_groups(groups: Sequence[Any]) -> None:
 
 def _copier(pages: CachePages) -> PageCopier:
     if current_platform.is_cpu():
-        return HostPagesCopier([layer.numpy() for layer in pages.layers])
+        return HostCopier(*(layer.numpy() for layer in pages.layers))
     from services.worker.device.copying.cuda_copier import CudaLink
     from services.worker.device.copying.piecewise_copier import PiecewiseCopier
 

@@ -35,9 +35,14 @@ class Blocks:
 
 
 class SchedulerSide:
-    """All but the inbox is used by the engine's one thread."""
+    """All but the inbox is used by the engine's one thread.
 
-    def __init__(self, path: str, vllm_config: Any, version: str) -> None:
+    Args:
+        is_workers: see `IS_WORKERS`.
+    """
+
+    def __init__(self, path: str, vllm_config: Any, version: str, *, is_workers: bool) -> None:
+        self._is_workers = is_workers
         self._inbox: SimpleQueue[ToConnector | WorkerGone] = SimpleQueue()
         self._link = Connection(path, self._inbox.put, lambda: self._inbox.put(WorkerGone()))
         self._core: ConnectorCore | None = None
@@ -74,7 +79,10 @@ class SchedulerSide:
     def on_request(self, request: Any) -> None:
         """A request of vLLM's came; those without KV below are left alone."""
         core = self.core()
-        kv = stock_kv(request, core.fingerprint) if core.fingerprint else worker_kv(request)
+        if self._is_workers:
+            kv = worker_kv(request)
+        else:  # whose name is not known before the sidecar has its arena
+            kv = stock_kv(request, core.fingerprint) if core.fingerprint else None
         if kv is not None:
             self._requests[request.request_id] = request
             core.on_request(request.request_id, kv)

@@ -7,6 +7,8 @@ under way, and steps wait for them on the device and not on the host.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from kernels.page_sums.select import (
     PageNumbers,
     copy_pages,
@@ -14,6 +16,7 @@ from kernels.page_sums.select import (
     page_sums,
     warm_up,
 )
+from services.worker.device.copying.parts import by_part
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
 
@@ -132,17 +135,20 @@ class HostCopier:
     """The pool is in host memory: pages are copied at once.
 
     Args:
-        pool: uint8 [num_pages, page_bytes].
+        parts: uint8 [num_pages, page_bytes] each, all of one shape; one behind the other.
     """
 
-    def __init__(self, pool: Bytes) -> None:
-        self._pool = pool
+    def __init__(self, *parts: Bytes) -> None:
+        self._parts = parts
+        self._part_pages = len(parts[0])
 
     def attach(self, arena: Arena) -> None:
         warm_up(arena.pages)
 
     def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
-        copy_pages(self._pool, pool_pages, arena.pages, arena_pages)
+        sources = np.asarray(arena_pages, np.int64)
+        for part, at, pages in by_part(pool_pages, self._part_pages):
+            copy_pages(self._parts[part], pages, arena.pages, sources[at])
         return OVER
 
     def hold(self, copies: list[Copy]) -> None:
@@ -155,10 +161,16 @@ class HostCopier:
         arena_pages: PageNumbers,
         num_tokens: int = BLOCK_TOKENS,
     ) -> Store:
-        return Stored(copy_pages_summed(arena.pages, arena_pages, self._pool, pool_pages))
+        targets, sums = np.asarray(arena_pages, np.int64), [0] * len(pool_pages)
+        for part, at, pages in by_part(pool_pages, self._part_pages):
+            found = copy_pages_summed(arena.pages, targets[at], self._parts[part], pages)
+            for place, each in zip(at.tolist(), found, strict=True):
+                sums[place] = each
+        return Stored(sums)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
-        self._pool[pool_pages] = data
+        for part, at, pages in by_part(pool_pages, self._part_pages):
+            self._parts[part][pages] = data[at]
 
     def close(self) -> None:
         return None

@@ -67,8 +67,8 @@ class Tiers(Host):
     ) -> None:
         limits = Limits(
             disk_bytes_max=disk * BLOCK_BYTES, expiry_ns=BIG, noted_ns=BIG, ticket_ns=BIG,
-            eviction=eviction, write_wait_ns=0, copy_rest_ns=0, drops_max=2,
-            lease_share=1.0, has_objects=objects > 0, objects_bytes_max=objects * BLOCK_BYTES, objects_rest_ns=0,
+            eviction=eviction, write_wait_ns=0, copy_rest_ns=0, drops_max=2, lease_share=1.0,
+            has_objects=objects > 0, objects_bytes_max=objects * BLOCK_BYTES, objects_rest_ns=0,
         )  # fmt: skip
         self.saves: deque[SaveRun] = deque()
         self.saved: dict[Run, list[BlockKey]] = {}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.vllm.cache_pages import HostPagesCopier, cache_pages
+from services.worker.device.copying.copies import HostCopier
+from services.worker.vllm.cache_pages import cache_pages
 from shared.arena import Arena, checksum
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -88,7 +89,7 @@ def test_pages_go_to_the_arena_with_their_checksums_and_come_back(tmp_path: Path
     layers = [layer.numpy() for layer in pages.layers]
     before = np.concatenate(layers)
     arena = Arena.create(tmp_path / "arena", 20, pages.page_bytes)
-    copier = HostPagesCopier(layers)
+    copier = HostCopier(*layers)
     copier.attach(arena)
     at, to = [1, 7, 13, 0], [9, 3, 4, 11]  # block 1 of all layers, and another one's first
     store = copier.store(at, arena, to)

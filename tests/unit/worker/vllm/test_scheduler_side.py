@@ -1,6 +1,7 @@
 """vLLM's calls, as the connector's core takes them; vLLM's objects are made up."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -75,21 +76,27 @@ def output(num_tokens: dict[str, int], **more: Any) -> Any:
     )
 
 
-@pytest.fixture
-def side() -> Iterator[SchedulerSide]:
+@contextmanager
+def a_side(*, is_workers: bool) -> Iterator[SchedulerSide]:
     listener = Listener()
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
         model_config=SimpleNamespace(model="m"),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
     )
-    made = SchedulerSide(listener.path, config, "0.32")
+    made = SchedulerSide(listener.path, config, "0.32", is_workers=is_workers)
     made.bind(Blocks(FakeBlockPool()))
-    made._inbox.put(m.Opened(epoch=1, arena_path="", lease_path="", num_pages=1))
-    made._inbox.put(m.Leased(epoch=1, pages=pack_ints(range(20))))
     yield made
     made.close()
     listener.close()
+
+
+@pytest.fixture
+def side() -> Iterator[SchedulerSide]:
+    with a_side(is_workers=True) as made:
+        made._inbox.put(m.Opened(epoch=1, arena_path="", lease_path="", num_pages=1))
+        made._inbox.put(m.Leased(epoch=1, pages=pack_ints(range(20))))
+        yield made
 
 
 def test_blocks_are_those_that_vllm_gave_a_request_until_now(side: SchedulerSide) -> None:
@@ -133,10 +140,14 @@ def test_what_no_worker_speaks_for_is_left_alone(side: SchedulerSide, params: An
     side.on_finished(one, [4])
 
 
-def test_a_stock_servers_clients_cannot_speak_for_a_worker(side: SchedulerSide) -> None:
-    side._inbox.put(m.Opened(epoch=2, arena_path="", lease_path="", num_pages=1, fingerprint="f"))
-    side.on_request(request("a"))
-    assert side.core_now.match("a-x", TOKENS, 0, 0, was_preempted=False) is None, "it asks"
+def test_a_stock_servers_clients_cannot_speak_for_a_worker() -> None:
+    with a_side(is_workers=False) as side:
+        side.on_request(request("early"))
+        assert side.core_now.num_requests == 0, "nothing is kept while the sidecar has no arena"
+        opened = m.Opened(epoch=2, arena_path="", lease_path="", num_pages=1, fingerprint="f")
+        side._inbox.put(opened)
+        side.on_request(request("a"))
+        assert side.core_now.match("a-x", TOKENS, 0, 0, was_preempted=False) is None, "it asks"
 
 
 def test_a_stock_servers_request_is_named_by_its_tokens_and_salt() -> None:
