@@ -3,9 +3,9 @@
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +13,20 @@ import pytest
 
 from services.worker.core.effects import Effect, Prefetched
 from services.worker.core.kv.expecting import Expected
-from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.core.vllm.histories import Histories, SessionTokens
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import LOWEST_PRIORITY, AdapterFiles, VllmRequest
-from services.worker.core.vllm.status import VllmCounts
-from services.worker.device.base.executor import ModelInfo
-from services.worker.vllm.link import Peer
+from services.worker.core.vllm.requests import LOWEST_PRIORITY
 from services.worker.vllm_hints import VllmHints
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import SessionId, TenantId
 from shared.owners import owner_key
 from shared.runtime.clock import SystemClock
+from tests.unit.worker.vllm.fake_engine import FakeEngine
 from tests.unit.worker.vllm.kv_scene import INFO, OWNER, ROOT, SESSION, TENANT, TOKENS, Scene
 from tests.unit.worker.vllm.kv_scene import scene_in as kv_scene_in
 
 SECOND = 10**9
-
-
-@dataclass
-class FakeEngine:
-    """Answers when a test lets it."""
-
-    info: ModelInfo = INFO
-    counts: VllmCounts = field(default_factory=VllmCounts)
-    peers: Sequence[Peer] = ()
-    adapter_room: AdapterRoom = field(default_factory=AdapterRoom)
-    asked: list[VllmRequest] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    can_end: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
-        self.asked.append(request)
-        await self.can_end.wait()
-        yield Output(tokens=[1], finish="length")
-
-    async def add_adapter(self, adapter: AdapterFiles) -> None:
-        raise AssertionError("it has no adapters")
-
-    async def remove_adapter(self, number: int) -> None:
-        raise AssertionError("it has no adapters")
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-        self.can_end.set()
-
-    def close(self) -> None:
-        pass
+ENDED = Output(tokens=[1], finish="length")
 
 
 @dataclass
@@ -98,7 +65,7 @@ class HintScene:
 @asynccontextmanager
 async def scene_in(folder: Path) -> AsyncIterator[HintScene]:
     async with kv_scene_in(folder) as kv:
-        engine, effects = FakeEngine(), list[Effect]()
+        engine, effects = FakeEngine(INFO), list[Effect]()
         hints = VllmHints(engine, kv.kv, SystemClock(), lambda: scene.has_waiting, effects.extend)
         scene = HintScene(kv, engine, hints, effects)
         running = asyncio.ensure_future(hints.run())
@@ -113,7 +80,7 @@ def test_history_comes_into_vllms_cache_and_is_held_below_until_the_turn(tmp_pat
     async def scenario() -> None:
         async with scene_in(tmp_path) as scene:
             scene.remember()
-            scene.engine.can_end.set()
+            scene.engine.outputs.put_nowait(ENDED)
             scene.announce()
             assert await scene.outcome() == (3, 3)
             (request,) = scene.engine.asked
@@ -136,7 +103,7 @@ def test_kv_of_other_tokens_or_another_adapter_does_not_come_into_vllms_cache(
 
     async def scenario() -> None:
         async with scene_in(tmp_path) as scene:
-            scene.engine.can_end.set()
+            scene.engine.outputs.put_nowait(ENDED)
             scene.remember(root=bytes(len(ROOT)))
             scene.announce()
             assert await scene.outcome() == (3, 0) and not scene.engine.asked
@@ -173,6 +140,7 @@ def test_a_withdrawn_announcement_stops_what_it_began(tmp_path: Path) -> None:
             await scene.kv.until(lambda: scene.engine.asked)
             scene.hints.withdraw(OWNER)
             await scene.kv.until(lambda: scene.engine.aborted)
+            scene.engine.outputs.put_nowait(ENDED)
             await scene.kv.until(lambda: not scene.kv.kvstore.tickets)
             scene.announce()
             scene.hints.forget(OWNER)
