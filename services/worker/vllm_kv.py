@@ -163,7 +163,7 @@ class VllmKv:
             raise PeerUnavailable(f"vLLM's ranks: {errors or 'no answer'}")
 
     def _on_connected(self, arena: Arena, epoch: int) -> None:
-        assert epoch == self._epoch, "ranks have been told another one"
+        assert epoch == self._epoch, "the ranks were sent another epoch"
         self._tickets.clear()
         self._scheduler.send(self._opened(str(arena.path)))
 

@@ -159,7 +159,7 @@ class Listener:
         path: of the socket; None: in a folder of its own, that only this user can enter.
 
     Attributes:
-        is_silent: nobody came while `accept` waited last.
+        is_silent: no connector came while `accept` waited last.
     """
 
     def __init__(self, path: Path | None = None) -> None:
