@@ -87,7 +87,7 @@ def test_connectors_that_do_not_come_are_counted(
     listener = Listener()
     connections = [connect(listener, rank)[1] for rank in ranks]
     with pytest.raises(ConfigError, match=word):
-        listener.accept()
+        listener.accept(0.2)
     listener.close()
     for heard in connections:
         assert heard.get(timeout=TIMEOUT_S) is None
