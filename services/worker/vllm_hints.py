@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.worker.core.effects import Effect
+from services.worker.core.effects import Effect, StageSession
 from services.worker.core.kv.expecting import (
     Expected,
     Expecting,
@@ -48,7 +48,6 @@ class _Held:
 
     expected: Expected
     staged: Staged
-    epoch: int
     num_blocks: int
 
 
@@ -128,11 +127,11 @@ class VllmHints:
 
     def _begin(self, expected: Expected, now_ns: int) -> None:
         if self._kv.kv.is_connected:
-            self._tasks.spawn(self._prefetch(asked_at(expected, now_ns)))
+            asked = asked_at(expected, now_ns)
+            self._tasks.spawn(self._prefetch(asked, self._expecting.ask(asked)))
 
-    async def _prefetch(self, expected: Expected) -> None:
+    async def _prefetch(self, expected: Expected, question: StageSession) -> None:
         """Into host memory, where it is held, and from there into vLLM's cache."""
-        question = self._expecting.ask(expected)
         staged = await self._kv.kv.stage_session(question)
         if self._expecting.answered(question.number) is None or staged is None:
             if staged is not None:
@@ -145,7 +144,7 @@ class VllmHints:
             self._perform(prefetched(expected, staged.num_blocks, 0))
             return
         self._shares.take(tenant, num_blocks)
-        held = self._held[owner] = _Held(expected, staged, staged.epoch, num_blocks)
+        held = self._held[owner] = _Held(expected, staged, num_blocks)
         self._changed.set()
         num_here = await self._load(held)
         self._perform(prefetched(expected, staged.num_blocks, num_here))
@@ -177,7 +176,7 @@ class VllmHints:
         """One that leaves the session's whole blocks in vLLM's cache; None: there are none."""
         num_blocks = min(held.num_blocks, num_same(session, held.staged.keys))
         staged = held.staged.head(num_blocks)
-        if not num_blocks or held.epoch != self._kv.kv.epoch:
+        if not num_blocks:
             return None
         num_tokens = num_blocks * BLOCK_TOKENS
         kv = RequestKv(
@@ -185,7 +184,7 @@ class VllmHints:
             root=session.root,
             owner=held.expected.owner.hex(),
             keys=pack_keys(staged.keys),
-            epoch=held.epoch,
+            epoch=staged.epoch,
             ticket=self._kv.message(staged, num_tokens),
         )
         return VllmRequest(
@@ -204,5 +203,5 @@ class VllmHints:
 
     def _let_go(self, held: _Held) -> None:
         self._shares.give(held.expected.tenant, held.num_blocks)
-        if held.epoch == self._kv.kv.epoch:
+        if held.staged.epoch == self._kv.kv.epoch:
             self._tasks.spawn(self._kv.kv.release(ticket=held.staged.ticket))
