@@ -195,7 +195,6 @@ class Listener:
                         deadline = time.monotonic() + REGISTER_PATIENCE_S
                     connection.settimeout(max(deadline - time.monotonic(), 0.001))
                     registered = decode(Registered, _read(connection))
-                    connection.setblocking(False)
                     peers[registered.rank] = Peer(connection, registered)
                     num_peers = registered.num_ranks + 1
             except (TimeoutError, MalformedMessage) as error:
