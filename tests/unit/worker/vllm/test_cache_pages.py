@@ -35,6 +35,7 @@ def caches(*shape: int, order: list[int] | None = None) -> dict[str, torch.Tenso
         ((NUM_BLOCKS, T, HEADS, 2 * DIM), None, 1),
         ((NUM_BLOCKS, HEADS, T, 2 * DIM), None, HEADS),
         ((NUM_BLOCKS, T, 72), None, 1),  # of latent attention
+        ((NUM_BLOCKS, 2, T, HEADS, T), None, 2),  # heads of 64 numbers are no tokens
         ((NUM_BLOCKS, T, T, DIM), None, 0),  # 64 heads: which are the tokens?
     ],
 )
