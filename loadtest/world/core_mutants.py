@@ -238,7 +238,7 @@ CORE_MUTANTS = (
     Mutant(
         "what is announced for tomorrow is brought up today",
         "services/worker/core/engine/announcements.py",
-        "        if start_at_ns > now_ns:", "        if False:",
+        "        if at_ns > now_ns:", "        if False:",
     ),
     Mutant(
         "whoever is throttled stays so", "shared/wire/hint_accounts.py",

@@ -7,15 +7,15 @@ for one token: its KV is loaded by the connector, and then is vLLM's to find and
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from services.worker.core.effects import Effect
+from services.worker.core.effects import Effect, StageSession
 from services.worker.core.kv.expecting import (
-    ASK_AHEAD_NS,
-    LEAD_FACTOR,
     Expected,
     Expecting,
+    asked_at,
     prefetched,
+    start_at_ns,
 )
 from services.worker.core.kv.staged import Staged
 from services.worker.core.vllm.histories import Histories, SessionTokens, num_same
@@ -25,13 +25,12 @@ from services.worker.vllm.protocol import VllmEngine
 from services.worker.vllm_kv import VllmKv
 from shared.blocks import BLOCK_TOKENS, pack_keys
 from shared.errors import SymphonyError
-from shared.hints import HINT_HOLD_NS, HintShares
+from shared.hints import HintShares
 from shared.ids import new_id
 from shared.owners import OwnerKey
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import Tasks, wait_set
 from shared.wire.messages import encode
-from shared.wire.urgency import is_urgent
 
 REQUESTS_MAX = 4  # that bring history into vLLM's cache at once
 USAGE_MAX = 0.75  # of vLLM's cache by requests: above that, nothing is brought into it
@@ -49,7 +48,6 @@ class _Held:
 
     expected: Expected
     staged: Staged
-    epoch: int
     num_blocks: int
 
 
@@ -102,9 +100,9 @@ class VllmHints:
         """A turn is expected here."""
         now_ns = self._clock.now_ns()
         self.withdraw(expected.owner)
-        start_at_ns = self._start_at_ns(expected, now_ns)
-        if start_at_ns > now_ns:
-            self._expecting.wait(expected, start_at_ns)
+        at_ns = start_at_ns(expected, self._num_bytes(expected), self._kv.estimates, now_ns)
+        if at_ns > now_ns:
+            self._expecting.wait(expected, at_ns)
             self._changed.set()
         else:
             self._begin(expected, now_ns)
@@ -122,27 +120,18 @@ class VllmHints:
         self.withdraw(owner)
         self.histories.drop(owner)
 
-    def _start_at_ns(self, expected: Expected, now_ns: int) -> int:
-        """As `Announcements` has it: early enough for the slowest path."""
-        at_once_ns = expected.arrives_at_ns - HINT_HOLD_NS
-        if not expected.arrives_at_ns or (is_urgent(expected.priority) and at_once_ns <= now_ns):
-            return 0
+    def _num_bytes(self, expected: Expected) -> int:
         info = self._engine.info
         num_blocks = -(-(expected.num_tokens or info.max_model_len) // BLOCK_TOKENS)
-        num_bytes = num_blocks * info.page_bytes * info.num_layers
-        slowest_ns = self._kv.estimates.slowest_ns(num_bytes, expected.kv_at)
-        return expected.arrives_at_ns - (LEAD_FACTOR * slowest_ns + ASK_AHEAD_NS)
+        return num_blocks * info.page_bytes * info.num_layers
 
     def _begin(self, expected: Expected, now_ns: int) -> None:
         if self._kv.kv.is_connected:
-            held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
-            expires_at_ns = min(expected.expires_at_ns, held_until_ns)
-            asked = replace(expected, expires_at_ns=expires_at_ns, asked_at_ns=now_ns)
-            self._tasks.spawn(self._prefetch(asked))
+            asked = asked_at(expected, now_ns)
+            self._tasks.spawn(self._prefetch(asked, self._expecting.ask(asked)))
 
-    async def _prefetch(self, expected: Expected) -> None:
+    async def _prefetch(self, expected: Expected, question: StageSession) -> None:
         """Into host memory, where it is held, and from there into vLLM's cache."""
-        question = self._expecting.ask(expected)
         staged = await self._kv.kv.stage_session(question)
         if self._expecting.answered(question.number) is None or staged is None:
             if staged is not None:
@@ -155,7 +144,7 @@ class VllmHints:
             self._perform(prefetched(expected, staged.num_blocks, 0))
             return
         self._shares.take(tenant, num_blocks)
-        held = self._held[owner] = _Held(expected, staged, staged.epoch, num_blocks)
+        held = self._held[owner] = _Held(expected, staged, num_blocks)
         self._changed.set()
         num_here = await self._load(held)
         self._perform(prefetched(expected, staged.num_blocks, num_here))
@@ -187,7 +176,7 @@ class VllmHints:
         """One that leaves the session's whole blocks in vLLM's cache; None: there are none."""
         num_blocks = min(held.num_blocks, num_same(session, held.staged.keys))
         staged = held.staged.head(num_blocks)
-        if not num_blocks or held.epoch != self._kv.kv.epoch:
+        if not num_blocks:
             return None
         num_tokens = num_blocks * BLOCK_TOKENS
         kv = RequestKv(
@@ -195,7 +184,7 @@ class VllmHints:
             root=session.root,
             owner=held.expected.owner.hex(),
             keys=pack_keys(staged.keys),
-            epoch=held.epoch,
+            epoch=staged.epoch,
             ticket=self._kv.message(staged, num_tokens),
         )
         return VllmRequest(
@@ -214,5 +203,5 @@ class VllmHints:
 
     def _let_go(self, held: _Held) -> None:
         self._shares.give(held.expected.tenant, held.num_blocks)
-        if held.epoch == self._kv.kv.epoch:
+        if held.staged.epoch == self._kv.kv.epoch:
             self._tasks.spawn(self._kv.kv.release(ticket=held.staged.ticket))

@@ -79,7 +79,7 @@ class VllmKv:
         self._epoch = 0
         self._answers: dict[int, asyncio.Future[str]] = {}  # of ranks, to what was sent last
         self._writing: dict[int, _Writing] = {}  # by number of the write
-        self._tickets: dict[str, tuple[int, Staged]] = {}  # and their epochs, by request
+        self._tickets: dict[str, Staged] = {}  # by request
         self._staging: set[str] = set()  # requests that `stage` was asked for, until they end
         self._used: dict[str, CachedTokens] = {}
         self._forgetting: Counter[str] = Counter()  # owners whose earlier writes are void
@@ -128,9 +128,7 @@ class VllmKv:
         Raises:
             PeerUnavailable: one does not answer.
         """
-        closed = m.Closed(epoch=self._epoch)
-        self._scheduler.send(closed)
-        await self._ask_ranks(closed)
+        await self._ask_ranks(m.Closed(epoch=self._epoch))
 
     async def _attach(self, arena: Arena) -> None:
         """Returns when every rank can use the arena.
@@ -163,8 +161,7 @@ class VllmKv:
             raise PeerUnavailable(f"vLLM's ranks: {errors or 'no answer'}")
 
     def _on_connected(self, arena: Arena, epoch: int) -> None:
-        assert epoch == self._epoch, "ranks have been told another one"
-        self._tickets.clear()
+        assert epoch == self._epoch, "the ranks were sent another epoch"
         self._scheduler.send(self._opened(str(arena.path)))
 
     def _on_disconnected(self) -> None:
@@ -231,7 +228,7 @@ class VllmKv:
         if not staged.num_blocks:
             self._tasks.spawn(self.kv.release(ticket=staged.ticket))
             return None
-        self._tickets[request_id] = self.kv.epoch, staged
+        self._tickets[request_id] = staged
         num_tokens = turn.tokens_up_to(staged.num_blocks, staged.keys[-1])
         turn.cache.found["host"] = staged.num_here
         if staged.coming_from is not None:
@@ -266,8 +263,8 @@ class VllmKv:
         self._release(request_id)
 
     def _release(self, request_id: str) -> None:
-        epoch, staged = self._tickets.pop(request_id, (0, None))
-        if staged is not None and epoch == self.kv.epoch:
+        staged = self._tickets.pop(request_id, None)
+        if staged is not None and staged.epoch == self.kv.epoch:
             self._tasks.spawn(self.kv.release(ticket=staged.ticket))
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
@@ -336,7 +333,7 @@ class VllmKv:
         ticket = None
         if staged is not None:
             self._release(wanted.name)
-            self._tickets[wanted.name] = self.kv.epoch, staged
+            self._tickets[wanted.name] = staged
             num_tokens = (wanted.num_before + staged.num_blocks) * BLOCK_TOKENS
             ticket = self.message(staged, num_tokens, wanted.num_before)
             if not staged.num_blocks:

@@ -5,6 +5,7 @@ even for its types. So do the folders that they are in.
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -98,14 +99,24 @@ def test_a_knot_of_folders_is_found(tmp_path: Path) -> None:
 
 def test_only_load_tests_import_load_tests() -> None:
     """The commands that they add to `cli` come through an entry point."""
+    assert not [pair for pair in imports() if top(pair[1]) == "loadtest" != top(pair[0])]
+
+
+def test_no_service_imports_another() -> None:
+    """What two of them need is in `shared`."""
+    pairs = [(name.split("."), used.split(".")) for name, used in imports()]
+    between = [
+        (name, used) for name, used in pairs if name[0] == used[0] == "services" and used[1:]
+    ]
+    assert between
+    assert not [(name, used) for name, used in between if name[1] != used[1]]
+
+
+@cache
+def imports() -> list[tuple[str, str]]:
+    """Every module of ours with each that it imports."""
     known = modules(ROOT)
-    importers = {
-        (name, used)
-        for name, file in known.items()
-        for used in imported(file, known)
-        if top(used) == "loadtest" != top(name)
-    }
-    assert not importers
+    return [(name, used) for name, file in known.items() for used in imported(file, known)]
 
 
 def top(module: str) -> str:

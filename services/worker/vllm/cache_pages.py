@@ -21,7 +21,7 @@ class CachePages:
     """Attributes:
     layers: uint8 ``[num_blocks, page_bytes]`` of each, contiguous, in the cache's own memory.
     layout: dtype, shape and order of a page's numbers.
-    token_rows: see `Registered`, as far as the order of the numbers tells.
+    token_rows: see `Registered`, as far as the order of the numbers shows.
     """
 
     layers: list["torch.Tensor"]

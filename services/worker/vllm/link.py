@@ -159,7 +159,7 @@ class Listener:
         path: of the socket; None: in a folder of its own, that only this user can enter.
 
     Attributes:
-        is_silent: nobody came while `accept` waited last.
+        is_silent: no connector came while `accept` waited last.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -195,7 +195,6 @@ class Listener:
                         deadline = time.monotonic() + REGISTER_PATIENCE_S
                     connection.settimeout(max(deadline - time.monotonic(), 0.001))
                     registered = decode(Registered, _read(connection))
-                    connection.setblocking(False)
                     peers[registered.rank] = Peer(connection, registered)
                     num_peers = registered.num_ranks + 1
             except (TimeoutError, MalformedMessage) as error:

@@ -1,23 +1,21 @@
 """What announced turns will run on is loaded shortly before they arrive, and kept until they do."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from services.worker.core.adapters.adapters import Adapters
 from services.worker.core.effects import Effect, ReleaseTicket
 from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.expecting import (
-    ASK_AHEAD_NS,
-    LEAD_FACTOR,
     Expected,
     Expecting,
+    asked_at,
     prefetched,
+    start_at_ns,
 )
 from services.worker.core.kv.staged import Staged
 from services.worker.core.kv.staging import Stager
 from services.worker.core.kv.write_behind import WriteBehind
-from shared.hints import HINT_HOLD_NS
 from shared.owners import OwnerKey
-from shared.wire.urgency import is_urgent
 
 
 @dataclass(slots=True)
@@ -40,10 +38,10 @@ class Announcements:
 
     def on_announced(self, expected: Expected, now_ns: int) -> list[Effect]:
         """A turn was announced, and is to come here."""
-        start_at_ns = self._start_at_ns(expected, now_ns)
+        at_ns = start_at_ns(expected, self._num_bytes(expected), self.estimates, now_ns)
         self.adapters.unexpect(expected.owner)
-        if start_at_ns > now_ns:
-            self.expecting.wait(expected, start_at_ns)
+        if at_ns > now_ns:
+            self.expecting.wait(expected, at_ns)
             return []
         self.expecting.drop(expected.owner)
         return self._ask(expected, now_ns)
@@ -73,22 +71,13 @@ class Announcements:
             effects += self._ask(expected, now_ns)
         return effects
 
-    def _start_at_ns(self, expected: Expected, now_ns: int) -> int:
-        """When to ask for what an announced turn needs: early enough that it is there in time by
-        the slowest path that it may take; for an urgent turn at once, if it comes before the pages
-        would be released again."""
-        at_once_ns = expected.arrives_at_ns - HINT_HOLD_NS
-        if not expected.arrives_at_ns or (is_urgent(expected.priority) and at_once_ns <= now_ns):
-            return 0
+    def _num_bytes(self, expected: Expected) -> int:
         num_tokens = expected.num_tokens or self.max_model_len
         num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks
-        slowest_ns = self.estimates.slowest_ns(num_blocks * self.block_bytes, expected.kv_at)
-        return expected.arrives_at_ns - (LEAD_FACTOR * slowest_ns + ASK_AHEAD_NS)
+        return num_blocks * self.block_bytes
 
     def _ask(self, expected: Expected, now_ns: int) -> list[Effect]:
         if not self.write_behind.is_connected:
             return []
-        held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
-        expires_at_ns = min(expected.expires_at_ns, held_until_ns)
-        expected = replace(expected, expires_at_ns=expires_at_ns, asked_at_ns=now_ns)
+        expected = asked_at(expected, now_ns)
         return [self.expecting.ask(expected), *self.adapters.expect(expected)]

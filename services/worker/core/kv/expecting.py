@@ -6,16 +6,18 @@ SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import ceil
 
 from services.worker.core.effects import Effect, Prefetched, StageSession
+from services.worker.core.engine_limits import Estimates
 from shared.blocks import BlockKey
-from shared.hints import TENANT_SHARE, HintShares
+from shared.hints import HINT_HOLD_NS, TENANT_SHARE, HintShares
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import OwnerKey, owner_key
 from shared.wire.messages import AdapterRef
+from shared.wire.urgency import is_urgent
 
 LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
 ASK_AHEAD_NS = 500_000_000  # and so much for the questions
@@ -126,6 +128,25 @@ class Expecting:
         _, expected = self._waiting.pop(owner)
         self._shares.give(expected.tenant, 1)
         return expected
+
+
+def start_at_ns(expected: Expected, num_bytes: int, estimates: Estimates, now_ns: int) -> int:
+    """When to ask for what an announced turn needs: early enough that its `num_bytes` are there in
+    time by the slowest path that they may take; for an urgent turn at once, if it comes before the
+    pages would be released again. 0: now."""
+    at_once_ns = expected.arrives_at_ns - HINT_HOLD_NS
+    if not expected.arrives_at_ns or (is_urgent(expected.priority) and at_once_ns <= now_ns):
+        return 0
+    slowest_ns = estimates.slowest_ns(num_bytes, expected.kv_at)
+    return expected.arrives_at_ns - (LEAD_FACTOR * slowest_ns + ASK_AHEAD_NS)
+
+
+def asked_at(expected: Expected, now_ns: int) -> Expected:
+    """An announced turn that is asked for now: what it needs is held until it expires, and not for
+    long after the turn should have come."""
+    held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
+    expires_at_ns = min(expected.expires_at_ns, held_until_ns)
+    return replace(expected, expires_at_ns=expires_at_ns, asked_at_ns=now_ns)
 
 
 def prefetched(

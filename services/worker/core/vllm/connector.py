@@ -1,9 +1,9 @@
 """The part of the KV connector that stands in vLLM's scheduler: what of a request comes from below,
 and what of it goes there.
 
-vLLM asks and tells in this order: a request is new; how much of it can be loaded (as often as it
-likes); blocks were found for it; a step begins; loads have ended; it is over. A wrong answer ends
-vLLM's engine, so nothing here believes that a call comes at all, or once.
+vLLM calls in this order: a request is new; how much of it can be loaded (as often as it likes);
+blocks were found for it; a step begins; loads have ended; it is over. A wrong answer ends vLLM's
+engine, so nothing here believes that a call comes at all, or once.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
-    """Blocks to load, as each rank is told: lists ``[layer][block]`` of all layers of all ranks.
+    """Blocks to load, as sent to each rank: lists ``[layer][block]`` of all layers of all ranks.
 
     Attributes:
         blocks: of vLLM's cache.

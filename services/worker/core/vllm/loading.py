@@ -1,4 +1,4 @@
-"""A rank's loads under way: which blocks are still to come, and what vLLM is to be told of them."""
+"""A rank's loads under way: which blocks are pending, and what is reported to vLLM of them."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -135,7 +135,7 @@ class LeaseWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWanted:
-    """A preempted request comes back, or one of which nobody has asked; answered by `Staged`.
+    """A preempted request comes back, or one that was not asked about yet; answered by `Staged`.
 
     Attributes:
         keys: packed, of the blocks that it lacks.

@@ -11,7 +11,7 @@ from services.worker.device.base.executor import ModelInfo
 from shared.errors import InvalidRequest
 from shared.ids import TenantId, TurnId
 
-LOWEST_PRIORITY = 1 << 30  # of requests that nobody waits for
+LOWEST_PRIORITY = 1 << 30  # of requests that no client waits for
 SEED_BYTES = 7  # vLLM takes seeds as signed 64-bit numbers
 CONTEXT_EXCEEDED = "context_length_exceeded"
 ENGINE_REFUSED = "engine_refused"

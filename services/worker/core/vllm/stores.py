@@ -27,7 +27,7 @@ class BlockPool(Protocol):
     num_blocks: int
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Nobody takes them until they are freed as often."""
+        """Keep blocks from being evicted until `free` was called for them as often."""
         ...
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class BlockPool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOrder:
-    """A block to copy, as each rank is told.
+    """A block to copy, as it is sent to each rank.
 
     Attributes:
         epoch: connection to a kvstore that the pages were leased on.

@@ -14,7 +14,7 @@ class LeaseLock:
     """
 
     def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._file_number = os.open(path, flags, 0o600)
         fcntl.flock(self._file_number, fcntl.LOCK_SH)
 

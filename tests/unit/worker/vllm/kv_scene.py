@@ -100,6 +100,13 @@ class Scene:
             while not is_so():  # noqa: ASYNC110  # what it waits for has no event
                 await asyncio.sleep(0)
 
+    async def lose(self) -> None:
+        """Find that the kvstore was away, and is back: no connection to it is left."""
+        self.kvstore.is_away = True
+        await self.kv.kv.stage(KEYS)
+        self.kvstore.is_away = False
+        assert not self.kv.kv.is_connected
+
     async def lease(self, num_blocks: int) -> list[int]:
         self.scheduler.heard.clear()
         self.scheduler.say(m.LeaseWanted(epoch=self.kv.kv.epoch, num_blocks=num_blocks))

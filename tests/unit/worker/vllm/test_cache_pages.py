@@ -1,5 +1,6 @@
 """vLLM's KV caches as pages, in the layouts that its backends have."""
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ T = BLOCK_TOKENS
 
 
 def caches(*shape: int, order: list[int] | None = None) -> dict[str, torch.Tensor]:
-    """One a layer, of random numbers; `order`: of the axes in memory."""
+    """One a layer, of random numbers, behind others; `order`: of the axes in memory."""
     found = {}
     for layer in range(NUM_LAYERS):
         axes = order or list(range(len(shape)))
-        cache = torch.randn([shape[axis] for axis in axes])
+        cache = torch.randn(8 + prod(shape))[8:].view([shape[axis] for axis in axes])
         found[f"layer{layer}"] = cache.permute([axes.index(axis) for axis in range(len(shape))])
     return found
 
@@ -64,11 +65,12 @@ def test_layers_that_share_memory_count_once() -> None:
 
 def test_layouts_are_told_apart() -> None:
     shape = (NUM_BLOCKS, 2, T, HEADS, DIM)
-    layouts = {
-        cache_pages(caches(*shape, order=order), NUM_BLOCKS).layout
-        for order in (None, [0, 1, 3, 2, 4])
-    }
-    assert len(layouts) == 2
+    heads_first = caches(*shape, order=[0, 1, 3, 2, 4])
+    halves = {name: cache.half() for name, cache in heads_first.items()}
+    found = [cache_pages(each, NUM_BLOCKS) for each in (caches(*shape), heads_first, halves)]
+    assert len({pages.layout for pages in found}) == 3
+    sizes = [pages.page_bytes / (2 * T * HEADS * DIM) for pages in found]
+    assert sizes == [4, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,10 @@ def test_layouts_are_told_apart() -> None:
     [
         (caches(2, NUM_BLOCKS, T, HEADS, DIM), "blocks first"),
         (caches(NUM_BLOCKS, 2, T, HEADS, DIM, order=[1, 0, 2, 3, 4]), "no run of bytes"),
+        ({"wide": torch.zeros(NUM_BLOCKS, 3, T, DIM)[:, :2]}, "no run of bytes"),
+        ({"apart": torch.zeros(2, NUM_BLOCKS, 2 * T)[..., :T].movedim(0, 1)}, "no run of bytes"),
         ({**caches(NUM_BLOCKS, T, DIM), "other": torch.zeros(NUM_BLOCKS, T, 1)}, "several"),
+        ({**caches(NUM_BLOCKS, T, DIM), "other": torch.zeros(NUM_BLOCKS, DIM, T)}, "several"),
     ],
 )
 def test_what_is_no_page_is_refused_by_name(by_name: dict[str, torch.Tensor], word: str) -> None:

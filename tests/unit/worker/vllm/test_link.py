@@ -2,6 +2,9 @@
 
 import asyncio
 import socket
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
@@ -79,18 +82,67 @@ def test_a_message_that_is_too_long_is_none() -> None:
         link._length(link.LENGTH.pack(link.MESSAGE_BYTES_MAX + 1))
 
 
-@pytest.mark.parametrize(("ranks", "word"), [([], "0 of 2"), ([0], "1 of 2")])
+@pytest.mark.parametrize(
+    ("ranks", "first_within_s", "word"), [([], 0.1, "0 of 2"), ([0], 100.0, "1 of 2")]
+)
 def test_connectors_that_do_not_come_are_counted(
-    monkeypatch: pytest.MonkeyPatch, ranks: list[int], word: str
+    monkeypatch: pytest.MonkeyPatch, ranks: list[int], first_within_s: float, word: str
 ) -> None:
-    monkeypatch.setattr(link, "REGISTER_PATIENCE_S", 0.2)
+    """Once one is there, the others come soon or not at all."""
+    monkeypatch.setattr(link, "REGISTER_PATIENCE_S", 0.1)
     listener = Listener()
     connections = [connect(listener, rank)[1] for rank in ranks]
-    with pytest.raises(ConfigError, match=word):
-        listener.accept()
+    with ThreadPoolExecutor() as pool:
+        accepting = pool.submit(listener.accept, first_within_s)
+        with pytest.raises(ConfigError, match=word):
+            accepting.result(TIMEOUT_S)
+    assert listener.is_silent == (not ranks)
     listener.close()
     for heard in connections:
         assert heard.get(timeout=TIMEOUT_S) is None
+
+
+def test_a_connection_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "REGISTER_PATIENCE_S", 0.1)
+    listener = Listener()
+    with socket.socket(socket.AF_UNIX) as stranger, ThreadPoolExecutor() as pool:
+        stranger.connect(listener.path)
+        accepting = pool.submit(listener.accept)
+        try:
+            with pytest.raises(ConfigError, match="0 of 2"):
+                accepting.result(TIMEOUT_S)
+        finally:
+            stranger.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_a_path_is_used_again_and_is_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    Listener(path)._socket.close()  # as by a process that died
+    listener = Listener(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_what_a_connector_does_not_understand_ends_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX) as worker:
+        worker.bind(str(tmp_path / "socket"))
+        worker.listen()
+        heard: Queue[object] = Queue()
+        before = set(threading.enumerate())
+        Connection(str(tmp_path / "socket"), heard.put, lambda: heard.put(None))
+        threads = set(threading.enumerate()) - before
+        accepted, _ = worker.accept()
+        with accepted:
+            accepted.sendall(frame({"kind": "nonsense"}))
+            assert heard.get(timeout=TIMEOUT_S) is None
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+    assert len(threads) == 2 and "was not understood" in caplog.text
 
 
 def test_a_cache_of_which_nothing_can_be_kept_is_said() -> None:
@@ -111,4 +163,5 @@ def test_a_connection_that_ends_before_it_says_who_it_is_is_an_error() -> None:
     stranger.close()
     with pytest.raises(ConfigError, match="ended"):
         listener.accept()
+    assert not listener.is_silent
     listener.close()

@@ -1,5 +1,6 @@
 """vLLM's calls, as the connector's core takes them; vLLM's objects are made up."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 
 from services.worker.core.vllm import messages as m
+from services.worker.core.vllm.connector import WorkerGone
 from services.worker.core.vllm.request_kv import stock_kv, worker_kv
-from services.worker.vllm.link import Listener
+from services.worker.vllm.link import Connection, Listener, Peer
 from services.worker.vllm.scheduler_side import Blocks, SchedulerSide
 from shared.blocks import BLOCK_TOKENS, root_key
 from shared.ids import DEFAULT_TENANT, SessionId
 from shared.owners import NO_OWNER, owner_key
 from shared.wire.messages import encode, pack_ints
 
+TIMEOUT_S = 10
 TOKENS = list(range(3 * BLOCK_TOKENS + 5))
 ROOT = root_key("f", "t")
 
@@ -77,10 +80,10 @@ def output(num_tokens: dict[str, int], **more: Any) -> Any:
 
 
 @contextmanager
-def a_side(*, is_workers: bool) -> Iterator[SchedulerSide]:
-    listener = Listener()
+def a_side(*, is_workers: bool, listener: Listener | None = None) -> Iterator[SchedulerSide]:
+    listener = listener or Listener()
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
         model_config=SimpleNamespace(model="m"),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
     )
@@ -116,8 +119,54 @@ def test_blocks_are_those_that_vllm_gave_a_request_until_now(side: SchedulerSide
     cached = SimpleNamespace(req_ids=[one.request_id], new_block_ids=[None], resumed_req_ids=set())
     assert side.plan(output({one.request_id: 1}, scheduled_cached_reqs=cached)) == ([], [])
     side.on_finished(one, [4, 5, 6])
-    assert side.core_now.num_requests == 0
+    assert side.core_now.num_requests == 0 and not side._requests
     assert side.plan(output({})) == ([], [])
+
+
+def test_messages_count_before_vllms_next_call(side: SchedulerSide) -> None:
+    one = request("a", num_computed_tokens=3 * BLOCK_TOKENS)
+    side.on_request(one)
+    side.core_now.on_allocated(one.request_id, [4, 5, 6], 0)
+    side._inbox.put(m.Cut(name="a", num_kept=BLOCK_TOKENS + 1))
+    side.on_finished(one, [4, 5, 6])
+    _, orders = side.plan(output({}))
+    assert [order.block for order in orders] == [4]
+    side._inbox.put(m.Opened(epoch=2, arena_path="", lease_path="", num_pages=1))
+    side._inbox.put(m.Closed(epoch=2))
+    assert not side.core().stores.is_open
+
+
+def test_blocks_are_vllms() -> None:
+    pool = FakeBlockPool()
+    blocks = Blocks(pool)
+    assert blocks.num_blocks == 40
+    blocks.touch([1, 2])
+    blocks.free([2, 3])
+    blocks.evict({5})
+    assert [pool.blocks[at].num_refs for at in range(5)] == [1, 2, 1, 0, 1] and pool.evicted == {5}
+
+
+def test_the_worker_is_asked_for_pages_for_two_steps_and_sees_the_end() -> None:
+    listener = Listener()
+    with a_side(is_workers=True, listener=listener) as side:
+        for rank in (0, 1):
+            Connection(listener.path, lambda _: None, lambda: None).send(m.Registered(rank=rank))
+        peers = listener.accept()
+        expected = m.Registered(rank=m.SCHEDULER, num_ranks=2, model="m", version="0.32")
+        assert peers[0].registered == expected
+        side._inbox.put(m.Opened(epoch=1, arena_path="", lease_path="", num_pages=1))
+        side.core()
+        said: list[object] = []
+
+        def note(_: Peer, message: object) -> None:
+            said.append(message)
+            side.close()
+
+        asyncio.run(asyncio.wait_for(peers[0].read(note), TIMEOUT_S))
+        assert said == [m.LeaseWanted(epoch=1, num_blocks=10)]
+        assert isinstance(side._inbox.get(timeout=TIMEOUT_S), WorkerGone)
+        for peer in peers[1:]:
+            peer.close()
 
 
 def test_resumed_requests_have_other_blocks(side: SchedulerSide) -> None:

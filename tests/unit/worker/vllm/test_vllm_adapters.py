@@ -17,7 +17,8 @@ from services.worker.vllm.protocol import AdapterUnavailable
 from shared.ids import ModelId, SessionId, TurnId
 from shared.wire.messages import AdapterRef, Prefetch, TurnCancel
 from tests.adapters import CARD, write_adapter
-from tests.unit.worker.vllm.test_vllm_runner import INFO, FakeEngine, Scene, prompt, start
+from tests.unit.worker.vllm.fake_engine import FakeEngine
+from tests.unit.worker.vllm.test_vllm_runner import INFO, Scene, prompt, start
 
 RANKS = {"self_attn.q_proj": 4}
 NAMES = ["a" * 32, "b" * 32, "c" * 32]
@@ -25,7 +26,7 @@ NAMES = ["a" * 32, "b" * 32, "c" * 32]
 
 @dataclass
 class LoraEngine(FakeEngine):
-    """Has what it was told to load.
+    """Has what it was asked to load.
 
     Attributes:
         may_load: waited for before each load.

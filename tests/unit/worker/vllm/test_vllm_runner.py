@@ -1,21 +1,17 @@
 """A worker's turns on vLLM, of which only the engine is made up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 
 from services.worker.core.engine_limits import EngineLimits
-from services.worker.core.vllm.adapters import AdapterRoom
 from services.worker.core.vllm.forms import Form
 from services.worker.core.vllm.replies import Output
-from services.worker.core.vllm.requests import AdapterFiles, VllmRequest
-from services.worker.core.vllm.status import VllmCounts
+from services.worker.core.vllm.requests import VllmRequest
 from services.worker.device.base.executor import ModelInfo
 from services.worker.outbox import EngineListeners
-from services.worker.vllm.link import Peer
 from services.worker.vllm.protocol import EngineGone
 from services.worker.vllm_runner import VllmRunner
 from shared.errors import InvalidRequest
@@ -33,6 +29,7 @@ from shared.wire.messages import (
     pack_ints,
 )
 from tests.memory_bus import MemoryBus
+from tests.unit.worker.vllm.fake_engine import FakeEngine
 
 INFO = ModelInfo(
     model_id="m", source="m", fingerprint="f", max_model_len=64, num_layers=2, page_bytes=8,
@@ -48,41 +45,6 @@ class Logprob:
 
     logprob: float
     rank: int
-
-
-@dataclass
-class FakeEngine:
-    """Gives what a test puts in; notes what it is asked."""
-
-    info: ModelInfo = INFO
-    counts: VllmCounts = field(default_factory=VllmCounts)
-    peers: Sequence[Peer] = ()
-    adapter_room: AdapterRoom = field(default_factory=AdapterRoom)
-    outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
-    asked: list[VllmRequest] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-
-    async def generate(self, request: VllmRequest) -> AsyncIterator[Output]:
-        self.asked.append(request)
-        while True:
-            output = await self.outputs.get()
-            if isinstance(output, Exception):
-                raise output
-            yield output
-            if output.finish:
-                return
-
-    async def add_adapter(self, adapter: AdapterFiles) -> None:
-        raise AssertionError("it has no adapters")
-
-    async def remove_adapter(self, number: int) -> None:
-        raise AssertionError("it has no adapters")
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-
-    def close(self) -> None:
-        pass
 
 
 class Scene:

@@ -38,7 +38,7 @@ class FakePool:
 
     def touch(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            assert self.refs[block], "a block that nobody has"
+            assert self.refs[block], "a block that no request has"
             self.refs[block] += 1
             self.touched[block] += 1
 
@@ -52,7 +52,7 @@ class FakePool:
         self.cached = {key: block for key, block in self.cached.items() if block not in blocks}
 
     def take(self, random: Random) -> int | None:
-        """A block that nobody has; what it had is gone."""
+        """A block that no request has; what it had is gone."""
         free = [block for block, refs in enumerate(self.refs) if not refs]
         if not free:
             return None
@@ -114,7 +114,7 @@ class World:
         self.loads: list[LoadOrder] = []
         self.finished: set[str] = set()
         self.bad: set[int] = set()
-        self.tickets: set[str] = set()  # requests whose ticket nobody has given back
+        self.tickets: set[str] = set()  # requests whose ticket was not given back
         self.num_loaded = self.num_stored = self.num_preempted = self.num_failed = 0
         self.num_again = 0
 

@@ -10,7 +10,7 @@ NAMES = st.sampled_from("abcdef")
 
 
 class Books(RuleBasedStateMachine):
-    """A book, and a vLLM that has what it is told to load and to drop."""
+    """A book, and a vLLM that has what it was asked to load and to drop."""
 
     @initialize(capacity=st.integers(1, 3))
     def begin(self, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""A rank's loads, and what vLLM is told of them."""
+"""A rank's loads, and what is reported to vLLM of them."""
 
 from random import Random
 

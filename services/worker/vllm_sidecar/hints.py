@@ -22,7 +22,6 @@ KEYS_MAX = 1 << 22  # of all sessions: 64 MiB
 @dataclass(slots=True)
 class _Held:
     staged: Staged
-    epoch: int
     ends: asyncio.TimerHandle
 
 
@@ -83,9 +82,7 @@ class Hints:
         self._shares.take(DEFAULT_TENANT, staged.num_blocks)
         loop = asyncio.get_running_loop()
         held_s = min(expires_in_s, HINT_HOLD_NS / 1e9)
-        self._held[owner] = _Held(
-            staged, self._kv.epoch, loop.call_later(held_s, self.withdraw, owner)
-        )
+        self._held[owner] = _Held(staged, loop.call_later(held_s, self.withdraw, owner))
         return staged.num_blocks
 
     def withdraw(self, owner: OwnerKey) -> None:
@@ -94,5 +91,5 @@ class Hints:
             return
         held.ends.cancel()
         self._shares.give(DEFAULT_TENANT, held.staged.num_blocks)
-        if held.epoch == self._kv.epoch:
+        if held.staged.epoch == self._kv.epoch:
             self._tasks.spawn(self._kv.release(ticket=held.staged.ticket))

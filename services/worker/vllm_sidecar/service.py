@@ -7,9 +7,6 @@ import logging
 
 import uvicorn
 
-from services.vllm_sidecar.api import make_api
-from services.vllm_sidecar.config import SidecarConfig
-from services.vllm_sidecar.hints import Hints, SessionKeys
 from services.worker.device.base.executor import ModelInfo
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient
@@ -18,6 +15,9 @@ from services.worker.ports import SharedFiles
 from services.worker.vllm.fingerprint import continue_fingerprint
 from services.worker.vllm.link import Listener, Peer, flaw_of
 from services.worker.vllm_kv import VllmKv
+from services.worker.vllm_sidecar.api import make_api
+from services.worker.vllm_sidecar.config import SidecarConfig
+from services.worker.vllm_sidecar.hints import Hints, SessionKeys
 from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.errors import ConfigError
 from shared.ids import WorkerId

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.vllm_sidecar.api import BODY_BYTES_MAX, make_api
-from services.vllm_sidecar.hints import Hints, SessionKeys
+from services.worker.vllm_sidecar.api import BODY_BYTES_MAX, make_api
+from services.worker.vllm_sidecar.hints import Hints, SessionKeys
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId
 from shared.owners import owner_key

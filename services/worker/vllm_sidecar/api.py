@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from services.vllm_sidecar.hints import Hints
 from services.worker.core.vllm.request_kv import SESSION_ID_MAX
+from services.worker.vllm_sidecar.hints import Hints
 from shared.errors import MalformedMessage
 from shared.ids import SessionId
 from shared.wire.messages import decode
