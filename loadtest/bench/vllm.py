@@ -1,7 +1,8 @@
 """``symphony bench vllm``: our worker on vLLM beside vLLM alone, on the same machine.
 
 Two workers run, each with a vLLM of its own: one with the connector and a kvstore, one without:
-stock vLLM behind our shell. They are measured in turns, so that a busy machine costs both alike.
+stock vLLM behind our shell. They are measured in turns, so that a busy machine costs both alike:
+decoding, turns that return, a mixed load (see `vllm_mixed`).
 Then one of them stands beside ``vllm serve``: what its process, without the engine's, computes for
 each token that it sends. ``SYMPHONY_VLLM_PYTHON`` names a Python that has vLLM.
 """
@@ -14,6 +15,7 @@ import random
 import statistics
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import httpx
 
 from cli.base.children import free_port, start_child, stop_child
 from loadtest.bench.lab import Lab, open_labs
+from loadtest.bench.page_cache import drop_cached
+from loadtest.bench.vllm_mixed import MixedRun, make_load
 from loadtest.models import add_model_options, model_source, shape_of
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key
 from shared.errors import ConfigError, PeerUnavailable
@@ -42,6 +46,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve-rows", type=int, default=128)
+    parser.add_argument("--load-turns-per-s", type=float, default=1.0)
+    parser.add_argument("--load-s", type=float, default=90.0)
     parser.add_argument("--dtype", default="bfloat16")
     add_model_options(parser)
     args = parser.parse_args(argv)
@@ -79,6 +85,8 @@ async def _measure(args: argparse.Namespace, python: str, model: str) -> dict[st
         for num_rows in rows:
             figures[f"decode_{num_rows}"] = await bench.decode(num_rows)
         figures["returning"] = await bench.returning()
+        target_ms = figures["returning"]["stock_computed"]
+        figures["mixed"] = await bench.mixed(target_ms)
         cpu_us = await bench.cpu_us_per_token(args.serve_rows)
         ours.stop("worker")
         stock.stop("worker")
@@ -138,6 +146,12 @@ class _Bench:
             await ours.prefetch(_hint(ours, session, history))
             await asyncio.sleep(HINTED_S)
             await self._turn(times, "ours_hinted", ours, history, session, 1)
+            await self._leave_on_disk(ours)
+            await self._turn(times, "ours_disk", ours, history, session, 1)
+            await self._leave_on_disk(ours)
+            await ours.prefetch(_hint(ours, session, history))
+            await asyncio.sleep(HINTED_S)
+            await self._turn(times, "ours_disk_hinted", ours, history, session, 1)
             _say(f"session {number}")
         found = {name: round(statistics.median(each), 1) for name, each in times.items()}
         hit_ms = found["stock_prefix_hit"]
@@ -165,6 +179,42 @@ class _Bench:
         if trace.cached_tokens < expected:
             raise PeerUnavailable(f"{name}: {trace.cached_tokens} of {expected} were cached")
         times.setdefault(name, []).append(trace.ttft_ms)
+
+    async def mixed(self, target_ms: float) -> dict[str, Any]:
+        """A load whose KV exceeds vLLM's cache twice; a first token is good within `target_ms`."""
+        args, ours = self._args, self._labs["ours"]
+        num_sessions = ceil(2 * self._num_blocks * BLOCK_TOKENS / args.history_tokens)
+        load = make_load(
+            num_sessions, args.history_tokens, args.load_turns_per_s, args.load_s, self._vocab_size
+        )
+        _say(f"{num_sessions} sessions, {len(load.turns)} turns")
+
+        async def hint(session_id: SessionId, history: list[int]) -> None:
+            await ours.prefetch(_hint(ours, session_id, history))
+
+        ways = {
+            "stock": MixedRun(self._labs["stock"], load, "stock"),
+            "ours": MixedRun(ours, load, "ours"),
+            "ours_hinted": MixedRun(ours, load, "hinted", hint),
+        }
+        figures: dict[str, Any] = {}
+        for name, way in ways.items():
+            figures[name] = await way.run(target_ms)
+            _say(f"{name}: {figures[name]}")
+        return figures
+
+    async def _leave_on_disk(self, lab: Lab) -> None:
+        """Nothing is in vLLM's cache, in host memory, or in memory of the disk's files."""
+        await lab.wait_written()
+        lab.stop("kvstore")
+        os.sync()
+        for path in [*lab.directory.rglob("data.mdb"), *lab.directory.rglob("*.slab")]:
+            if not drop_cached(path):
+                raise PeerUnavailable(f"{path}: the kernel keeps it in memory")
+        lab.mark_log("worker")
+        await lab.start("kvstore")
+        await lab.wait_connected()
+        await self._fill(lab)
 
     async def _fill(self, lab: Lab) -> None:
         """Other prompts take all of vLLM's cache."""
