@@ -24,6 +24,7 @@ from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId, new_id
 from shared.runtime.settings import as_variables
+from shared.runtime.tasks import wait_set
 from shared.wire.messages import (
     AdapterRef,
     Empty,
@@ -56,6 +57,7 @@ M = TypeVar("M")
 START_TIMEOUT_S = 120.0
 HOST_ID = HostId("lab")
 STATS_S = 2.0  # for the answer of a kvstore
+LOOK_S = 1.0  # whether the worker of a turn that waits still runs
 
 
 @dataclass(slots=True)
@@ -206,7 +208,9 @@ class Lab:
             assert self._report is not None
             worker_id = WorkerId(self._report.worker_id)
             await self._bus.publish(WORKER_START, TurnsStart(turns=[start]), worker_id)
-            await trace.ended.wait()
+            while not await wait_set(trace.ended, LOOK_S):
+                if self._children["worker"].poll() is not None:
+                    raise PeerUnavailable("the worker has ended")
             if trace.error:
                 raise PeerUnavailable(f"the worker refused a turn: {trace.error}")
 

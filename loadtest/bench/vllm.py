@@ -35,6 +35,7 @@ PROMPT_TOKENS = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 START_S = 300.0
 HINTED_S = 1.0  # so long before the turn
+ARENA_POOLS = 3  # host memory, in sizes of vLLM's cache: holds all sessions of the mixed load
 SERVE = "vllm.entrypoints.openai.api_server"
 
 
@@ -73,7 +74,7 @@ async def _measure(args: argparse.Namespace, python: str, model: str) -> dict[st
         "vllm_args": json.dumps(
             {"num_gpu_blocks_override": num_blocks, "skip_tokenizer_init": True}
         ),
-        "arena_bytes": str(8 * num_blocks * BLOCK_TOKENS * shape_of(model).token_bytes),
+        "arena_bytes": str(ARENA_POOLS * num_blocks * BLOCK_TOKENS * shape_of(model).token_bytes),
     }
     async with open_labs(HostId("ours"), HostId("stock"), **settings) as (ours, stock):
         await ours.start("kvstore")

@@ -12,12 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from services.worker.core.vllm.messages import FromConnector, Registered, ToConnector
+from services.worker.core.vllm.messages import SCHEDULER, FromConnector, Registered, ToConnector
 from shared.errors import ConfigError, MalformedMessage
 from shared.wire.messages import decode, encode
 
@@ -28,6 +28,7 @@ TO_CONNECTOR: Any = ToConnector  # what `decode` reads is a type, or several
 FROM_CONNECTOR: Any = FromConnector
 MESSAGE_BYTES_MAX = 1 << 28  # a ticket of a million tokens
 REGISTER_PATIENCE_S = 60.0
+REGISTER_S = 5.0  # in which a connector says who it is, once it is connected
 SOCKET_NAME = "kv"
 # Of the connectors' extra configuration: the path; and whether a worker of ours runs this engine,
 # whose requests' parameters are its own words. Without it they are those of HTTP clients.
@@ -115,6 +116,16 @@ class Peer:
     def rank(self) -> int:
         return self.registered.rank
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended, as far as nothing of it waits to be read."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def send(self, message: ToConnector) -> None:
         """Send a message, soon."""
         if self._writer is None:
@@ -157,9 +168,6 @@ class Listener:
 
     Args:
         path: of the socket; None: in a folder of its own, that only this user can enter.
-
-    Attributes:
-        is_silent: no connector came while `accept` waited last.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -168,45 +176,64 @@ class Listener:
             self._folder = tempfile.TemporaryDirectory(prefix="symphony-vllm-")
             path = Path(self._folder.name) / SOCKET_NAME
         self.path = str(path)
-        self.is_silent = True
+        self._peers: dict[int, Peer] = {}
         self._socket = socket.socket(socket.AF_UNIX)
         path.unlink(missing_ok=True)
         self._socket.bind(self.path)
         path.chmod(0o600)
         self._socket.listen(os.cpu_count() or 1)
 
-    def accept(self, first_within_s: float = REGISTER_PATIENCE_S) -> list[Peer]:
+    def accept(self, within_s: float = REGISTER_PATIENCE_S) -> list[Peer]:
         """The connectors of the scheduler and of each rank, in this order (waits for them). They
         may say that nothing of their caches can be kept: see `flaw_of`.
 
+        Those that came in time are kept for the next call: between a rank's and the scheduler's
+        vLLM may compile for minutes.
+
         Raises:
-            ConfigError: one has not come in time.
+            ConfigError: one has not come in time, or was no connector.
         """
-        deadline = time.monotonic() + first_within_s
-        peers: dict[int, Peer] = {}
-        num_peers = 2
-        with ExitStack() as connections:
+        deadline = time.monotonic() + within_s
+        while not self._are_all_here:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
-                while len(peers) < num_peers:
-                    self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                    connection, _ = self._socket.accept()
-                    connections.enter_context(connection)
-                    if not peers:
-                        deadline = time.monotonic() + REGISTER_PATIENCE_S
-                    connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                    registered = decode(Registered, _read(connection))
-                    peers[registered.rank] = Peer(connection, registered)
-                    num_peers = registered.num_ranks + 1
-            except (TimeoutError, MalformedMessage) as error:
-                self.is_silent = not peers and isinstance(error, TimeoutError)
-                raise ConfigError(
-                    f"vLLM's KV connectors: {len(peers)} of {num_peers} came: {error}"
-                ) from error
-            connections.pop_all()
-        return [peers[rank] for rank in sorted(peers)]
+                connection, _ = self._socket.accept()
+                connection.settimeout(REGISTER_S)
+                self._take(connection)
+            except (OSError, MalformedMessage) as error:
+                came = f"{len(self._peers)} of {self._num_ranks + 1} came"
+                raise ConfigError(f"vLLM's KV connectors: {came}: {error}") from error
+        peers = [self._peers[rank] for rank in sorted(self._peers)]
+        self._peers = {}
+        return peers
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            registered = decode(Registered, _read(connection))
+        except BaseException:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        # Of a vLLM that ended while it started, whose ranks were others perhaps.
+        gone = [rank for rank, peer in self._peers.items() if peer.is_gone]
+        for rank in [*gone, registered.rank]:
+            if (old := self._peers.pop(rank, None)) is not None:
+                old.close()
+        self._peers[registered.rank] = Peer(connection, registered)
+
+    @property
+    def _num_ranks(self) -> int:
+        return max((peer.registered.num_ranks for peer in self._peers.values()), default=1)
+
+    @property
+    def _are_all_here(self) -> bool:
+        return self._peers.keys() == {SCHEDULER, *range(self._num_ranks)}
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and end those that wait for others."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers = {}
         self._socket.close()
         Path(self.path).unlink(missing_ok=True)
         if self._folder is not None:

@@ -75,11 +75,13 @@ class Hints:
         question = StageSession(
             self._num_asked, DEFAULT_TENANT, session_id, ADVISORY_PRIORITY, keys=keys
         )
+        self._shares.take(DEFAULT_TENANT, len(keys))  # others are asked for meanwhile
         staged = await self._kv.stage_session(question)
+        num_blocks = 0 if staged is None else staged.num_blocks
+        self._shares.give(DEFAULT_TENANT, len(keys) - num_blocks)
         if staged is None:
             return 0
         self.withdraw(owner)
-        self._shares.take(DEFAULT_TENANT, staged.num_blocks)
         loop = asyncio.get_running_loop()
         held_s = min(expires_in_s, HINT_HOLD_NS / 1e9)
         self._held[owner] = _Held(staged, loop.call_later(held_s, self.withdraw, owner))

@@ -64,15 +64,20 @@ async def main(runtime: Runtime, config: SidecarConfig) -> None:
 
 async def _peers(runtime: Runtime, listener: Listener) -> list[Peer] | None:
     """The connectors of a vLLM; None: the process is to stop before one comes."""
+    last = ""
     while not runtime.stopping.is_set():
         try:
             peers = await asyncio.to_thread(listener.accept, 1.0)
-            if flaw := flaw_of(peers):
-                raise ConfigError(flaw)
-            return peers
         except ConfigError as error:
-            if not listener.is_silent:
-                log.warning("no vLLM yet", extra={"error": error.message})
+            if error.message != last:
+                log.info("waiting for vLLM", extra={"because_of": error.message})
+                last = error.message
+            continue
+        if not (flaw := flaw_of(peers)):
+            return peers
+        log.warning("KV stays in vLLM's own cache", extra={"because_of": flaw})
+        for peer in peers:
+            peer.close()
     return None
 
 
