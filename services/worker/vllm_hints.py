@@ -170,7 +170,7 @@ class VllmHints:
         finally:
             if self._coming.get(owner) == request_id:
                 del self._coming[owner]
-        return held.num_blocks
+        return len(request.tokens) // BLOCK_TOKENS
 
     def _request(self, request_id: str, held: _Held, session: SessionTokens) -> VllmRequest | None:
         """One that leaves the session's whole blocks in vLLM's cache; None: there are none."""

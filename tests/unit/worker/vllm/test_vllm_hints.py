@@ -112,7 +112,7 @@ def test_kv_of_other_tokens_or_another_adapter_does_not_come_into_vllms_cache(
             begin = TOKENS[:BLOCK_TOKENS]
             scene.remember(tokens=[*begin, *TOKENS])
             scene.announce()
-            await scene.outcome()
+            assert await scene.outcome() == (3, 1)
             (request,) = scene.engine.asked
             assert request.tokens[:-1] == begin
 
