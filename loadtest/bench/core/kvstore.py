@@ -56,7 +56,10 @@ class _Round:
         self._num_pages = num_blocks * num_layers
         self._tokens = [1] * num_blocks * BLOCK_TOKENS
         self._keys = chain_keys(ROOT, self._tokens, BLOCK_TOKENS)
-        self._core = KvCore(Limits(disk_bytes_max=1 << 50, expiry_ns=1 << 60, noted_ns=1 << 60))
+        limits = Limits(
+            disk_bytes_max=1 << 50, expiry_ns=1 << 60, noted_ns=1 << 60, lease_share=1.0
+        )
+        self._core = KvCore(limits)
         self._core.on_arena(PAGE_BYTES, self._num_pages)
         self._core.on_open(Open(WORKER, INCARNATION, FINGERPRINT, num_layers, PAGE_BYTES), 0)
         self.took_s: dict[str, float] = {}

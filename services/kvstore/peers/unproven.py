@@ -2,7 +2,7 @@
 when there is one more.
 
 Places are shared by address. One connection more than there may be costs the address with the most
-of them one of its own, first one that has sent nothing. So an address that opens many has only
+of them its oldest, first of those that have sent nothing. So an address that opens many has only
 itself to wait for, and one that opens few gets in whatever others do.
 """
 
@@ -42,8 +42,8 @@ class Unproven(Generic[Connection]):
         assert num_max > 0, "a connection has to be somewhere until it is proven"
         self._num_max = num_max
         self._group_of: dict[Connection, str] = {}  # the oldest first
-        self._silent: dict[str, dict[Connection, None]] = {}  # so are these, by group
-        self._heard: dict[str, dict[Connection, None]] = {}
+        self._groups: dict[str, dict[Connection, None]] = {}  # so are these, by group
+        self._silent: dict[str, dict[Connection, None]] = {}  # and of them those that sent nothing
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -69,43 +69,36 @@ class Unproven(Generic[Connection]):
         """
         lost = self.take() if len(self) >= self._num_max else None
         self._group_of[connection] = group
-        self._silent.setdefault(group, {})[connection] = None
+        for by_group in (self._groups, self._silent):
+            by_group.setdefault(group, {})[connection] = None
         return lost
 
     def hear(self, connection: Connection) -> None:
         """It began as a host of the deployment does."""
-        group = self._group_of[connection]
-        if _discard(self._silent, group, connection):
-            self._heard.setdefault(group, {})[connection] = None
+        _discard(self._silent, self._group_of[connection], connection)
 
     def remove(self, connection: Connection) -> None:
         """It is proven, or gone."""
         group = self._group_of.pop(connection)
-        for by_group in (self._silent, self._heard):
+        for by_group in (self._groups, self._silent):
             _discard(by_group, group, connection)
 
     def take(self) -> Connection | None:
         """Take out the one that goes first; None: there is none."""
-        groups = self._silent.keys() | self._heard.keys()
-        if not groups:
+        if not self._groups:
             return None
-        crowded = max(groups, key=lambda group: (self._num_of(group), group))
-        connection = next(iter(self._silent.get(crowded) or self._heard[crowded]))
+        crowded = max(self._groups, key=lambda group: (len(self._groups[group]), group))
+        connection = next(iter(self._silent.get(crowded) or self._groups[crowded]))
         self.remove(connection)
         return connection
-
-    def _num_of(self, group: str) -> int:
-        return len(self._silent.get(group, ())) + len(self._heard.get(group, ()))
 
 
 def _discard(
     by_group: dict[str, dict[Connection, None]], group: str, connection: Connection
-) -> bool:
-    """Whether it was there."""
+) -> None:
     found = by_group.get(group)
     if found is None or connection not in found:
-        return False
+        return
     del found[connection]
     if not found:
         del by_group[group]
-    return True

@@ -5,11 +5,13 @@ import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from services.kvstore import service
+from services.kvstore.core import Limits
 from services.kvstore.tiers.disk import slabs, stored_bytes
 from services.kvstore.tiers.disk.slab import slot_bytes
 from shared.blocks import BlockKey
@@ -96,6 +98,7 @@ def test_what_is_expired_leaves_first_and_then_what_was_used_least_lately(
     now_ns = SystemClock.now_ns
     monkeypatch.setattr(SystemClock, "now_ns", lambda clock: now_ns(clock) + ahead_s[0] * SECOND_NS)
     monkeypatch.setattr(service, "TICK_S", 3600.0)  # it is not that which makes room
+    monkeypatch.setattr(service, "Limits", partial(Limits, lease_share=1.0))  # to empty memory
     place.settings["disk_bytes_max"] = 4 * NUM_BLOCKS * stored_bytes(NUM_LAYERS, PAGE_BYTES)
 
     async def scenario() -> None:

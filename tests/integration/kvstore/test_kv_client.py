@@ -75,6 +75,7 @@ def test_a_call_of_an_earlier_connection_that_comes_late_pins_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_client, "RETRY_S", 0.01)
+    monkeypatch.setattr(service, "Limits", partial(Limits, lease_share=2.0))  # one may have all
 
     async def scenario() -> None:
         late: list[Any] = []
@@ -109,7 +110,7 @@ def test_a_ticket_whose_answer_was_lost_expires(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "TICK_S", 0.02)
-    monkeypatch.setattr(service, "Limits", partial(Limits, ticket_ns=1_000_000))
+    monkeypatch.setattr(service, "Limits", partial(Limits, ticket_ns=1_000_000, lease_share=2.0))
 
     async def scenario() -> None:
         async with connected(place.nats.url, "w") as bus, kvstore(place):

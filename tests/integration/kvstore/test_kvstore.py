@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import lmdb
 import pytest
 
 from services.kvstore import service
-from services.kvstore.core import KvCore, LoadOutcome
+from services.kvstore.core import KvCore, Limits, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.index import redis_index
 from services.kvstore.leases import LeaseFiles
@@ -351,6 +352,7 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
 
     monkeypatch.setattr(LeaseFiles, "poll", counted)
     monkeypatch.setattr(service, "TICK_S", 0.05)
+    monkeypatch.setattr(service, "Limits", partial(Limits, lease_share=2.0))  # one may have all
 
     async def scenario() -> None:
         async with worker_at(place) as alive, worker_at(place, "w2") as dying, kvstore(place):

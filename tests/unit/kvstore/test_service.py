@@ -255,9 +255,9 @@ def test_the_pages_of_a_worker_that_ended_come_back() -> None:
         worker, core = workers[0], workers[0].kvstore.core
         worker.lock()
         await until(lambda: core.usage.arena_pages == NUM_PAGES)
-        assert len(await worker.lease(NUM_PAGES)) == NUM_PAGES
+        assert len(await worker.lease(NUM_PAGES)) == NUM_PAGES // 2, "others may come"
         await asyncio.sleep(5.0)
-        assert core.usage.arena_pages_used == NUM_PAGES, "it lives"
+        assert core.usage.arena_pages_used == NUM_PAGES // 2, "it lives"
         worker.kvstore.release_lock(worker.lease_path)
         await until(lambda: core.usage.arena_pages_used == 0)
         with pytest.raises(NotFound, match="not open"):

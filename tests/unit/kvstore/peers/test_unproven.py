@@ -1,6 +1,6 @@
 """Which connection loses its place: of the address with the most, first one that said nothing."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.kvstore.peers.unproven import Unproven, group_of
@@ -12,6 +12,11 @@ steps = st.lists(
     max_size=60,
 )
 
+HEARD_OUT_OF_ORDER = [  # all of an address have sent something, the third before the first
+    *[("add", 0)] * 4, ("add", 1), ("add", 2), ("hear", 3), ("add", 1), ("hear", 0), ("hear", 1),
+    ("take", 0),
+]  # fmt: skip
+
 
 def first_to_go(kept: dict[int, str], active: set[int]) -> int:
     """Slow and obvious."""
@@ -22,6 +27,7 @@ def first_to_go(kept: dict[int, str], active: set[int]) -> int:
 
 
 @given(steps)
+@example(HEARD_OUT_OF_ORDER)
 def test_the_most_crowded_address_pays(steps: list[tuple[str, int]]) -> None:
     table, kept, active = Unproven[int](MAX), dict[int, str](), set[int]()
     for number, (step, which) in enumerate(steps):
