@@ -19,7 +19,7 @@ from shared.errors import PeerUnavailable, SymphonyError, reason
 from shared.runtime.access import NatsAccess
 from shared.runtime.metrics import counter
 from shared.runtime.sparsely import Sparsely
-from shared.runtime.tasks import Tasks
+from shared.runtime.tasks import Tasks, end_within
 from shared.runtime.urls import hide_password
 from shared.wire.subjects import Bucket
 
@@ -30,6 +30,7 @@ Value = TypeVar("Value")
 PENDING_MESSAGES_MAX = 65_536
 PENDING_BYTES_MAX = 48 * 1024 * 1024  # under the server's own 64 MiB limit for slow consumers
 PACED_PENDING_MAX = (1024, 16 * 1024 * 1024)
+CLOSE_S = 5.0
 ERROR_HEADER = "Symphony-Error"
 
 MALFORMED = counter(
@@ -90,25 +91,25 @@ class Connection:
         client = Client() if pace is None else PacedClient(pace)
         bus = cls(client, url) if pace is None else cls(client, url, PACED_PENDING_MAX)
         try:
-            async with asyncio.timeout(timeout_s):
-                await client.connect(
-                    url,
-                    name=name,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
-                    connect_timeout=2,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    allow_reconnect=True,
-                    error_cb=bus._on_error,
-                    disconnected_cb=bus._on_disconnected,
-                    reconnected_cb=bus._on_reconnected,
-                    **options,
-                )
+            connecting = client.connect(
+                url,
+                name=name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
+                connect_timeout=2,
+                ping_interval=5,
+                max_outstanding_pings=2,
+                allow_reconnect=True,
+                error_cb=bus._on_error,
+                disconnected_cb=bus._on_disconnected,
+                reconnected_cb=bus._on_reconnected,
+                **options,
+            )
+            await end_within(connecting, timeout_s)
         except (OSError, NatsError) as error:  # a timeout is an OSError
             why = bus._last_reason if isinstance(error, TimeoutError) else reason(error)
             with suppress(OSError, NatsError):
-                await client.close()
+                await end_within(client.close(), CLOSE_S)
             within = "" if timeout_s is None else f" within {timeout_s:g} s"
             raise PeerUnavailable(f"NATS at {bus._server} did not answer{within}: {why}") from None
         bus._back_at_s = -math.inf
@@ -176,7 +177,7 @@ class Connection:
             if self._client.is_connected:
                 await self._client.drain()
             else:
-                await self._client.close()
+                await end_within(self._client.close(), CLOSE_S)
         except (TimeoutError, OSError, NatsError) as error:
             log.warning("drain failed", extra={"error": str(error)})
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Coroutine
 
+CANCELS_MAX, CANCEL_S = 50, 0.1  # of work that goes on although it was cancelled; and a rest
+
 
 class Tasks:
     """Tasks without a waiter. Their exceptions go to the loop's exception handler, which ends the
@@ -52,6 +54,27 @@ def end_if_cancelled() -> None:
     assert task is not None
     if task.cancelling():
         raise asyncio.CancelledError
+
+
+async def end_within(work: Coroutine[None, None, None], timeout_s: float | None) -> None:
+    """Await a library's work, which may swallow a cancellation and go on: nats-py's `connect` does
+    while it closes a connection that was refused. It is cancelled until it ends, or is left.
+
+    Raises:
+        TimeoutError: it has not ended in time; None: any time will do.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        await task  # for what it raises
+    finally:
+        for _ in range(CANCELS_MAX):
+            if task.done():
+                break
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_S)
 
 
 async def wait_set(event: asyncio.Event, timeout_s: float) -> bool:

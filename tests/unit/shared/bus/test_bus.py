@@ -7,6 +7,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from shared.bus import Bus
+from shared.errors import PeerUnavailable
 
 REFUSED = NatsError("nats: 'Authorization Violation'")
 CLOSED = ConnectionResetError(104, "Connection reset by peer")
@@ -31,6 +32,36 @@ def test_the_server_s_own_word_tells_why(errors: list[Exception], word: str) -> 
         return bus._last_reason
 
     assert word in asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_swallowed", [0, 1, 3])
+def test_a_client_that_swallows_a_cancellation_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, num_swallowed: int
+) -> None:
+    """As nats-py's does where the time is up while it closes a connection that was refused."""
+    swallowed: list[str] = []
+
+    async def goes_on(*_: object, **__: object) -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if len(swallowed) == num_swallowed:
+                    raise
+                swallowed.append("one")
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(Client, "connect", goes_on)
+    monkeypatch.setattr(Client, "close", nothing)
+
+    async def scenario() -> None:
+        with pytest.raises(PeerUnavailable, match=r"within 0\.01 s"):
+            await Bus.connect("nats://nowhere", "me", timeout_s=0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert len(swallowed) == num_swallowed
 
 
 def test_a_connection_that_is_away_is_not_steady() -> None:
