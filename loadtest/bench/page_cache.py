@@ -18,6 +18,14 @@ def drop_cached(path: Path) -> bool:
     return cached_share(path) <= HELD_MAX
 
 
+def drop_kvstore_files(directory: Path) -> bool:
+    """Have the kernel forget what a kvstore that has ended left in files; whether it did."""
+    os.sync()
+    paths = [*directory.rglob("data.mdb"), *directory.rglob("*.slab")]
+    dropped = [drop_cached(path) for path in paths]  # each, also behind one that stays
+    return all(dropped)
+
+
 def cached_share(path: Path) -> float:
     """How much of a file is in memory, by mincore(2).
 

@@ -14,14 +14,13 @@ and `streamed_ms` (both at once, as from disk above) stands beside them.
 
 import argparse
 import asyncio
-import os
 import random
 import statistics
 import sys
 from typing import Any
 
 from loadtest.bench.lab import Lab, Trace, open_lab
-from loadtest.bench.page_cache import drop_cached
+from loadtest.bench.page_cache import drop_kvstore_files
 from loadtest.models import Shape, add_model_options, model_source, shape_of
 from shared.ids import SessionId
 
@@ -126,13 +125,11 @@ class _Resume:
         """From files that the kernel does not hold; without that there is no such figure."""
         await self._lab.wait_written()
         self._lab.stop("kvstore")
-        os.sync()
-        paths = [*self._lab.directory.rglob("data.mdb"), *self._lab.directory.rglob("*.slab")]
-        dropped = [drop_cached(path) for path in paths]
+        is_dropped = drop_kvstore_files(self._lab.directory)
         await self._restart_kvstore()
         cold = await self._return_all()
-        figures: dict[str, Any] = {"page_cache_dropped": all(dropped)}
-        return {**figures, "disk_cold_ms": _median(cold)} if all(dropped) else figures
+        figures: dict[str, Any] = {"page_cache_dropped": is_dropped}
+        return {**figures, "disk_cold_ms": _median(cold)} if is_dropped else figures
 
     async def _serial(self, streamed_ms: float) -> dict[str, float]:
         """From disk, loaded first and computed then."""

@@ -23,8 +23,8 @@ import httpx
 
 from cli.base.children import free_port, start_child, stop_child
 from loadtest.bench.lab import Lab, open_labs
-from loadtest.bench.page_cache import drop_cached
-from loadtest.bench.vllm_mixed import MixedRun, make_load
+from loadtest.bench.page_cache import drop_kvstore_files
+from loadtest.bench.vllm_mixed import HINTED_S, MixedRun, make_load
 from loadtest.models import add_model_options, model_source, shape_of
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key
 from shared.errors import ConfigError, PeerUnavailable
@@ -34,7 +34,6 @@ from shared.wire.messages import Prefetch
 PROMPT_TOKENS = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 START_S = 300.0
-HINTED_S = 1.0  # so long before the turn
 ARENA_POOLS = 3  # host memory, in sizes of vLLM's cache: holds all sessions of the mixed load
 SERVE = "vllm.entrypoints.openai.api_server"
 
@@ -47,7 +46,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve-rows", type=int, default=128)
-    parser.add_argument("--load-turns-per-s", type=float, default=1.0)
+    parser.add_argument("--load-turns-per-s", type=float, default=0.5)
     parser.add_argument("--load-s", type=float, default=90.0)
     parser.add_argument("--dtype", default="bfloat16")
     add_model_options(parser)
@@ -141,18 +140,16 @@ class _Bench:
                 await self._turn(times, f"{name}_prefix_hit", lab, history, session, 1)
             ours = self._labs["ours"]
             await ours.wait_durable(1)
-            await self._fill(ours)
-            await self._turn(times, "ours_host_memory", ours, history, session, 1)
-            await self._fill(ours)
-            await ours.prefetch(_hint(ours, session, history))
-            await asyncio.sleep(HINTED_S)
-            await self._turn(times, "ours_hinted", ours, history, session, 1)
-            await self._leave_on_disk(ours)
-            await self._turn(times, "ours_disk", ours, history, session, 1)
-            await self._leave_on_disk(ours)
-            await ours.prefetch(_hint(ours, session, history))
-            await asyncio.sleep(HINTED_S)
-            await self._turn(times, "ours_disk_hinted", ours, history, session, 1)
+            for name, hinted, leave in (
+                ("ours_host_memory", "ours_hinted", self._fill),
+                ("ours_disk", "ours_disk_hinted", self._leave_on_disk),
+            ):
+                await leave(ours)
+                await self._turn(times, name, ours, history, session, 1)
+                await leave(ours)
+                await ours.prefetch(_hint(ours, session, history))
+                await asyncio.sleep(HINTED_S)
+                await self._turn(times, hinted, ours, history, session, 1)
             _say(f"session {number}")
         found = {name: round(statistics.median(each), 1) for name, each in times.items()}
         hit_ms = found["stock_prefix_hit"]
@@ -208,10 +205,8 @@ class _Bench:
         """Nothing is in vLLM's cache, in host memory, or in memory of the disk's files."""
         await lab.wait_written()
         lab.stop("kvstore")
-        os.sync()
-        for path in [*lab.directory.rglob("data.mdb"), *lab.directory.rglob("*.slab")]:
-            if not drop_cached(path):
-                raise PeerUnavailable(f"{path}: the kernel keeps it in memory")
+        if not drop_kvstore_files(lab.directory):
+            raise PeerUnavailable("the kernel keeps the kvstore's files in memory")
         lab.mark_log("worker")
         await lab.start("kvstore")
         await lab.wait_connected()

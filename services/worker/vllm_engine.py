@@ -42,7 +42,7 @@ from services.worker.vllm.fingerprint import continue_fingerprint
 from services.worker.vllm.forms import BACKEND_FILE, FormCheck, has_tokenizer
 from services.worker.vllm.guard import guard_group
 from services.worker.vllm.images import decode_images
-from services.worker.vllm.link import IS_WORKERS, SOCKET, Listener, Peer, flaw_of
+from services.worker.vllm.link import IS_WORKERS, SOCKET, Listener, Peer, useful
 from services.worker.vllm.lora_card import card_for_vllm
 from services.worker.vllm.protocol import AdapterUnavailable, EngineGone
 from shared.adapters.config import CONFIG_FILE
@@ -83,23 +83,13 @@ def start_engine(config: WorkerConfig, model_id: str, source: str) -> "AsyncEngi
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[_logger_of(counts)])
         peers: list[Peer] = []
         if listener is not None:
-            peers = _useful(listener.accept())
+            peers = useful(listener.accept())
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ConfigError(f"vLLM cannot serve {source!r}: {_first_line(error)}") from error
     finally:
         if listener is not None:
             listener.close()
     return AsyncEngine(llm, model_info(llm, model_id, source, peers), counts, guard, peers)
-
-
-def _useful(peers: list[Peer]) -> list[Peer]:
-    """These, if anything of their caches can be kept."""
-    if not (flaw := flaw_of(peers)):
-        return peers
-    log.warning("KV stays in vLLM's own cache", extra={"because_of": flaw})
-    for peer in peers:
-        peer.close()
-    return []
 
 
 def has_connector(config: WorkerConfig) -> bool:

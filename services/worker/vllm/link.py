@@ -163,6 +163,16 @@ def flaw_of(peers: Sequence[Peer]) -> str:
     return next((peer.registered.error for peer in peers if peer.registered.error), "")
 
 
+def useful(peers: list[Peer]) -> list[Peer]:
+    """These, if anything of their caches can be kept; else none, and they are closed."""
+    if not (flaw := flaw_of(peers)):
+        return peers
+    log.warning("KV stays in vLLM's own cache", extra={"because_of": flaw})
+    for peer in peers:
+        peer.close()
+    return []
+
+
 class Listener:
     """Where a vLLM's connectors find the worker, while its engine starts.
 

@@ -13,7 +13,7 @@ from services.worker.kv_client import KvClient
 from services.worker.models.digest import weights_digest
 from services.worker.ports import SharedFiles
 from services.worker.vllm.fingerprint import continue_fingerprint
-from services.worker.vllm.link import Listener, Peer, flaw_of
+from services.worker.vllm.link import Listener, Peer, useful
 from services.worker.vllm_kv import VllmKv
 from services.worker.vllm_sidecar.api import make_api
 from services.worker.vllm_sidecar.config import SidecarConfig
@@ -67,17 +67,12 @@ async def _peers(runtime: Runtime, listener: Listener) -> list[Peer] | None:
     last = ""
     while not runtime.stopping.is_set():
         try:
-            peers = await asyncio.to_thread(listener.accept, 1.0)
+            if peers := useful(await asyncio.to_thread(listener.accept, 1.0)):
+                return peers
         except ConfigError as error:
             if error.message != last:
                 log.info("waiting for vLLM", extra={"because_of": error.message})
                 last = error.message
-            continue
-        if not (flaw := flaw_of(peers)):
-            return peers
-        log.warning("KV stays in vLLM's own cache", extra={"because_of": flaw})
-        for peer in peers:
-            peer.close()
     return None
 
 

@@ -191,7 +191,7 @@ class Workers:
         """How many more pages of an arena of `num_pages` may be leased to `worker`.
 
         An idle worker keeps what it has leased. So each may have its part of `share` of the
-        arena only, and never all that is left: whoever comes later can write, too, and one block
+        arena only, and never all that is left: a worker that comes later can write, too, one block
         at least.
         """
         peers = [each for each in self if each.num_layers(page_bytes)]
