@@ -72,7 +72,7 @@ class WorkerConfig(ServiceConfig):
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
     # Which idle blocks leave the pool first.
-    eviction: EvictionName = constant("layer")
+    eviction: EvictionName = constant("predicted")
     # How a turn starts whose adapter is loading: `wait` for all of it, `stream` its layers behind
     # the pass, `assist` by computing on the host what is missing, or `auto`, the best that works
     # (without helpers on a GPU, where they have not been measured).

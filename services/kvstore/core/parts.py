@@ -19,6 +19,7 @@ from services.kvstore.core.writing.arrivals import Arrivals
 from services.kvstore.core.writing.objects import Objects
 from services.kvstore.core.writing.storing import Storing
 from services.kvstore.core.writing.write_queue import WriteQueue
+from shared.eviction import ReturnModel
 from shared.ids import HostId
 
 
@@ -30,6 +31,7 @@ class Parts:
         arenas: by page size in bytes.
         blocks: blocks on disk, and those that only an arena has: no block is in both.
         deleted: sessions that were deleted lately.
+        returns: learns what returns when.
         block_ids: numbers for new arena blocks.
     """
 
@@ -47,6 +49,7 @@ class Parts:
     peers: Peers
     finding: Finding
     deleted: Deleted
+    returns: ReturnModel
     block_ids: Iterator[int]
 
 
@@ -54,7 +57,9 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     """New parts, which know of no block."""
     counts = Counts()
     arenas: dict[int, ArenaTier] = {}
-    disk = DiskTier(limits.disk_bytes_max, limits.expiry_ns)
+    returns = ReturnModel()
+    is_predicted = limits.eviction == "predicted"
+    disk = DiskTier(limits.disk_bytes_max, limits.expiry_ns, returns if is_predicted else None)
     blocks = HostBlocks(disk, ArenaOnlyBlocks(limits.expiry_ns))
     tiers = Tiers(arenas, blocks)
     objects = Objects(limits, disk, host_id, counts)
@@ -78,5 +83,6 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
         peers=Peers(host_id),
         finding=Finding(host_id),
         deleted=deleted,
+        returns=returns,
         block_ids=count(1),
     )

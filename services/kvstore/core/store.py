@@ -84,6 +84,7 @@ class KvCore:
         self.peers, self.finding = parts.peers, parts.finding
         self._deleted = parts.deleted
         self._storing = parts.storing
+        self._returns = parts.returns
         self._writes = parts.storing.writes
         self._disk_life = 1
         calls = WorkerCalls(parts)
@@ -119,7 +120,11 @@ class KvCore:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
         arena = self.arenas[page_bytes] = ArenaTier(
-            num_pages, page_bytes, self._limits.eviction, self._tiers.is_kept_below
+            num_pages,
+            page_bytes,
+            self._limits.eviction,
+            self._tiers.is_kept_below,
+            self._returns,
         )
         arena.on_gone = self.arena_only.remove
 

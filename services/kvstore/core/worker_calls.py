@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, zip_longest
 
 from services.kvstore.core.base.effects import DiskWrite, Effect, TouchBlocks
 from services.kvstore.core.base.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
@@ -63,6 +63,7 @@ class WorkerCalls:
         self._storing = parts.storing
         self._arrivals = parts.arrivals
         self._block_ids = parts.block_ids
+        self._returns = parts.returns
 
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
         """A worker introduces itself, which gives back what an earlier incarnation of it held. A
@@ -131,13 +132,21 @@ class WorkerCalls:
         if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):
             self._arenas[event.page_bytes].give(pages, effects)
         if event.used and event.page_bytes in self._arenas:
-            used = event.used[:USED_MAX]
-            found = self._tiers.use(used, event.page_bytes, now_ns, effects)
+            found = self._use_sequences(event, now_ns, effects)
             effects += self._use(found, now_ns)
             if found and (last := self._blocks.get(found[0])) is not None:
                 self._objects.on_used(last.owner, now_ns)
             self._write_again(event.page_bytes, reversed(found), now_ns)
         return effects
+
+    def _use_sequences(self, event: Renew, now_ns: int, effects: list[Effect]) -> list[BlockKey]:
+        """What pools used; returns its blocks, the one to evict first first."""
+        used = event.used[:USED_MAX]
+        sequences = self._tiers.use(used, event.page_bytes, now_ns, effects)
+        for sequence in sequences:
+            kinds = self._returns.grow(sequence[::-1], now_ns)
+            self._tiers.learn(sequence, event.page_bytes, kinds)
+        return [key for key in dict.fromkeys(chain(*sequences)) if key in self._blocks]
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
         """Unpin, perhaps a part, and give back. What the worker does not hold is ignored: it was
@@ -217,6 +226,7 @@ class WorkerCalls:
                 block.owner = stored.owner
             arena.insert(block)
             blocks.append(block)
+        self._set_kinds(blocks)
         arena.give(spare, effects)
         arena.publish_ready(blocks, effects)
         arena.settle(blocks, effects)
@@ -241,6 +251,7 @@ class WorkerCalls:
         find = blocks_below(self._blocks.disk, self._loads.disk, of_peer, event)
         blocks = pin_prefix(arena, event, find, self._block_ids)
         filled = fill_prefix(arena, self._tiers.has_copy, blocks, now_ns, effects)
+        self._learn(event, blocks, now_ns)
         if not blocks:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
@@ -256,6 +267,27 @@ class WorkerCalls:
         self._loads.send(effects)
         self._storing.send(now_ns, effects)
         return self._pinned(ticket, blocks, coming), effects
+
+    def _set_kinds(self, blocks: list[ArenaBlock]) -> None:
+        """New blocks are of the kinds of the turns that made them, as far as one is known."""
+        run: list[ArenaBlock] = []
+        for block, after in zip_longest(blocks, blocks[1:]):
+            run.append(block)
+            if after is not None and after.parent == block.key:
+                continue
+            if (kinds := self._returns.kinds_of([each.key for each in run])) is not None:
+                for each in run:
+                    each.return_kind = kinds.of(each.depth)
+            run = []
+
+    def _learn(self, event: Stage, blocks: list[ArenaBlock], now_ns: int) -> None:
+        """A turn needs these; one that is only announced may never come."""
+        if event.hinted_by is None and event.keys:
+            first = event.num_before
+            kinds = self._returns.arrive(event.keys, now_ns, first, len(blocks))
+            for depth, block in enumerate(blocks, first):
+                block.return_kind = kinds.of(depth)
+                self._blocks.disk.set_kind(block.key, block.return_kind)
 
     def _pinned(self, ticket: int, blocks: list[ArenaBlock], coming: Coming) -> Pinned:
         """The answer to a stage; counts what was in the arena."""

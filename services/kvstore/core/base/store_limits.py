@@ -40,7 +40,7 @@ class Limits:
     load_bytes_max: int = 8 * 1024 * 1024
     lease_share: float = 0.5
     load_batches_max: int = 2
-    eviction: EvictionName = "layer"
+    eviction: EvictionName = "predicted"
     disk_bytes_per_s: float = 0.0
     write_wait_ns: int = WAIT_NS
     copy_rest_ns: int = COPY_REST_NS

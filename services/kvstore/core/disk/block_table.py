@@ -28,7 +28,8 @@ class BlockTable:
         rows: of blocks, by key.
         keys, parents: of the block in each row; a parent that is here is the very object that is
             its key.
-        depth, num_children, is_saved, used_at_ns, noted_at_ns, expiry_ns: as in `StoredBlock`.
+        depth, num_children, is_saved, used_at_ns, noted_at_ns, expiry_ns, return_kind: as in
+            `StoredBlock`; a row is linked anew in its `UseOrder` when one of the last two changes.
         older, newer: rows beside it in its `UseOrder`.
     """
 
@@ -41,7 +42,7 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.parents: list[BlockKey] = []
         self.depth, self.num_children = array("i"), array("i")
-        self.older, self.newer = array("i"), array("i")
+        self.older, self.newer, self.return_kind = array("i"), array("i"), array("i")
         self.used_at_ns, self.noted_at_ns, self.expiry_ns = array("q"), array("q"), array("q")
         self.is_saved = bytearray()
         self._shape = array("i")
@@ -63,7 +64,7 @@ class BlockTable:
         self.parents[row] = block.parent if before is None else self.keys[before]
         self._shape[row] = self._number(Shape(block.num_layers, block.page_bytes, block.num_bytes))
         self.used_at_ns[row], self.noted_at_ns[row] = block.used_at_ns, block.noted_at_ns
-        self.expiry_ns[row] = block.expiry_ns
+        self.expiry_ns[row], self.return_kind[row] = block.expiry_ns, block.return_kind
         self.is_saved[row] = block.is_saved
         return row
 
@@ -86,7 +87,8 @@ class BlockTable:
             same = elsewhere.setdefault(parent, parent) if row == NO_ROW else keys[row]
             self.parents.append(same)
         zeros = bytes(4 * len(keys))
-        for column in (self.depth, self.num_children, self.older, self.newer):
+        columns = self.depth, self.num_children, self.older, self.newer, self.return_kind
+        for column in columns:
             column.frombytes(zeros)
         self.used_at_ns.frombytes(found.used_at_ns.tobytes())
         self.noted_at_ns.frombytes(found.used_at_ns.tobytes())
@@ -102,6 +104,10 @@ class BlockTable:
         self.keys[row] = self.parents[row] = NO_PARENT
         self._free.append(row)
 
+    def remove_end(self, row: int) -> None:
+        """A row that was no block's is not needed any more."""
+        self._free.append(row)
+
     def new_row(self) -> int:
         """One that is no block's."""
         if self._free:
@@ -110,7 +116,7 @@ class BlockTable:
         self.parents.append(NO_PARENT)
         for column in (
             self.depth, self.num_children, self.older, self.newer, self._shape, self.used_at_ns,
-            self.noted_at_ns, self.expiry_ns, self.is_saved,
+            self.noted_at_ns, self.expiry_ns, self.is_saved, self.return_kind,
         ):  # fmt: skip
             column.append(0)
         return len(self.keys) - 1

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ from services.kvstore.core.disk.owned_rows import OwnedRows
 from services.kvstore.core.disk.stored_block import UNKNOWN, StoredBlock
 from services.kvstore.core.disk.use_order import UseOrder
 from shared.blocks import BlockKey
+from shared.eviction import ReturnModel, bin_of, compute_share
 from shared.owners import NO_OWNER, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
@@ -25,9 +26,10 @@ NOTED_SHARE = 4  # of an expiry of its own: so old may be what is written down o
 
 
 class DiskTier:
-    """Blocks on disk. Expired ones go, and for room the least recently used first, however long
-    they have. A block is evicted only after those that continue it: without it, no turn can use
-    them. So what two sessions begin with has the longer expiry of theirs.
+    """Blocks on disk. Expired ones go, and for room those first that are worth least, however long
+    they have: how often such blocks return at their age, times what computing them takes. A block
+    is evicted only after those that continue it: without it, no turn can use them. So what two
+    sessions begin with has the longer expiry of theirs.
 
     Depths say how many blocks lead a session's sequence. Where one goes from under
     others of its session, or comes back, those are counted again when that is next asked; not those
@@ -35,6 +37,7 @@ class DiskTier:
 
     Args:
         expiry_ns: how long blocks outlive their last use that have no expiry of their own.
+        returns: what is known of what returns; None: the least recently used goes for room.
 
     Attributes:
         num_bytes: of all blocks together.
@@ -43,9 +46,12 @@ class DiskTier:
         on_gone: called with every block that was removed.
     """
 
-    def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
+    def __init__(
+        self, bytes_max: int, expiry_ns: int = EVER_NS, returns: ReturnModel | None = None
+    ) -> None:
         self._bytes_max = bytes_max
         self._expiry_ns = expiry_ns
+        self._returns = returns
         self._table = BlockTable()
         self._order = UseOrder(self._table)
         self._owned = OwnedRows()
@@ -218,6 +224,17 @@ class DiskTier:
                 self._tell(self._owned.owner_of(row), 1)
         return stale
 
+    def set_kind(self, key: BlockKey, return_kind: int) -> None:
+        """A block that is here, if it is, was used in a sequence of this kind."""
+        row = self._table.rows.get(key)
+        if row is not None and self._table.return_kind[row] != return_kind:
+            is_aside = self._order.is_aside(row)
+            self._order.unlink(row)
+            self._table.return_kind[row] = return_kind
+            self._order.link(row)
+            if is_aside:
+                self._order.set_aside(row)
+
     def expiry_ns_of(self, owner: OwnerKey) -> int:
         """How long a session's blocks outlive its last use; 0: as the tier has it."""
         last = self._owned.last_of(owner)
@@ -250,25 +267,33 @@ class DiskTier:
         Args:
             num_max: there may be more than that; they are named once these are gone.
         """
-        return self._to_give_up(self.num_bytes - self._bytes_max, now_ns, is_busy, num_max)
+        num_bytes = self.num_bytes - self._bytes_max
+        return self._to_give_up(
+            num_bytes, now_ns, is_busy, num_max, partial(self._is_expired, now_ns)
+        )
 
-    def oldest(self, num_bytes: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
-        """The least recently used blocks that together occupy at least `num_bytes`."""
-        return self._to_give_up(num_bytes, NEVER_NS, is_busy, len(self))
+    def to_make_room(
+        self, num_bytes: int, is_busy: Callable[[BlockKey], bool], now_ns: int = EVER_NS
+    ) -> list[BlockKey]:
+        """The blocks to evict first that together occupy at least `num_bytes`."""
+        return self._to_give_up(num_bytes, now_ns, is_busy, len(self), lambda row: False)
 
     def _to_give_up(
-        self, num_bytes: int, now_ns: int, is_busy: Callable[[BlockKey], bool], num_max: int
+        self,
+        num_bytes: int,
+        now_ns: int,
+        is_busy: Callable[[BlockKey], bool],
+        num_max: int,
+        is_expired: Callable[[int], bool],
     ) -> list[BlockKey]:
         table, order = self._table, self._order
         out: dict[int, None] = {}
         num_gone: Counter[int] = Counter()  # children that go, by their parent
         kept: dict[int, None] = {}  # for their children's sake
-        is_expired = partial(self._is_expired, now_ns)
-
-        for oldest in chain(order.expired(is_expired), order.by_use()):
-            if len(out) >= num_max or (num_bytes <= 0 and not is_expired(oldest)):
+        for first in chain(order.expired(is_expired), self._in_order(now_ns)):
+            if len(out) >= num_max or (num_bytes <= 0 and not is_expired(first)):
                 break
-            row = oldest
+            row = first
             while row != NO_ROW and row not in out and not is_busy(table.keys[row]):
                 if len(out) >= num_max or (num_bytes <= 0 and not is_expired(row)):
                     break
@@ -284,6 +309,17 @@ class DiskTier:
             if table.num_children[row] > num_gone[row] and is_expired(row):
                 order.set_aside(row)
         return [table.keys[row] for row in out]
+
+    def _in_order(self, now_ns: int) -> Iterator[int]:
+        if (returns := self._returns) is None:
+            return self._order.by_use()
+        table = self._table
+
+        def worth(row: int) -> float:
+            rate = returns.index(table.return_kind[row], bin_of(now_ns - table.used_at_ns[row]))
+            return rate * compute_share(table.depth[row])
+
+        return self._order.by_worth(worth)
 
     def is_expired(self, key: BlockKey, now_ns: int) -> bool:
         """Whether a block that is here has outlived its last use for as long as it may."""
@@ -303,6 +339,7 @@ class DiskTier:
             table.keys[row], *table.shape(row), table.used_at_ns[row], table.noted_at_ns[row],
             self._owned.owner_of(row), table.parents[row], table.depth[row],
             table.num_children[row], bool(table.is_saved[row]), table.expiry_ns[row],
+            table.return_kind[row],
         )  # fmt: skip
 
     def _leave_parent(self, row: int) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shared import eviction
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NO_OWNER, OwnerKey
 
@@ -21,6 +22,7 @@ class StoredBlock:
         num_children: blocks here that continue it; set by the tier.
         is_saved: the object store has it, too.
         expiry_ns: how long it outlives its last use; 0: as the tier has it.
+        return_kind: of the sequence that it was last used in, as `shared.eviction` has it.
     """
 
     key: BlockKey
@@ -35,3 +37,4 @@ class StoredBlock:
     num_children: int = 0
     is_saved: bool = False
     expiry_ns: int = 0
+    return_kind: int = eviction.UNKNOWN

@@ -1,38 +1,43 @@
-"""Blocks on disk in order of last use, those that expire alike together: so the oldest of each kind
-shows whether any of it is expired, and all kinds together which block makes room next.
+"""Blocks on disk in order of last use, those that expire alike and return alike together: so the
+oldest of each ring shows whether any of it is expired, and the ends of all rings which block makes
+room next.
 """
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from heapq import merge
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace, merge
 
 import numpy as np
 
 from services.kvstore.core.disk.block_table import BlockTable
+from shared.eviction import UNKNOWN
 
 
 class UseOrder:
-    """A ring of rows for each expiry that a block has, least recently used first. Expired blocks
-    that others continue stand aside, in none: they go with the last of those, and to walk over them
-    time and again would hold up the event loop.
+    """A ring of rows for each expiry and kind of return that blocks have, least recently used
+    first. Expired blocks that others continue stand aside, in none: they go with the last of those,
+    and to walk over them time and again would hold up the event loop.
     """
 
     def __init__(self, table: BlockTable) -> None:
         self._table = table
-        self._ends: dict[int, int] = {}  # by expiry: what is between the newest and the oldest
+        # By expiry and kind: what is between the newest and the oldest.
+        self._ends: dict[tuple[int, int], int] = {}
         self._aside: dict[int, None] = {}
 
     def link(self, row: int) -> None:
         """As the one used last."""
-        end = self._end(self._table.expiry_ns[row])
+        end = self._end_of(row)
         self._put_between(self._table.older[end], row, end)
 
     def link_all(self) -> None:
-        """Every row of the table, none of which is linked: those first that stand first."""
+        """Every row of the table, none of which is linked: those first that stand first. How they
+        return is not known."""
         table = self._table
         expiry_ns = np.array(table.expiry_ns)
         _, first = np.unique(expiry_ns, return_index=True)
-        ends = {each_ns: self._end(each_ns) for each_ns in expiry_ns[np.sort(first)].tolist()}
+        ends = {each: self._end(each, UNKNOWN) for each in expiry_ns[np.sort(first)].tolist()}
         older, newer = np.array(table.older), np.array(table.newer)
         for each_ns, end in ends.items():
             ring = np.concatenate([[end], np.flatnonzero(expiry_ns == each_ns), [end]])
@@ -48,6 +53,9 @@ class UseOrder:
         table = self._table
         older, newer = table.older[row], table.newer[row]
         table.newer[older], table.older[newer] = newer, older
+        if older == newer:  # the end of a ring that is empty now
+            del self._ends[table.expiry_ns[older], table.return_kind[older]]
+            table.remove_end(older)
 
     def set_aside(self, row: int) -> None:
         """It is expired, and others continue it."""
@@ -62,7 +70,7 @@ class UseOrder:
         """Nothing continues it any more: if it stood aside, it is the first to be looked at."""
         if row in self._aside:
             del self._aside[row]
-            end = self._end(self._table.expiry_ns[row])
+            end = self._end_of(row)
             self._put_between(end, row, self._table.newer[end])
 
     def clear(self) -> None:
@@ -82,6 +90,33 @@ class UseOrder:
             return rings[0]
         return merge(*rings, key=self._table.used_at_ns.__getitem__)
 
+    def by_worth(self, worth: Callable[[int], float]) -> Iterator[int]:
+        """All but those aside, those that are worth least first, as far as the ends of rings show
+        that: with age, blocks are worth first more, then less. Nothing may change meanwhile."""
+        table = self._table
+        rings = [_Rest(table.newer[end], table.older[end]) for end in self._ends.values()]
+        heap = [
+            (worth(row), table.used_at_ns[row], number, is_newest)
+            for number, rest in enumerate(rings)
+            for row, is_newest in ((rest.oldest, False), (rest.newest, True))
+        ]
+        heapify(heap)
+        while heap:
+            _, _, number, is_newest = heap[0]
+            rest = rings[number]
+            if rest.is_over:
+                heappop(heap)
+                continue
+            row = rest.newest if is_newest else rest.oldest
+            yield row
+            rest.is_over = rest.oldest == rest.newest
+            row = table.older[row] if is_newest else table.newer[row]
+            if is_newest:
+                rest.newest = row
+            else:
+                rest.oldest = row
+            heapreplace(heap, (worth(row), table.used_at_ns[row], number, is_newest))
+
     def expired(self, is_expired: Callable[[int], bool]) -> Iterator[int]:
         """Those, but for those aside; nothing may change meanwhile."""
         for end in self._ends.values():
@@ -90,11 +125,14 @@ class UseOrder:
                     break
                 yield row
 
-    def _end(self, expiry_ns: int) -> int:
-        if (end := self._ends.get(expiry_ns)) is None:
+    def _end_of(self, row: int) -> int:
+        return self._end(self._table.expiry_ns[row], self._table.return_kind[row])
+
+    def _end(self, expiry_ns: int, return_kind: int) -> int:
+        if (end := self._ends.get((expiry_ns, return_kind))) is None:
             table = self._table
-            end = self._ends[expiry_ns] = table.new_row()
-            table.expiry_ns[end] = expiry_ns
+            end = self._ends[expiry_ns, return_kind] = table.new_row()
+            table.expiry_ns[end], table.return_kind[end] = expiry_ns, return_kind
             table.older[end] = table.newer[end] = end
         return end
 
@@ -109,3 +147,12 @@ class UseOrder:
         while row != end:
             yield row
             row = newer[row]
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What has not been walked over of a ring: from one row to another one."""
+
+    oldest: int
+    newest: int
+    is_over: bool = False

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from services.kvstore.core.base.arrived import Arrived
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import NO_PARENT, BlockKey
+from shared.eviction import UNKNOWN
 from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
@@ -49,6 +50,7 @@ class ArenaBlock:
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
         goes_whole: while it is idle: all its pages go at once.
+        return_kind: of the sequence that it was last used in, as `shared.eviction` has it.
         is_writing: the writer still reads its pages.
         is_alive: False once forgotten; its pages stay while they are read or filled.
     """
@@ -71,6 +73,7 @@ class ArenaBlock:
     kind: int = 0
     num_pins: int = 0
     goes_whole: bool = False
+    return_kind: int = UNKNOWN
     is_writing: bool = False
     is_alive: bool = True
 

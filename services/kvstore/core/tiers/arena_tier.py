@@ -7,7 +7,7 @@ from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.idle_blocks import IdleBlocks
 from shared.arena import PageState
 from shared.blocks import BlockKey
-from shared.eviction import EvictionName
+from shared.eviction import EvictionName, ReturnModel
 from shared.hints import HintShares
 from shared.owners import OwnedKeys, OwnerKey
 
@@ -17,6 +17,7 @@ class ArenaTier:
 
     Args:
         has_copy: whether a block is below, too, and for longer than here.
+        returns: what is known of what returns.
 
     Attributes:
         blocks: what can be found by key.
@@ -31,15 +32,16 @@ class ArenaTier:
         self,
         num_pages: int,
         page_bytes: int,
-        eviction: EvictionName = "layer",
+        eviction: EvictionName = "predicted",
         has_copy: Callable[[BlockKey], bool] = lambda key: True,
+        returns: ReturnModel | None = None,
     ) -> None:
         assert num_pages > 0 and page_bytes > 0
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
-        self.idle = IdleBlocks(eviction, has_copy)
+        self.idle = IdleBlocks(eviction, has_copy, returns)
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
@@ -143,6 +145,13 @@ class ArenaTier:
         """It was used just now: others go before it."""
         block.used_at_ns = now_ns
         self.settle([block], effects)
+
+    def set_kind(self, block: ArenaBlock, return_kind: int) -> None:
+        """It was used in a sequence of this kind."""
+        if block.return_kind != return_kind:
+            block.return_kind = return_kind
+            if block in self.idle:
+                self.idle.add(block)
 
     def drop_page(self, block: ArenaBlock, layer: int, effects: list[Effect]) -> None:
         """The bytes of this layer did not come: workers that wait see it by the page's word."""

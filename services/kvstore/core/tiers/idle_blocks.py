@@ -2,39 +2,48 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from services.kvstore.core.tiers.arena_block import NO_LAYER, ArenaBlock
 from shared.blocks import BlockKey
-from shared.eviction import EvictionName, EvictionOrder
+from shared.eviction import UNKNOWN, EvictionName, EvictionOrder, ReturnModel, compute_share
 
 GONE = object()
 ALL_LAYERS = 0  # under which blocks stand that go with all their pages
+COMPUTED_WORTH = 6.0  # what computing a block takes, in reads of it from below: `bench vllm`
+
+_Alike = tuple[int, int, float]  # when its blocks were last used, their kind, and their worth
 
 
 class IdleBlocks:
-    """Blocks that were last used at the same instant are a group. Which group gives pages next says
-    `EvictionOrder`. Within it they go in this order: of the highest layer, then of the deepest in
-    its sequence, then of the one that is older here; so that what remains of a session is what its
-    next pass needs first. Under the policy `lru` blocks go as wholes, the deepest first. A block of
-    which there is no copy below always does: without one layer the others are of no use. It stands
-    at layer 0: to lose it costs computing it, to lose a layer of others costs a read.
+    """Blocks that were last used at the same instant, of one kind and worth, are a group.
+    `EvictionOrder` says which group gives pages next. Within it they go in this order: of the
+    highest layer, then of the deepest in its sequence, then of the one that is older here; so that
+    what remains of a session is what its next pass needs first. Under the policy `lru` blocks go as
+    wholes, the deepest first. A block of which there is no copy below always does: without one
+    layer the others are of no use. Losing it costs computing it, a layer of others costs a read.
 
     In a group blocks stand by the highest layer that they have: one that leaves is taken out of a
     dict, and only the blocks of the layer whose turn it is are ever sorted.
 
     Args:
         has_copy: whether a block is below, too, asked when it is added.
+        returns: what is known of what returns.
     """
 
     def __init__(
         self,
-        policy: EvictionName = "layer",
+        policy: EvictionName = "predicted",
         has_copy: Callable[[BlockKey], bool] = lambda key: True,
+        returns: ReturnModel | None = None,
     ) -> None:
         self._is_whole = policy == "lru"
+        self._is_valued = policy == "predicted"
         self._has_copy = has_copy
-        self._order = EvictionOrder(policy)
-        self._groups: dict[int, _Group] = {}  # by when their blocks were last used
+        self._order = EvictionOrder(policy, returns)
+        self._groups: dict[_Alike, _Group] = {}
+        self._numbers = count(0, -1)  # of equal groups the last goes first: of a sequence, its end
+        self._by_number: dict[int, _Group] = {}
         self._group_of: dict[ArenaBlock, _Group] = {}
 
     def __len__(self) -> int:
@@ -45,19 +54,22 @@ class IdleBlocks:
 
     def add(self, block: ArenaBlock) -> None:
         """An idle block with pages, by when it was used; one that is here moves if it was used
-        since."""
-        used_at_ns = block.used_at_ns
+        since, or is of another kind."""
         if (group := self._group_of.get(block)) is not None:
-            if group.used_at_ns == used_at_ns:
+            if group.alike[:2] == (block.used_at_ns, self._kind_of(block)):
                 return
             self.discard(block)
-        if (group := self._groups.get(used_at_ns)) is None:
-            group = self._groups[used_at_ns] = _Group(used_at_ns)
+        has_copy = self._has_copy(block.key)
+        block.goes_whole = self._is_whole or not has_copy
+        worth = worth_of(block) if self._is_valued and not has_copy else 1.0
+        alike = block.used_at_ns, self._kind_of(block), worth
+        if (group := self._groups.get(alike)) is None:
+            group = self._groups[alike] = _Group(next(self._numbers), alike)
+            self._by_number[group.number] = group
         self._group_of[block] = group
-        block.goes_whole = self._is_whole or not self._has_copy(block.key)
         layer = group.add(block)
         if group.layer == NO_LAYER:
-            self._order.add(used_at_ns, used_at_ns, layer)
+            self._order.add(group.number, block.used_at_ns, layer, kind=alike[1], worth=worth)
             group.layer = layer
         elif layer > group.layer:
             self._move(group, layer)
@@ -78,7 +90,7 @@ class IdleBlocks:
         pages: list[int] = []
         emptied: list[ArenaBlock] = []
         while len(pages) < num_pages and (first := self._order.first(now_ns)) is not None:
-            group = self._groups[first]
+            group = self._by_number[first]
             if group.highest == group.layer:
                 group.take_layer(num_pages, is_stored, pages, emptied)
             if not group.by_layer:
@@ -89,18 +101,27 @@ class IdleBlocks:
             del self._group_of[block]
         return pages, emptied
 
+    def _kind_of(self, block: ArenaBlock) -> int:
+        return block.return_kind if self._is_valued else UNKNOWN
+
     def _move(self, group: "_Group", layer: int) -> None:
         group.layer = layer
-        self._order.move(group.used_at_ns, layer)
+        self._order.move(group.number, layer)
 
     def _close(self, group: "_Group") -> None:
-        del self._groups[group.used_at_ns]
-        self._order.remove(group.used_at_ns)
+        del self._groups[group.alike], self._by_number[group.number]
+        self._order.remove(group.number)
+
+
+def worth_of(block: ArenaBlock) -> float:
+    """What it saves that a page of a block is here of which there is no copy below, in parts of
+    what that saves by one that is below, too."""
+    return COMPUTED_WORTH * compute_share(block.depth)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Idle blocks last used at the same instant.
+    """Idle blocks last used at the same instant, of the same kind and worth.
 
     Attributes:
         layer: where it stands in the order: at least the highest of which a block here has a page.
@@ -108,7 +129,8 @@ class _Group:
             they go with all their pages; no layer without blocks.
     """
 
-    used_at_ns: int
+    number: int
+    alike: "_Alike"
     layer: int = NO_LAYER
     by_layer: dict[int, dict[ArenaBlock, None]] = field(default_factory=dict)
     _order: list[ArenaBlock] = field(default_factory=list)  # the next is last; some have left

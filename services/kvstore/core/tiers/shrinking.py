@@ -36,7 +36,7 @@ class Shrinking:
 
     def make_room(self, num_bytes: int, now_ns: int, effects: list[Effect]) -> None:
         """For so much at once: it finds no room."""
-        self._evict(self._tiers.oldest(num_bytes), now_ns, effects)
+        self._evict(self._tiers.to_make_room(num_bytes, now_ns), now_ns, effects)
 
     def _evict(self, keys: list[BlockKey], now_ns: int, effects: list[Effect]) -> None:
         for key in keys:

@@ -10,6 +10,7 @@ from services.kvstore.core.tiers.host_blocks import HostBlocks
 from services.kvstore.core.tiers.workers import Ticket
 from services.kvstore.core.tiers.writes import write_of
 from shared.blocks import BlockKey
+from shared.eviction import Kinds
 from shared.expiry import NS_PER_S
 from shared.owners import OwnerKey
 
@@ -59,38 +60,49 @@ class Tiers:
 
     def use(
         self, keys: Sequence[BlockKey], page_bytes: int, now_ns: int, effects: list[Effect]
-    ) -> list[BlockKey]:
+    ) -> list[list[BlockKey]]:
         """These blocks and those before each were used from a pool: in the lowest tier that has
         one, others go before it.
 
         Returns:
-            Those that are on disk or in memory alone, the one to evict first first.
+            Each sequence, as far as it is here without a gap, its last block first.
         """
         arena = self.arenas[page_bytes]
-        found: list[BlockKey] = []
+        sequences: list[list[BlockKey]] = []
         seen: set[BlockKey] = set()
         for last in keys:
-            key = last
-            while key not in seen:
-                seen.add(key)
-                if (before := self.blocks.parent_of(key)) is not None:
-                    found.append(key)
+            sequence: dict[BlockKey, None] = {}
+            key: BlockKey | None = last
+            while key is not None and key not in sequence:
+                before = self.blocks.parent_of(key)
                 block = None if key in self._disk else arena.blocks.get(key)
                 if block is not None:
-                    arena.use(block, now_ns, effects)
                     before = block.parent
-                if before is None:
-                    break
+                    if key not in seen:
+                        arena.use(block, now_ns, effects)
+                if before is not None:
+                    sequence[key] = None
                 key = before
-        return found
+            seen |= sequence.keys()
+            if sequence:
+                sequences.append(list(sequence))
+        return sequences
+
+    def learn(self, sequence: list[BlockKey], page_bytes: int, kinds: Kinds) -> None:
+        """Blocks of a sequence, its last first, were used in one of these kinds."""
+        arena = self.arenas[page_bytes]
+        for depth, key in enumerate(reversed(sequence)):
+            self._disk.set_kind(key, kinds.of(depth))
+            if (block := arena.blocks.get(key)) is not None:
+                arena.set_kind(block, kinds.of(depth))
 
     def surplus(self, now_ns: int, num_max: int) -> list[BlockKey]:
         """Blocks on disk to evict for age or size, at most so many now."""
         return self._disk.surplus(now_ns, self._is_busy, num_max)
 
-    def oldest(self, num_bytes: int) -> list[BlockKey]:
+    def to_make_room(self, num_bytes: int, now_ns: int) -> list[BlockKey]:
         """Blocks to evict for this much room on disk."""
-        return self._disk.oldest(num_bytes, self._is_busy)
+        return self._disk.to_make_room(num_bytes, self._is_busy, now_ns)
 
     def take_expired(self, now_ns: int, num_max: int) -> list[BlockKey]:
         """Blocks that are in memory alone, to be forgotten for their age, at most so many now."""

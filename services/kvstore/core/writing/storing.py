@@ -179,5 +179,5 @@ class Storing:
         is_saved = block.announced is not None and block.announced.is_saved
         return StoredBlock(
             block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns, block.owner,
-            parent=write.parent, is_saved=is_saved,
+            parent=write.parent, is_saved=is_saved, return_kind=block.return_kind,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.core.kv.page_table import Block
-from shared.eviction import EvictionName, EvictionOrder
+from shared.eviction import EvictionName, EvictionOrder, ReturnModel
 
 ALL_LAYERS = -1
 
@@ -33,25 +33,30 @@ class IdleGroups:
 
     Args:
         highest_layer: of which any of these blocks has a page.
+        returns: what is known of what returns.
 
     Attributes:
         num_candidates: in all groups, those that left them since included.
     """
 
     def __init__(
-        self, policy: EvictionName, num_layers: int, highest_layer: Callable[[list[Block]], int]
+        self,
+        policy: EvictionName,
+        num_layers: int,
+        highest_layer: Callable[[list[Block]], int],
+        returns: ReturnModel,
     ) -> None:
         self.num_candidates = 0
         self._is_whole = policy == "lru"
         self._num_layers = num_layers
         self._highest_layer = highest_layer
-        self._order = EvictionOrder(policy)
+        self._order = EvictionOrder(policy, returns)
         self._groups: dict[int, _Group] = {}
         self._next_number = 1
 
     def add(self, blocks: list[Block], now_ns: int, expected_until_ns: int) -> None:
-        """These were used until now. Until `expected_until_ns` prefetches for other sessions spare
-        them.
+        """These, of one kind, were used until now. Until `expected_until_ns` prefetches for other
+        sessions spare them.
         """
         number = self._next_number
         self._next_number += 1
@@ -59,7 +64,8 @@ class IdleGroups:
             block.group = number
         layer = ALL_LAYERS if self._is_whole else self._num_layers - 1
         self._groups[number] = _Group(blocks, layer, len(blocks), self._is_whole)
-        self._order.add(number, now_ns, layer, expected_until_ns)
+        kind = blocks[0].return_kind
+        self._order.add(number, now_ns, layer, expected_until_ns, kind=kind)
         self.num_candidates += len(blocks)
 
     def is_expected(self, group: int, now_ns: int) -> bool:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from services.worker.core.effects import NO_KEY
 from shared.blocks import BlockKey
+from shared.eviction import UNKNOWN
 from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
@@ -37,6 +38,7 @@ class Block:
         expiry_s: how long it outlives its last use below; 0: as every tier has it.
         is_forgotten: its session was deleted; it cannot be found, and is freed with its last user.
         is_gapped: a layer that has a page may stand above one that has none.
+        return_kind: of the sequence that it was last used in, as `shared.eviction` has it.
     """
 
     row: int
@@ -54,6 +56,7 @@ class Block:
     expiry_s: int = 0
     is_forgotten: bool = False
     is_gapped: bool = False
+    return_kind: int = UNKNOWN
 
     @property
     def is_safe(self) -> bool:

@@ -7,7 +7,7 @@ taken.
 """
 
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, groupby
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from services.worker.core.effects import NO_KEY
 from services.worker.core.kv.idle_groups import ALL_LAYERS, IdleGroups
 from services.worker.core.kv.page_table import NO_PAGE, NO_ROW, ROWS_MIN, Block, Pages, PageTable
 from shared.blocks import BlockKey
-from shared.eviction import EvictionName
+from shared.eviction import UNKNOWN, EvictionName, ReturnModel
 from shared.owners import OwnedKeys, OwnerKey
 
 __all__ = ["NO_KEY", "NO_PAGE", "NO_ROW", "ROWS_MIN", "Block", "PagePool", "Pages"]
@@ -35,22 +35,24 @@ class PagePool(PageTable):
         forgotten: blocks that cannot be found any more and are in use still, by identity.
         num_takeable: pages of idle blocks.
         num_unsafe: those of them that have no copy below, because it was abandoned.
+        returns: learns what returns when.
     """
 
-    eviction: EvictionName = "layer"
+    eviction: EvictionName = "predicted"
     is_cooperative: bool = True
     blocks: dict[BlockKey, Block] = field(default_factory=dict)
     forgotten: dict[int, Block] = field(default_factory=dict)
     num_takeable: int = 0
     num_unsafe: int = 0
     num_evicted: int = 0
+    returns: ReturnModel = field(default_factory=ReturnModel)
     _owned: OwnedKeys = field(default_factory=OwnedKeys)
     _idle: IdleGroups = field(init=False)
     _now_ns: int = 0
 
     def __post_init__(self) -> None:
         PageTable.__post_init__(self)  # `super()` is of no use in a dataclass with slots
-        self._idle = IdleGroups(self.eviction, self.num_layers, self.highest_layer)
+        self._idle = IdleGroups(self.eviction, self.num_layers, self.highest_layer, self.returns)
 
     def on_time(self, now_ns: int) -> None:
         """What is used from now on was used then; to the second is good enough."""
@@ -174,6 +176,16 @@ class PagePool(PageTable):
         if not block.refs and not block.loading:
             self.drop(block)
 
+    def arrive(self, keys: list[BlockKey], num_here: int) -> None:
+        """A user of this sequence is here; the first `num_here` of its blocks are, too."""
+        self.returns.arrive(keys, self._now_ns, num_here=num_here)
+
+    def leave(self, blocks: list[Block]) -> None:
+        """A user ran on `blocks`, a sequence from its beginning, until now; `release` is next."""
+        kinds = self.returns.grow([block.key for block in blocks], self._now_ns)
+        for depth, block in enumerate(blocks):
+            block.return_kind = kinds.of(depth)
+
     def acquire(self, block: Block) -> None:
         """A turn starts to run on `block`."""
         self.withdraw(block)
@@ -205,7 +217,7 @@ class PagePool(PageTable):
         block.backed = False
 
     def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
-        """Make idle blocks takeable, as one group, the most recently used."""
+        """Make idle blocks takeable, those of one kind as a group, the most recently used."""
         idle: list[Block] = []
         for block in blocks:
             if block.refs or block.loading:
@@ -221,10 +233,14 @@ class PagePool(PageTable):
             if block.group == 0:
                 self._count_idle(block, block.num_present)
             idle.append(block)
-        if idle:
-            self._idle.add(idle, self._now_ns, expected_until_ns)
-            if self._idle.num_candidates > CANDIDATES_MAX * max(len(self.blocks), ROWS_MIN):
-                self._idle.sweep()
+        alike = [list(blocks) for _, blocks in groupby(idle, self._kind_of)]
+        for group in reversed(alike):  # of equal ones the first goes first: a sequence's end
+            self._idle.add(group, self._now_ns, expected_until_ns)
+        if self._idle.num_candidates > CANDIDATES_MAX * max(len(self.blocks), ROWS_MIN):
+            self._idle.sweep()
+
+    def _kind_of(self, block: Block) -> int:
+        return block.return_kind if self.eviction == "predicted" else UNKNOWN
 
     def withdraw(self, block: Block) -> None:
         """Take an idle block out of eviction's sight."""

@@ -41,6 +41,7 @@ class Chain:
         give_up_at_ns: when its user takes other ways than to wait for what is loading; 0: not
             decided.
         num_lacking: pages that were loading when that was decided.
+        has_arrived: since it was last released, it was wanted.
     """
 
     owner: OwnerKey
@@ -55,6 +56,7 @@ class Chain:
     staged_from: int = 0
     give_up_at_ns: int = 0
     num_lacking: int = 0
+    has_arrived: bool = False
 
     @property
     def missing(self) -> list[BlockKey]:
@@ -93,9 +95,12 @@ class Residency:
         for key in chain.missing:
             block = pool.blocks.get(key)
             if block is None or block.lost or not pool.is_whole(block):
-                return
+                break
             pool.acquire(block)
             _hold(chain, block)
+        if chain.keys and not chain.has_arrived:
+            chain.has_arrived = True
+            pool.arrive(chain.keys, len(chain.blocks))
 
     # Stage.
 
@@ -245,7 +250,9 @@ class Residency:
             effects = self.stager.let_go(chain.staged.ticket)
             chain.staged = None
         blocks, chain.blocks, chain.coming = chain.blocks, [], []
-        chain.give_up_at_ns = 0
+        chain.give_up_at_ns, chain.has_arrived = 0, False
+        if blocks:
+            self.pool.leave(blocks)
         self.pool.release(blocks)
         return effects
 

@@ -30,11 +30,12 @@ from services.kvstore.core.base.arrived import PageFacts
 from services.kvstore.core.base.events import RemotePrefix
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.tiers.idle_blocks import worth_of
 from services.kvstore.core.tiers.workers import Lease
 from services.kvstore.core.writing.arrivals import FetchedPages
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
-from shared.eviction import RECENT_NS, EvictionName
+from shared.eviction import RECENT_NS, EvictionName, ReturnModel, bin_of, layer_share
 from shared.ids import HostId, TenantId, WorkerId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER, OwnerKey
@@ -73,18 +74,27 @@ def pages_that_go(
     blocks: Iterable[ArenaBlock],
     num_pages: int,
     is_stored: Callable[[BlockKey], bool],
-    policy: EvictionName = "layer",
+    policy: EvictionName = "predicted",
     now_ns: int = 0,
+    returns: ReturnModel | None = None,
+    has_copy: Callable[[BlockKey], bool] = lambda key: True,
+    number_of: Callable[[ArenaBlock], int] = lambda block: 0,
 ) -> list[int]:
     """Slow and obvious: which pages of these idle blocks make room for so many, in order."""
+    returns = returns or ReturnModel()
 
-    def place(block: ArenaBlock, layer: int) -> tuple[int, ...]:
+    def place(block: ArenaBlock, layer: int) -> tuple[float, ...]:
         used_at_ns, deepest = block.used_at_ns, (-block.depth, block.block_id)
         if policy == "lru":
             return used_at_ns, *deepest, layer
         if block.goes_whole:
             layer = 0
-        if policy == "session" or used_at_ns + RECENT_NS <= now_ns:
+        if policy == "predicted":
+            worth = 1.0 if has_copy(block.key) else worth_of(block)
+            rate = returns.index(block.return_kind, bin_of(now_ns - used_at_ns)) * worth
+            worth = rate * layer_share(layer)
+            return worth, used_at_ns, number_of(block), -layer, *deepest
+        if used_at_ns + RECENT_NS <= now_ns:
             return 0, used_at_ns, -layer, *deepest
         return 1, -layer, used_at_ns, *deepest
 
@@ -120,7 +130,7 @@ class Host:
         self,
         num_pages: int = NUM_PAGES,
         disk_bytes_max: int = 10**9,
-        eviction: EvictionName = "layer",
+        eviction: EvictionName = "predicted",
         write_wait_ns: int = 0,
         limits: Limits | None = None,
     ) -> None:

@@ -71,7 +71,14 @@ class KvMachine(RuleBasedStateMachine):
         idle = [block for block in arena.holding.values() if block.is_idle]
         is_stored = self.host.core._tiers.has_copy
         expected = pages_that_go(
-            idle, num_pages - arena.num_free, is_stored, self.host.eviction, self.host.now_ns
+            idle,
+            num_pages - arena.num_free,
+            is_stored,
+            self.host.eviction,
+            self.host.now_ns,
+            self.host.core._returns,
+            self.host.core._tiers.is_kept_below,
+            lambda block: arena.idle._group_of[block].number,
         )
         pages = self.host.lease(num_pages, worker)
         assert len(pages) <= num_pages

@@ -124,7 +124,7 @@ WHOLE, LOW = [True, True], [True, False]
     ("eviction", "kept"),
     [
         ("layer", {(0, 0): LOW, (0, 1): LOW, (1, 0): WHOLE, (1, 1): LOW}),
-        ("session", {(0, 0): LOW, (1, 0): WHOLE, (1, 1): WHOLE}),
+        ("predicted", {(0, 0): LOW, (0, 1): LOW, (1, 0): WHOLE, (1, 1): LOW}),
         ("lru", {(1, 0): WHOLE, (1, 1): WHOLE}),
     ],
 )

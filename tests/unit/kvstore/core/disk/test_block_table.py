@@ -87,7 +87,7 @@ def shown(disk: DiskTier) -> list[tuple[object, ...]]:
         tuple((owner, *disk.owned(owner), disk.num_owned(owner)) for owner in OWNERS),
         tuple(disk.surplus(1, lambda _: False)),
         tuple(disk.surplus(10, lambda _: False)),
-        tuple(disk.oldest(10_000, lambda _: False)),
+        tuple(disk.to_make_room(10_000, lambda _: False)),
         (disk.num_bytes, len(disk), *sorted(disk._awaited.items())),
     ]
 

@@ -42,21 +42,21 @@ def not_busy(_: BlockKey) -> bool:
 
 def test_a_session_goes_from_its_end_although_its_root_is_oldest() -> None:
     disk = tier({1: 0, 2: 1, 3: 2, 4: 0})
-    assert numbers(disk.oldest(SIZE, not_busy)) == [3]
-    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [3, 2, 1]
-    assert numbers(disk.oldest(4 * SIZE, not_busy)) == [3, 2, 1, 4]
+    assert numbers(disk.to_make_room(SIZE, not_busy)) == [3]
+    assert numbers(disk.to_make_room(3 * SIZE, not_busy)) == [3, 2, 1]
+    assert numbers(disk.to_make_room(4 * SIZE, not_busy)) == [3, 2, 1, 4]
 
 
 def test_a_common_prefix_stays_as_long_as_anything_that_continues_it() -> None:
     disk = tier({1: 0, 2: 1, 3: 1, 4: 3})
     disk.use([name(4), name(3)], now_ns=9, stale_ns=100)
-    assert numbers(disk.oldest(2 * SIZE, not_busy)) == [2, 4]
-    assert numbers(disk.oldest(4 * SIZE, not_busy)) == [2, 4, 3, 1]
+    assert numbers(disk.to_make_room(2 * SIZE, not_busy)) == [2, 4]
+    assert numbers(disk.to_make_room(4 * SIZE, not_busy)) == [2, 4, 3, 1]
 
 
 def test_what_is_busy_stays_and_so_does_what_it_stands_on() -> None:
     disk = tier({1: 0, 2: 1, 3: 2, 4: 0})
-    assert numbers(disk.oldest(9 * SIZE, lambda key: key == name(2))) == [3, 4]
+    assert numbers(disk.to_make_room(9 * SIZE, lambda key: key == name(2))) == [3, 4]
 
 
 def test_age_takes_no_block_before_a_younger_one_that_continues_it() -> None:
@@ -69,9 +69,9 @@ def test_age_takes_no_block_before_a_younger_one_that_continues_it() -> None:
 def test_children_that_left_do_not_count() -> None:
     disk = tier({1: 0, 2: 1})
     disk.remove(name(2))
-    assert numbers(disk.oldest(SIZE, not_busy)) == [1]
+    assert numbers(disk.to_make_room(SIZE, not_busy)) == [1]
     disk.clear()
-    assert not disk._awaited and disk.oldest(SIZE, not_busy) == []
+    assert not disk._awaited and disk.to_make_room(SIZE, not_busy) == []
 
 
 def test_blocks_with_an_expiry_of_their_own_go_by_that_and_room_is_made_by_use_alone() -> None:
@@ -80,7 +80,7 @@ def test_blocks_with_an_expiry_of_their_own_go_by_that_and_room_is_made_by_use_a
     assert numbers(disk.surplus(34, not_busy)) == [3]
     assert numbers(disk.surplus(EXPIRY_NS + 5, not_busy)) == [2, 4, 3]
     assert numbers(disk.surplus(5002, not_busy)) == [1, 2, 4, 3]
-    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [1, 2, 3]
+    assert numbers(disk.to_make_room(3 * SIZE, not_busy)) == [1, 2, 3]
 
 
 def test_what_sessions_share_lives_as_long_as_the_longest_of_them() -> None:
@@ -115,8 +115,8 @@ def test_what_was_kept_so_goes_when_nothing_continues_it_or_room_is_needed() -> 
     disk.remove(name(2))
     assert numbers(disk.surplus(now_ns, lambda key: key == name(1))) == [], "it is busy"
     assert numbers(disk.surplus(now_ns, not_busy)) == [1]
-    assert numbers(disk.oldest(2 * SIZE, not_busy)) == [1, 4]
-    assert numbers(disk.oldest(3 * SIZE, not_busy)) == [1, 4, 3]
+    assert numbers(disk.to_make_room(2 * SIZE, not_busy)) == [1, 4]
+    assert numbers(disk.to_make_room(3 * SIZE, not_busy)) == [1, 4, 3]
     disk.use([name(5)], now_ns, 10**9)
     disk.remove(name(6))
     disk.remove(name(3))

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.worker.core.kv.pages import NO_PAGE, Block, PagePool
 from shared.blocks import BlockKey
-from shared.eviction import RECENT_NS, EvictionName
+from shared.eviction import RECENT_NS, EvictionName, ReturnModel, bin_of, layer_share
 from shared.owners import NO_OWNER
 from tests.unit.worker.driver import take_pages
 
@@ -17,7 +17,14 @@ LAYERS = 3
 NUM_PAGES = 30
 INSTANT_NS = RECENT_NS // 2
 
-Place = tuple[int, ...]
+Place = tuple[float, ...]
+
+
+class Rates(ReturnModel):
+    """Kinds whose rates rise and fall with age in every way."""
+
+    def index(self, kind: int, age_bin: int) -> float:
+        return 1.0 + (kind * 7 + age_bin * (3 + kind)) % 5
 
 
 class Idle:
@@ -29,13 +36,20 @@ class Idle:
         self.until_ns = until_ns
         self.blocks = blocks
 
-    def place(self, policy: EvictionName, layer: int, depth: int, now_ns: int) -> Place:
+    def place(
+        self, policy: EvictionName, layer: int, depth: int, now_ns: int, rate: float
+    ) -> Place:
         use = self.used_at_ns, self.number
         if policy == "lru":
             return *use, -depth, -layer
         warm_until_ns = max(self.used_at_ns + RECENT_NS, self.until_ns)
         if policy == "layer" and now_ns < warm_until_ns:
             return 1, -layer, *use, -depth
+        if policy == "predicted":
+            if now_ns < self.until_ns:
+                return 1, -layer, *use, -depth
+            worth = rate * layer_share(layer)
+            return 0, worth, *use, -layer, -depth
         return 0, *use, -layer, -depth
 
 
@@ -45,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(get_args(EvictionName)))
     def start(self, policy: EvictionName) -> None:
         self.policy: EvictionName = policy
-        self.pool = PagePool(NUM_PAGES, LAYERS, policy)
+        self.pool = PagePool(NUM_PAGES, LAYERS, policy, returns=Rates())
         self.now_ns = 0
         self.numbers = count()
         self.groups: list[Idle] = []
@@ -57,8 +71,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.now_ns += num * INSTANT_NS
         self.pool.on_time(self.now_ns)
 
-    @rule(num_blocks=st.integers(1, 3), expected=st.sampled_from([0, 0, 1, 3, 9]))
-    def arrive(self, num_blocks: int, expected: int) -> None:
+    @rule(
+        num_blocks=st.integers(1, 3),
+        expected=st.sampled_from([0, 0, 1, 3, 9]),
+        kind=st.integers(0, 2),
+    )
+    def arrive(self, num_blocks: int, expected: int, kind: int) -> None:
         """Of a session that takes what it needs, blocks stay."""
         num_pages = num_blocks * LAYERS
         if self.pool.num_available >= num_pages:
@@ -70,6 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.publish(block, BlockKey(b"%d" % next(self.numbers)), NO_OWNER)
                 block.backed = True
                 block.refs = 0
+                block.return_kind = kind
             self._rest(blocks, expected)
 
     @precondition(lambda self: self.groups)
@@ -143,9 +162,12 @@ class PoolMachine(RuleBasedStateMachine):
             is_expected = layer is not None and self.now_ns < group.until_ns
             for depth, block in enumerate(group.blocks):
                 for at, page in enumerate(self.pool.pages_of(block)):
-                    is_above = self.policy == "layer" and layer is not None and at > layer
+                    is_above = self.policy != "lru" and layer is not None and at > layer
                     if page != NO_PAGE and (is_above or not is_expected):
-                        place = group.place(self.policy, at, depth, self.now_ns)
+                        rate = self.pool.returns.index(
+                            block.return_kind, bin_of(self.now_ns - group.used_at_ns)
+                        )
+                        place = group.place(self.policy, at, depth, self.now_ns, rate)
                         places.append((is_expected, place, at, block))
         places.sort(key=lambda each: each[:2])
         gone = [(at, block) for _, _, at, block in places]
@@ -176,7 +198,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.demand(self.pool.num_available)
             idle = self.pool._idle
             assert idle.next_run(1, self.now_ns) is None
-            assert not idle._groups and not idle._order._places and not idle.num_candidates
+            assert not idle._groups and not idle._order._groups and not idle.num_candidates
 
 
 TestPoolMachine = PoolMachine.TestCase

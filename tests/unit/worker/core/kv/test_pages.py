@@ -34,13 +34,13 @@ BOTH, LOW, NONE = [0, 1], [0], list[int]()
     ("policy", "expected"),
     [
         (
-            "session",
+            "predicted",
             [
-                [BOTH, LOW, BOTH, BOTH],  # within a layer, the session's last block first
+                [BOTH, LOW, BOTH, BOTH],
                 [LOW, LOW, BOTH, BOTH],
-                [LOW, NONE, BOTH, BOTH],
-                [NONE, NONE, BOTH, BOTH],
-                [NONE, NONE, BOTH, LOW],
+                [LOW, LOW, BOTH, LOW],
+                [LOW, LOW, LOW, LOW],
+                [LOW, NONE, LOW, LOW],
             ],
         ),
         (
@@ -81,7 +81,7 @@ def test_pages_of_two_sessions_go_by_the_policy(
 
 
 def test_a_used_block_is_the_youngest_again() -> None:
-    pool = PagePool(4, LAYERS, "session")
+    pool = PagePool(4, LAYERS, "lru")
     first, second = cached(pool, "a"), cached(pool, "b")
     pool.release([first])
     pool.release([second])

@@ -211,7 +211,7 @@ class TestPrefetch:
         assert len(started(engine.effects)) == 2 * NUM_LAYERS
 
     def test_expected_sessions_do_not_take_from_one_another(self) -> None:
-        engine = Engine(new_core(num_blocks=5, eviction="session"))
+        engine = Engine(new_core(num_blocks=5, eviction="lru"))
         engine.core.write_behind.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
