@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.page_cache import drop_kvstore_files
+from loadtest.bench.page_cache import drop_cached
 from loadtest.options import numbers
 from services.kvstore.core import Concurrency, DiskWrite, LoadOutcome, PageReads, ReadPages
 from services.kvstore.peers.client import PeerClient
@@ -37,6 +37,7 @@ from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource
 from services.kvstore.tiers.disk import Disk
 from services.kvstore.tiers.disk.loader import NUM_THREADS, Loader
+from services.kvstore.tiers.disk.slab import SUFFIX
 from services.kvstore.tiers.executors import ThreadExecutor
 from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, root_key
@@ -180,8 +181,9 @@ class _Bench:
                 loader.depth = Concurrency([int(name)], int(name))
 
         def drop() -> None:
-            if not drop_kvstore_files(folder):
-                print("the kernel keeps some of the disk's files in memory", file=sys.stderr)
+            for path in folder.glob(f"*{SUFFIX}"):  # the index stays mapped
+                if not drop_cached(path):
+                    print("the kernel keeps some of the pages in memory", file=sys.stderr)
 
         found = self._measure(
             {name: partial(_load, loader) for name, loader in loaders.items()},
