@@ -3,6 +3,7 @@
 import queue
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.kvstore.core import LoadOutcome
-from services.kvstore.peers.fetches import Fetches, Part
+from services.kvstore.core import Concurrency, LoadOutcome
+from services.kvstore.peers.connection import Connection, Target
+from services.kvstore.peers.fetches import Fetch, Fetches, Part
+from services.kvstore.peers.peer_limits import ClientLimits, Identity
 from services.kvstore.peers.sources import DiskSource, Pages
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     LOST,
+    SECRET,
     THERE,
     Receiver,
     Sender,
@@ -136,6 +140,26 @@ def test_a_server_without_room_for_them_all_gives_every_page(
         with greeted(server, host_id="another"):
             client.submit([receiver.reads(0, NUMBERS, 0)], LONG_S)
             assert receiver.outcomes() == [[READY] * NUM]
+
+
+def test_one_that_breaks_costs_a_place(receiver: Receiver) -> None:
+    """The server may have no room for so many."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    fetches = Fetches(receiver.arenas, receiver.report, Concurrency((1, 2), 2))
+    target = Target(address, Identity("receiver", SECRET), None, ClientLimits())
+    with fetches.changed:
+        fetches.add(Fetch([receiver.reads(0, [1], 0)], time.monotonic() + 0.1, 1))
+    connection = Connection(target, fetches, 0)
+    thread = threading.Thread(target=connection.run)
+    thread.start()
+    assert receiver.outcomes() == [[FAILED]]
+    with fetches.changed:
+        connection.abort()
+        fetches.changed.notify_all()
+    thread.join()
+    assert fetches.connections.level == 1
+    assert connection.counts.num_broken > 0
 
 
 class Link:

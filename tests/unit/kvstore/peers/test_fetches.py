@@ -140,6 +140,28 @@ def test_a_page_that_another_connection_receives_is_failed_by_that_alone(
     assert receiver.outcomes() == [[FAILED] * 3]
 
 
+def test_what_a_lost_connection_had_asked_for_fails_if_its_time_is_over(
+    receiver: Receiver,
+) -> None:
+    client = Client(receiver, 4 * EACH, num=2)
+    client.add([receiver.reads(0, [1, 2], 0)], 1, until_s=2.0)
+    first, second = client.connections
+    assert second.next_request(now_s=1.0) is not None
+    assert first.end_late(now_s=2.0) == 1
+    second.ask_again()
+    assert receiver.outcomes() == [[FAILED] * 2]
+    assert client.asked() == []
+
+
+def test_a_connection_more_than_there_are_to_be_asks_for_nothing(receiver: Receiver) -> None:
+    client = client_of(receiver, 4)
+    client.add([receiver.reads(0, [1, 2], 0)], 1)
+    more = Requests(client.fetches, 1, 4 * EACH)
+    assert not more.is_wanted
+    assert more.next_request(now_s=1.0) is None
+    assert client.first.is_wanted
+
+
 def test_connections_share_what_is_most_urgent(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
