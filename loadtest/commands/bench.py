@@ -20,6 +20,7 @@ GROUPS = {
     "users": {  # what a model, a machine or a cluster gives
         "http": "loadtest.bench.http",
         "resume": "loadtest.bench.resume",
+        "kv": "loadtest.bench.kv",
         "hints": "loadtest.bench.hints",
         "engine": "loadtest.bench.engine",
         "gpu": "loadtest.bench.gpu",

@@ -122,8 +122,7 @@ class SimLink:
         self._report = report
         self._is_stopped = False
 
-    def submit(self, reads: Sequence[PageReads], priority: int, timeout_s: float) -> None:
-        del priority
+    def submit(self, reads: Sequence[PageReads], timeout_s: float) -> None:
         until_ns = self._transport.now_ns + round(timeout_s * SECOND)
         self._pool.submit(partial(self._fetch, reads, until_ns))
 

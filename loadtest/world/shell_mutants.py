@@ -276,8 +276,7 @@ SHELL_MUTANTS = (
     ),
     Mutant(
         "pages whose read failed stay promised", KV_LOADER,
-        "                    self._damaged(error)\n            self._give_up(run)\n",
-        "                    self._damaged(error)\n",
+        "        self._publish(begun, LoadOutcome.FAILED)\n", "",
     ),
     Mutant(
         "what a link brought that was replaced is not reported", KV_PEERING,

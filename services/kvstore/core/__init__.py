@@ -43,6 +43,7 @@ from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.exchange import Exchange
+from services.kvstore.core.loading.concurrency import Concurrency
 from services.kvstore.core.loading.finding import sample_of
 from services.kvstore.core.loading.peers import most_offered
 from services.kvstore.core.store import KvCore, Usage
@@ -55,6 +56,7 @@ __all__ = [
     "LINKS_MAX",
     "ArenaBlock",
     "Commit",
+    "Concurrency",
     "Counts",
     "DeleteBlocks",
     "DiskEffect",

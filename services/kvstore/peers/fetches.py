@@ -1,30 +1,25 @@
-"""What a client of one peer is to fetch, has asked for, and has: bookkeeping, without a connection.
+"""What a client of one peer is to fetch and has: bookkeeping that its connections share.
 
 A page has one outcome, and its word is published at that moment. From then on nothing of it is
-written: the core may have given it to another purpose.
+written: the core may have given it to another purpose. So a page that a connection has asked for
+is that connection's (`requests.py`): it alone gives it an outcome, or gives it back.
 """
 
 import heapq
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from services.kvstore.core import LoadOutcome, PageReads
-from services.kvstore.peers.wire import (
-    KEYS_MAX,
-    LEFT_MS_MAX,
-    NUMBER_MAX,
-    PRIORITY_MAX,
-    REQUESTS_MAX,
-    Request,
-    value_bytes,
-)
+from services.kvstore.core import Concurrency, LoadOutcome, PageReads
+from services.kvstore.peers.wire import value_bytes
 from services.kvstore.tiers.values import ValueHeader, read_name, unpack_header
 from shared.arena import ArenaView, PageState
-from shared.wire.urgency import Order, load_order
+from shared.wire.messages import ADVISORY_PRIORITY
+from shared.wire.urgency import DEMAND_PRIORITY, Order, load_order
 
-REQUEST_SHARE = 4  # a request takes at most this part of the window, so that several are on the way
+_PRIORITIES = (DEMAND_PRIORITY, ADVISORY_PRIORITY + 1, ADVISORY_PRIORITY)  # by kind of urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +57,16 @@ class Fetch:
     Attributes:
         until_s: what has not come by then has failed, `time.monotonic`.
         outcomes: one a page, None while it has none.
+        is_ended: its time is over: what has no outcome fails.
     """
 
     reads: list[PageReads]
-    priority: int
     until_s: float
     number: int
     outcomes: list[list[LoadOutcome | None]] = field(init=False)
     headers: list[list[bytes | None]] = field(init=False)
     num_left: int = field(init=False)
+    is_ended: bool = False
 
     def __post_init__(self) -> None:
         self.outcomes = [[None] * len(reads.pages) for reads in self.reads]
@@ -86,11 +82,22 @@ class Fetch:
             )
         ]
 
+    @property
+    def num_bytes(self) -> int:
+        """That came."""
+        return sum(
+            outcomes.count(LoadOutcome.READY) * reads.page_bytes
+            for reads, outcomes in zip(self.reads, self.outcomes, strict=True)
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Part:
     """Pages of one of an order's reads, by their place in it. Asked for in one request, its `next`
     is the one that the next answer is about.
+
+    Attributes:
+        is_over: its pages have failed: what still comes of it is thrown away.
     """
 
     fetch: Fetch
@@ -98,53 +105,63 @@ class Part:
     at: int  # of the read in the order
     places: Sequence[int]
     next: int = 0
+    is_over: bool = False
 
     @property
     def num_left(self) -> int:
         return len(self.places) - self.next
 
     @property
+    def priority(self) -> int:
+        """One of its kind of urgency."""
+        return _PRIORITIES[self.reads.kind]
+
+    @property
+    def each_bytes(self) -> int:
+        """Of a page on the wire."""
+        return value_bytes(self.reads.page_bytes)
+
+    @property
     def key(self) -> bytes:
         """Of the next page's block."""
         return self.reads.keys[self.places[self.next]]
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the order has been reported: what still comes of it is thrown away."""
-        return not self.fetch.num_left
-
 
 class Fetches:
-    """Orders that are not finished; one thread's.
+    """Orders that are not finished. Everything is called with `changed` held, but for reading an
+    attribute.
 
     Args:
         arenas: by page size in bytes.
-        report: called with an order's results when all its pages have one.
-        window_bytes: asked for and not here, at most, unless it is one page.
+        report: called with an order's results when all its pages have one; calls nothing here.
+        connections: how many there are to be.
 
     The time that an order took is that of moving bytes: what passes without a connection, or until
-    a dead one is known to be dead, is no speed of the link.
+    dead ones are known to be dead, is no speed of the link.
 
     Attributes:
-        asked: what was asked for on this connection, by the request's number.
-        first_until_s: the earliest end of an order.
+        changed: notified when more may be asked for.
+        open_bytes: of pages without an outcome, on the wire.
+        first_until_s: the earliest end of an order that has not ended.
+        num_ended: orders whose time was over, ever.
     """
 
     def __init__(
-        self, arenas: Mapping[int, ArenaView], report: PeerReport, window_bytes: int
+        self, arenas: Mapping[int, ArenaView], report: PeerReport, connections: Concurrency
     ) -> None:
-        self._arenas = arenas
+        self.changed = threading.Condition()
+        self.arenas = arenas
+        self.connections = connections
+        self.open_bytes = 0
+        self.first_until_s = float("inf")
+        self.num_ended = 0
         self._report = report
-        self._window_bytes = window_bytes
         self._fetches: set[Fetch] = set()
         self._wanted: list[tuple[Order, int, Part]] = []  # a heap
         self._num_wanted = 0
-        self._number = 0
-        self._asked_bytes = 0
+        self._num_connected = 0
         self._busy_since_s = 0.0
         self._moved_at_s = 0.0  # a page came last
-        self.asked: dict[int, Part] = {}
-        self.first_until_s = float("inf")
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -157,121 +174,102 @@ class Fetches:
         self.first_until_s = min(self.first_until_s, fetch.until_s)
         for at, reads in enumerate(fetch.reads):
             if reads.pages:
-                self._want(Part(fetch, reads, at, range(len(reads.pages))))
+                part = Part(fetch, reads, at, range(len(reads.pages)))
+                self.open_bytes += part.num_left * part.each_bytes
+                self.want(part)
         if not fetch.num_left:
             self._finish(fetch)
 
-    def next_request(self, now_s: float) -> Request | None:
-        """The most urgent pages that were not requested, if the window has room for them; they
-        count as requested.
-        """
+    @property
+    def next_wanted(self) -> Part | None:
+        """The most urgent pages that no connection has asked for."""
         while self._wanted and self._wanted[0][2].is_over:
             heapq.heappop(self._wanted)
-        if not self._wanted or len(self.asked) >= REQUESTS_MAX:
-            return None
+        return self._wanted[0][2] if self._wanted else None
+
+    def take(self, count: int) -> Part:
+        """So many of the most urgent pages, at most as many as that part has; the caller's now."""
         part = self._wanted[0][2]
-        each_bytes = value_bytes(part.reads.page_bytes)
-        count = min(
-            max(self._window_bytes // REQUEST_SHARE // each_bytes, 1), KEYS_MAX, len(part.places)
-        )
-        if self._asked_bytes and self._asked_bytes + count * each_bytes > self._window_bytes:
-            return None
         places, rest = part.places[:count], part.places[count:]
         if rest:
             part.places = rest
         else:
             heapq.heappop(self._wanted)
-        self._number = self._number % NUMBER_MAX + 1
-        self.asked[self._number] = Part(part.fetch, part.reads, part.at, places)
-        self._asked_bytes += count * each_bytes
-        left_ms = int((part.fetch.until_s - now_s) * 1e3)
-        return Request(
-            self._number,
-            part.reads.layer,
-            part.reads.page_bytes,
-            max(-PRIORITY_MAX, min(part.fetch.priority, PRIORITY_MAX)),
-            max(0, min(left_ms, LEFT_MS_MAX)),
-            [part.reads.keys[place] for place in places],
-        )
+        return Part(part.fetch, part.reads, part.at, places)
 
-    def memories(self, part: Part, count: int) -> list[memoryview]:
-        """Of the part's next pages."""
-        pages = self._arenas[part.reads.page_bytes].pages
-        places = part.places[part.next : part.next + count]
-        return [memoryview(pages[part.reads.pages[place]]) for place in places]
+    def want(self, part: Part) -> None:
+        """What is left of it is to be asked for; it fails if its order's time is over."""
+        if part.fetch.is_ended:
+            self.fail(part)
+            return
+        self._num_wanted += 1
+        part = Part(part.fetch, part.reads, part.at, part.places[part.next :])
+        order = load_order(part.priority, part.reads.layer, part.fetch.number)
+        heapq.heappush(self._wanted, (order, self._num_wanted, part))
+        self.changed.notify_all()
 
-    def settle(self, number: int, outcome: LoadOutcome, raw_header: bytes | None = None) -> None:
-        """The next page of request `number` has this outcome."""
+    def publish(
+        self, part: Part, place: int, outcome: LoadOutcome, raw_header: bytes | None = None
+    ) -> None:
+        """A page of the part has this outcome."""
+        fetch = part.fetch
+        state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+        arena = self.arenas[part.reads.page_bytes]
+        arena.set_word(part.reads.pages[place], part.reads.generations[place], state)
+        fetch.outcomes[part.at][place] = outcome
+        fetch.headers[part.at][place] = raw_header
+        fetch.num_left -= 1
+        self.open_bytes -= part.each_bytes
+        if not fetch.num_left:
+            self._finish(fetch)
+
+    def fail(self, part: Part) -> None:
+        """What is left of it."""
+        part.is_over = True
+        for place in part.places[part.next :]:
+            self.publish(part, place, LoadOutcome.FAILED)
+
+    def on_moved(self) -> None:
+        """A page came."""
         self._moved_at_s = time.perf_counter()
-        part = self.asked[number]
-        place = part.places[part.next]
-        part.next += 1
-        self._asked_bytes -= value_bytes(part.reads.page_bytes)
-        if not part.num_left:
-            del self.asked[number]
-        if not part.is_over:
-            self._publish(part.fetch, part.at, place, outcome, raw_header)
-            if part.is_over:
-                self._finish(part.fetch)
-
-    def ask_again(self) -> int:
-        """The connection is gone: what was asked for and has not come is to be asked for again; how
-        many pages that are.
-        """
-        num_pages = 0
-        for part in self.asked.values():
-            if not part.is_over:
-                num_pages += part.num_left
-                self._want(Part(part.fetch, part.reads, part.at, part.places[part.next :]))
-        self.asked.clear()
-        self._asked_bytes = 0
-        return num_pages
 
     def on_connected(self) -> None:
-        """From now on bytes may move again."""
-        now_s = time.perf_counter()
-        self._busy_since_s += now_s - self._moved_at_s
-        self._moved_at_s = now_s
+        """A connection more: bytes may move again."""
+        if not self._num_connected:
+            now_s = time.perf_counter()
+            self._busy_since_s += now_s - self._moved_at_s
+            self._moved_at_s = now_s
+        self._num_connected += 1
 
-    def fail_late(self, now_s: float) -> int:
-        """Orders whose time is over have failed, as far as their pages have not come; how many."""
-        late = [fetch for fetch in self._fetches if fetch.until_s <= now_s]
-        for fetch in sorted(late, key=lambda fetch: fetch.number):
-            self._fail(fetch)
+    def on_disconnected(self) -> None:
+        """A connection less."""
+        self._num_connected -= 1
+
+    def end_late(self, now_s: float) -> int:
+        """Orders whose time is over fail, as far as their pages have not come: what was not asked
+        for at once, the rest when their connections look; how many.
+        """
+        if now_s < self.first_until_s:
+            return 0
+        late = [each for each in self._fetches if each.until_s <= now_s and not each.is_ended]
+        for fetch in late:
+            fetch.is_ended = True
+        left = [each.until_s for each in self._fetches if not each.is_ended]
+        self.first_until_s = min(left, default=float("inf"))
+        self.num_ended += len(late)
+        wanted = [part for _, _, part in self._wanted if part.fetch.is_ended and not part.is_over]
+        for part in sorted(wanted, key=lambda part: part.fetch.number):
+            self.fail(part)
         return len(late)
-
-    def fail_all(self) -> None:
-        """Every order has failed, as far as its pages have not come."""
-        for fetch in sorted(self._fetches, key=lambda fetch: fetch.number):
-            self._fail(fetch)
-
-    def _want(self, part: Part) -> None:
-        self._num_wanted += 1
-        order = load_order(part.fetch.priority, part.reads.layer, part.fetch.number)
-        heapq.heappush(self._wanted, (order, self._num_wanted, part))
-
-    def _fail(self, fetch: Fetch) -> None:
-        for at, outcomes in enumerate(fetch.outcomes):
-            for place, outcome in enumerate(outcomes):
-                if outcome is None:
-                    self._publish(fetch, at, place, LoadOutcome.FAILED, None)
-        self._finish(fetch)
-
-    def _publish(
-        self, fetch: Fetch, at: int, place: int, outcome: LoadOutcome, raw_header: bytes | None
-    ) -> None:
-        reads = fetch.reads[at]
-        state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
-        arena = self._arenas[reads.page_bytes]
-        arena.set_word(reads.pages[place], reads.generations[place], state)
-        fetch.outcomes[at][place] = outcome
-        fetch.headers[at][place] = raw_header
-        fetch.num_left -= 1
 
     def _finish(self, fetch: Fetch) -> None:
         self._fetches.remove(fetch)
-        self.first_until_s = min((each.until_s for each in self._fetches), default=float("inf"))
+        left = [each.until_s for each in self._fetches if not each.is_ended]
+        self.first_until_s = min(left, default=float("inf"))
         now_s = time.perf_counter()
         took_s = now_s - self._busy_since_s
         self._busy_since_s = self._moved_at_s = now_s
+        if self._fetches:
+            self.connections.on_done(fetch.num_bytes, int(took_s * 1e9))
+            self.changed.notify_all()  # there may be more connections now
         self._report(fetch.results(), took_s)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.core import LoadOutcome
-from services.kvstore.peers.fetches import Fetches, Part
+from services.kvstore.peers.fetches import Part
+from services.kvstore.peers.requests import Requests
 from services.kvstore.peers.stream import Broken, Stream, Views, after, send_all
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -35,7 +36,7 @@ _OUTCOMES = {
 
 @dataclass(slots=True)
 class ClientCounts:
-    """What a client of one peer has seen; written by its thread.
+    """What one of a client's connections has seen; written by its thread.
 
     Attributes:
         num_connections: that were made.
@@ -71,13 +72,13 @@ class Fetching:
     def __init__(
         self,
         stream: Stream,
-        fetches: Fetches,
+        requests: Requests,
         counts: ClientCounts,
         look_up: Callable[[], None],
         stall_s: float,
     ) -> None:
         self._stream = stream
-        self._fetches = fetches
+        self._requests = requests
         self._counts = counts
         self._look_up = look_up
         self._stall_s = stall_s
@@ -94,7 +95,7 @@ class Fetching:
         """Until nothing is requested."""
         self._look_up()
         self._ask()
-        while self._fetches.asked:
+        while self._requests.asked:
             self._hear()
             self._look_up()
             self._ask()
@@ -104,7 +105,7 @@ class Fetching:
         all the same; then that breaks, too.
         """
         now_s = time.monotonic()
-        while self._can_ask and (request := self._fetches.next_request(now_s)) is not None:
+        while self._can_ask and (request := self._requests.next_request(now_s)) is not None:
             try:
                 send_all(self._stream, [pack_request(request)], now_s + self._stall_s)
             except Broken:
@@ -114,7 +115,7 @@ class Fetching:
         """One answer and what follows it."""
         self._receive([self._frame])
         answer = unpack_answer(self._frame)
-        part = self._fetches.asked.get(answer.number)
+        part = self._requests.asked.get(answer.number)
         if part is None:
             raise WireError(f"an answer to request {answer.number}, which was not made")
         if answer.first != part.next or answer.count > part.num_left:
@@ -123,13 +124,13 @@ class Fetching:
             self._hear_pages(answer, part)
             return
         for _ in range(answer.count):
-            self._fetches.settle(answer.number, outcome)
+            self._requests.settle(answer.number, outcome)
 
     def _hear_pages(self, answer: Answer, part: Part) -> None:
         """Receive what an answer promises by as few calls as it comes in; judge each page as soon
         as it is whole. Once its order is over, nothing is written into the arena any more.
         """
-        memories = None if part.is_over else self._fetches.memories(part, answer.count)
+        memories = None if part.is_over else self._requests.memories(part, answer.count)
         each_bytes = value_bytes(part.reads.page_bytes)
         left: Views = []
         for views in zip(self._headers, memories or (), strict=False):
@@ -166,12 +167,12 @@ class Fetching:
         and reported.
         """
         if memory is None:
-            self._fetches.settle(answer.number, LoadOutcome.FAILED)
+            self._requests.settle(answer.number, LoadOutcome.FAILED)
             return
         if answer.status is Status.JUDGED and self._verdict != KEPT:
             if self._verdict != VOID:
                 raise WireError("a page without a verdict")
-            self._fetches.settle(answer.number, LoadOutcome.MISSING)
+            self._requests.settle(answer.number, LoadOutcome.MISSING)
             return
         try:
             name = read_name(raw_header)
@@ -186,11 +187,11 @@ class Fetching:
             return
         self._counts.num_pages += 1
         self._counts.bytes_received += part.reads.page_bytes
-        self._fetches.settle(answer.number, LoadOutcome.READY, bytes(raw_header))
+        self._requests.settle(answer.number, LoadOutcome.READY, bytes(raw_header))
 
     def _refuse(self, answer: Answer) -> None:
         self._counts.num_corrupt += 1
-        self._fetches.settle(answer.number, LoadOutcome.CORRUPT)
+        self._requests.settle(answer.number, LoadOutcome.CORRUPT)
 
     def _receive(self, views: Views) -> None:
         until_s = time.monotonic() + self._stall_s

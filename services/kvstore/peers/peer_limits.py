@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.kvstore.peers.stream import TICK_S
 
 CONNECTIONS_MAX = 64
+CLIENT_CONNECTIONS = (1, 2, 4, 8)
 ORDERS_MAX = 16
 WINDOW_BYTES = 16 * 1024 * 1024
 # Far more than a network takes: a try while the link is down is lost, the next one need not be.
@@ -36,10 +37,12 @@ class Identity:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
     """Attributes:
-    window_bytes: requested at a time, and not received yet.
+    connections: to a peer at a time, of which the client chooses by measurement.
+    window_bytes: requested at a time on all of them, and not received yet.
     orders_max: not finished, at a time.
     """
 
+    connections: tuple[int, ...] = CLIENT_CONNECTIONS
     window_bytes: int = WINDOW_BYTES
     orders_max: int = ORDERS_MAX
     connect_s: float = CONNECT_S

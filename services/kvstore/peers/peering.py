@@ -35,9 +35,7 @@ from shared.locations import ANYWHERE
 from shared.runtime.clock import Clock
 from shared.runtime.urls import split_address
 from shared.wire import messages as m
-from shared.wire.messages import ADVISORY_PRIORITY
 from shared.wire.subjects import KV_FIND, KV_LOCATE
-from shared.wire.urgency import DEMAND_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +45,8 @@ FIND_S = 0.05  # for all to say whether they have any of it
 OTHERS_S = 0.005  # for hosts that might have more than the first that has some
 FETCH_S = 3.0  # for a batch; turns that wait for it compute much sooner if that is faster
 STOP_S = 5.0  # for what is being connected to
-CLIENTS_MAX = 64  # hosts that are fetched from at a time, each with a thread
+CLIENTS_MAX = 64  # hosts that are fetched from at a time, each with some threads
 KEYS_SHARE = 2  # of a message's bytes that keys may take
-_PRIORITIES = (DEMAND_PRIORITY, ADVISORY_PRIORITY + 1, ADVISORY_PRIORITY)  # by kind of urgency
 
 OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
 
@@ -142,8 +139,7 @@ class Peering:
             self._loop.call_soon(self._give_up, host_id, reads)
             return
         self._links.move_to_end(host_id)
-        kind = min(each.kind for each in reads)
-        link.submit(reads, _PRIORITIES[kind], FETCH_S)
+        link.submit(reads, FETCH_S)
 
     def counts(self) -> Counter[str]:
         """What happened so far, by name: events, and `bytes_sent` and `bytes_received`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.kvstore.peers.admission import Admission
 from services.kvstore.peers.pace import Pace
 from services.kvstore.peers.peer_limits import Identity, ServerLimits
+from services.kvstore.peers.precedence import Precedence
 from services.kvstore.peers.serving import ServerCounts, Serving
 from services.kvstore.peers.sources import PageSource
 from services.kvstore.peers.stream import Broken, Stream
@@ -26,11 +27,13 @@ BACKLOG = 4096  # connections that the kernel accepts before we do; it may hold 
 @dataclass(slots=True)
 class _Peer:
     """Attributes:
+    precedence: of its host's connections.
     is_leaving: its place is another's; its thread ends soon.
     """
 
     stream: Stream
     host_id: str
+    precedence: Precedence
     is_leaving: bool = False
 
 
@@ -102,12 +105,14 @@ class PeerServer:
 
     def _admit(self, stream: Stream, host_id: str, address: str) -> None:
         """A host has proven that it knows the secret."""
-        thread = threading.Thread(
-            target=self._serve, args=(stream, address), name="kv-peer", daemon=True
-        )
         with self._lock:
+            of_host = [peer for peer in self._peers.values() if peer.host_id == host_id]
+            precedence = of_host[0].precedence if of_host else Precedence()
+            thread = threading.Thread(
+                target=self._serve, args=(stream, address, precedence), name="kv-peer", daemon=True
+            )
             if has_room := not self._stopping.is_set() and self._make_room_for(host_id):
-                self._peers[thread] = _Peer(stream, host_id)
+                self._peers[thread] = _Peer(stream, host_id, precedence)
         if not has_room:
             self.counts.add("num_turned_away")
             stream.close()
@@ -129,12 +134,13 @@ class PeerServer:
         leaving.stream.abort()
         return True
 
-    def _serve(self, stream: Stream, address: str) -> None:
+    def _serve(self, stream: Stream, address: str, precedence: Precedence) -> None:
         me = threading.current_thread()
         try:
             Serving(
-                stream, self._source, self._pace, self.counts, self._stopping, self._limits
-            ).run()
+                stream, self._source, self._pace, precedence, self.counts, self._stopping,
+                self._limits,
+            ).run()  # fmt: skip
         except WireError as error:
             self.counts.add("num_refused")
             log.warning("a peer is refused", extra={"address": address, "error": str(error)})

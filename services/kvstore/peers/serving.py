@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.kvstore.peers.pace import Pace
 from services.kvstore.peers.peer_limits import ServerLimits
+from services.kvstore.peers.precedence import Precedence
 from services.kvstore.peers.sources import Pages, PageSource
 from services.kvstore.peers.stream import Broken, Stream, Views, after, as_views, send_all
 from services.kvstore.peers.wire import (
@@ -96,6 +97,7 @@ class Serving:
     """Answers one peer that has proven itself, until the connection ends.
 
     Args:
+        precedence: of the host's connections.
         stopping: set when the server ends.
         limits: a peer that asks for nothing for `idle_s`, or takes nothing for `stall_s`, is
             disconnected.
@@ -106,6 +108,7 @@ class Serving:
         stream: Stream,
         source: PageSource,
         pace: Pace,
+        precedence: Precedence,
         counts: ServerCounts,
         stopping: threading.Event,
         limits: ServerLimits,
@@ -113,6 +116,8 @@ class Serving:
         self._stream = stream
         self._source = source
         self._pace = pace
+        self._precedence = precedence
+        self._kind: int | None = None  # of the most urgent request
         self._counts = counts
         self._stopping = stopping
         self._limits = limits
@@ -127,14 +132,23 @@ class Serving:
         Broken: the connection has ended, or was left.
         WireError: the peer breaks the rules.
         """
-        while not self._stopping.is_set():
-            if not self._open and not self._stream.wait(self._limits.idle_s):
-                raise Broken("idle")
+        try:
+            while not self._stopping.is_set():
+                self._serve()
+        finally:
+            self._precedence.change(self._kind, None)
+
+    def _serve(self) -> None:
+        if not self._open and not self._stream.wait(self._limits.idle_s):
+            raise Broken("idle")
+        self._take()
+        if self._kind is not None and not self._precedence.is_first(self._kind):
+            self._precedence.wait(self._kind)
             self._take()
-            if self._open:
-                num_bytes = self._answer()
-                if (pause_s := self._pace.spend(num_bytes)) > 0:
-                    self._stopping.wait(pause_s)
+        if self._open:
+            num_bytes = self._answer()
+            if (pause_s := self._pace.spend(num_bytes)) > 0:
+                self._stopping.wait(pause_s)
 
     def _take(self) -> None:
         """Every request that is there."""
@@ -144,6 +158,12 @@ class Serving:
                 request, num_bytes = found
                 del self._input[:num_bytes]
                 self._add(request)
+            self._note_kind()
+
+    def _note_kind(self) -> None:
+        kind = self._open[0][0][0] if self._open else None
+        self._precedence.change(self._kind, kind)
+        self._kind = kind
 
     def _add(self, request: Request) -> None:
         if request.number in self._numbers or len(self._open) >= REQUESTS_MAX:
@@ -172,6 +192,8 @@ class Serving:
                         break
                     if not left:
                         self._take()
+                    if self._kind is not None and not self._precedence.is_first(self._kind):
+                        break
         except DiskFailed:
             assert not left, "nothing is read after a run was begun"
             self._stream_all(self._begin(self._unread()))
@@ -227,6 +249,7 @@ class Serving:
         if not each.num_left:
             heapq.heappop(self._open)
             self._numbers.remove(each.request.number)
+            self._note_kind()
         self._counts.add(_COUNTS[status], count)
         return _Run(answer, views or [], num_bytes, is_valid)
 

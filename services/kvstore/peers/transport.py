@@ -31,7 +31,7 @@ class PeerLink(Protocol):
 
     address: tuple[str, int]
 
-    def submit(self, reads: Sequence[PageReads], priority: int, timeout_s: float) -> None:
+    def submit(self, reads: Sequence[PageReads], timeout_s: float) -> None:
         """Fetch these pages; what has not come after `timeout_s` has failed."""
         ...
 

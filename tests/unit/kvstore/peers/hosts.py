@@ -126,12 +126,12 @@ class Receiver:
         self.took_s.append(took_s)
         self.reports.put(results)
 
-    def reads(self, layer: int, numbers: list[int], first: int) -> PageReads:
-        """This layer of these blocks, into arena pages from `first` on."""
+    def reads(self, layer: int, numbers: list[int], first: int, kind: int = 0) -> PageReads:
+        """This layer of these blocks, so urgent, into arena pages from `first` on."""
         pages = list(range(first, first + len(numbers)))
         keys = [key(number) for number in numbers]
         page_bytes = self.arena.page_bytes
-        return PageReads(layer, page_bytes, numbers, keys, pages, [7] * len(numbers))
+        return PageReads(layer, page_bytes, numbers, keys, pages, [7] * len(numbers), kind)
 
     def outcomes(self) -> list[list[LoadOutcome]]:
         """Of the next order that is reported."""

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.kvstore.core import LoadOutcome
+from services.kvstore.core import Concurrency, LoadOutcome
 from services.kvstore.peers import client as client_module
+from services.kvstore.peers import connection as connection_module
 from services.kvstore.peers import fetching as fetching_module
 from services.kvstore.peers.fetches import Fetch, Fetches
 from services.kvstore.peers.fetching import ClientCounts, Fetching
+from services.kvstore.peers.requests import Requests
 from services.kvstore.peers.stream import Broken, Parts, Views
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -65,7 +67,7 @@ def test_after_a_cut_only_what_has_not_come_is_asked_for_again(tmp_path: Path) -
         proxy(server.address, [in_third, in_answer, 10], said) as between,
         fetching(between.address, receiver) as client,
     ):
-        client.submit([receiver.reads(0, numbers, 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, numbers, 0)], LONG_S)
         assert receiver.outcomes() == [[READY] * 6]
         # the third connection is cut while hands are shaken, so nothing is requested there
         assert client.counts.num_resumed == 4 + 4
@@ -106,7 +108,7 @@ def test_half_a_page_is_not_published_and_stopping_does_not_wait_for_the_rest(
         is_closed(sock)
 
     with liar(halves) as peer, fetching(peer.address, receiver, window_bytes=1) as client:
-        client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 2], 0)], LONG_S)
         assert half_is_sent.wait(LONG_S)
         assert [receiver.arena.word(page) for page in range(2)] == [THERE, PENDING]
         client.stop()
@@ -131,13 +133,14 @@ def test_nothing_is_written_into_a_page_whose_order_is_over(
         sock.sendall(pack_answer(Answer(second.number, 0, 1, Status.PAGE)) + sender.value(2, 0))
 
     clock = Clock(lambda: bool(receiver.arena.pages[0].any()))  # in the middle of the page
-    monkeypatch.setattr(client_module, "time", clock)
+    for module in (client_module, connection_module):
+        monkeypatch.setattr(module, "time", clock)
     with liar(late) as peer, fetching(peer.address, receiver, window_bytes=1) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[FAILED]]
         receiver.arena.pages[0] = 0  # another purpose
         receiver.arena.set_word(0, 8, PageState.READY)
-        client.submit([receiver.reads(0, [2], 1)], 0, LONG_S)
+        client.submit([receiver.reads(0, [2], 1)], LONG_S)
         is_over.set()
         assert receiver.outcomes() == [[READY]]
     assert client.counts.num_late == 1
@@ -164,7 +167,7 @@ def test_a_peer_that_stands_still_is_left_and_asked_again(
         is_closed(sock)
 
     with liar(stuck) as peer, fetching(peer.address, receiver, stall_s=0.05) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
         assert client.counts.num_broken == client.counts.num_resumed >= 2
     sender.disk.close()
@@ -187,7 +190,7 @@ def test_a_connection_that_is_made_again_costs_the_link_nothing(
             is_closed(sock)
 
     with liar(slow) as peer, fetching(peer.address, receiver) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
     assert receiver.took_s == [5.0]
     sender.disk.close()
@@ -198,7 +201,7 @@ def test_what_does_not_come_in_time_has_failed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = silent.getsockname()
     with fetching(address, receiver) as client:
-        client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [1], 2)], 0, 0.1)
+        client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [1], 2)], 0.1)
         assert receiver.outcomes() == [[FAILED, FAILED], [FAILED]]
     assert client.counts.num_late == 1
     assert [receiver.arena.word(page) for page in range(3)] == [LOST] * 3
@@ -220,7 +223,7 @@ def test_hands_that_are_shaken_slowly_hold_up_no_deadline(
         Listener(_listen) as silent,
         fetching(silent.address, receiver, handshake_s=2 * LONG_S, tls=tls) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, 0.05)
+        client.submit([receiver.reads(0, [1], 0)], 0.05)
         assert receiver.outcomes() == [[FAILED]]
         assert client.counts.num_broken == 0
 
@@ -234,9 +237,9 @@ def test_an_order_without_room_fails_at_once(tmp_path: Path) -> None:
         is_closed(sock)
 
     with liar(silent) as peer, fetching(peer.address, receiver, orders_max=1) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         asked.get(timeout=LONG_S)
-        client.submit([receiver.reads(0, [2, 3], 1)], 0, LONG_S)
+        client.submit([receiver.reads(0, [2, 3], 1)], LONG_S)
         assert receiver.outcomes() == [[FAILED, FAILED]]
         assert receiver.arena.word(0) == PENDING
     assert receiver.outcomes() == [[FAILED]]
@@ -252,10 +255,10 @@ def test_an_idle_connection_is_let_go_and_made_again(tmp_path: Path) -> None:
         proxy(server.address, [], said) as between,
         fetching(between.address, receiver, idle_s=0.01) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
         between.wait_ended(0)
-        client.submit([receiver.reads(0, [2], 1)], 0, LONG_S)
+        client.submit([receiver.reads(0, [2], 1)], LONG_S)
         assert receiver.outcomes() == [[READY]]
         assert (client.counts.num_connections, client.counts.num_broken) == (2, 0)
     sender.disk.close()
@@ -274,7 +277,7 @@ def test_stopping_ends_a_client_that_cannot_connect(
             address = silent.getsockname()
         began_s = time.monotonic()
         with fetching(address, receiver, tls=tls) as client:
-            client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+            client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert time.monotonic() - began_s < LONG_S / 2
     assert receiver.outcomes() == [[FAILED]]
 
@@ -308,11 +311,13 @@ def test_what_came_before_the_end_is_heard_though_nothing_more_can_be_asked(
 ) -> None:
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
     receiver = Receiver(tmp_path / "arena", 2, PAGE_BYTES)
-    fetches = Fetches(receiver.arenas, receiver.report, 1 << 30)
-    fetches.add(Fetch([receiver.reads(0, [1], 0), receiver.reads(1, [1], 1)], 0, LONG_S, 1))
+    fetches = Fetches(receiver.arenas, receiver.report, Concurrency([1], 1))
+    with fetches.changed:
+        fetches.add(Fetch([receiver.reads(0, [1], 0), receiver.reads(1, [1], 1)], LONG_S, 1))
+    requests = Requests(fetches, 0, 1 << 30)
     stream: Any = _Deaf(sender.value(1, 0))
     with pytest.raises(Broken):
-        Fetching(stream, fetches, ClientCounts(), lambda: None, LONG_S).run()
-    assert fetches.ask_again() == 1
+        Fetching(stream, requests, ClientCounts(), lambda: None, LONG_S).run()
+    assert requests.ask_again() == 1
     assert [receiver.arena.word(page) for page in range(2)] == [THERE, PENDING]
     sender.disk.close()

@@ -13,6 +13,7 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.peers import client as client_module
+from services.kvstore.peers import connection as connection_module
 from services.kvstore.peers.proof import Side, new_nonce, prove
 from services.kvstore.peers.wire import (
     HELLO_BYTES,
@@ -97,7 +98,7 @@ def test_a_peer_that_lies_is_refused(tmp_path: Path, lie: Lie, outcome: LoadOutc
         closed.append(is_closed(sock))
 
     with liar(lies) as peer, fetching(peer.address, receiver) as client:
-        client.submit([receiver.reads(0, [1, 2], 1)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 2], 1)], LONG_S)
         assert receiver.outcomes() == [[outcome, FAILED]]
         assert client.counts.num_refused == 1
         assert client.counts.num_pages == 0
@@ -118,7 +119,7 @@ def test_a_page_of_another_size_is_refused(tmp_path: Path) -> None:
         is_closed(sock)
 
     with liar(lies) as peer, fetching(peer.address, receiver) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[CORRUPT]]
     assert client.counts.num_refused == 1
     small.disk.close()
@@ -145,7 +146,7 @@ def test_a_flipped_bit_costs_its_page_and_no_other(
     with serving(sender.disk) as server, liar(flips) as peer:
         address = server.address if is_stored else peer.address
         with fetching(address, receiver) as client:
-            client.submit([receiver.reads(0, [1, 2, 3], 0)], 0, LONG_S)
+            client.submit([receiver.reads(0, [1, 2, 3], 0)], LONG_S)
             results = receiver.reports.get(timeout=LONG_S)
             assert [read.outcomes for read in results] == [[READY, CORRUPT, READY]]
             assert results[0].headers[1] is None
@@ -162,9 +163,10 @@ def test_a_client_without_the_secret_gets_nothing(
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with serving(sender.disk) as server:
         clock = Clock(lambda: server.counts.num_refused > 0)
-        monkeypatch.setattr(client_module, "time", clock)
+        for module in (client_module, connection_module):
+            monkeypatch.setattr(module, "time", clock)
         with fetching(server.address, receiver, secret=b"another") as client:
-            client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+            client.submit([receiver.reads(0, [1], 0)], LONG_S)
             assert receiver.outcomes() == [[FAILED]]
             assert client.counts.num_connections == 0
         assert server.counts.num_pages_sent == 0
@@ -197,7 +199,7 @@ def test_a_server_without_a_proof_of_its_own_is_asked_for_nothing(
         Listener(lambda sock, _: _greets(sock, prove_it)) as peer,
         fetching(peer.address, receiver) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[FAILED]]
         assert (client.counts.num_refused, client.counts.num_connections) == (1, 0)
 
@@ -211,7 +213,7 @@ def test_a_mirror_is_no_peer(tmp_path: Path) -> None:
             sock.sendall(data)
 
     with Listener(mirrors) as peer, fetching(peer.address, receiver) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[FAILED]]
         assert client.counts.num_refused == 1
 
@@ -221,11 +223,11 @@ def test_another_host_than_the_one_that_was_meant_is_refused(tmp_path: Path) -> 
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with serving(sender.disk, host_id="b") as server:
         with fetching(server.address, receiver, peer_id="a") as client:
-            client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+            client.submit([receiver.reads(0, [1], 0)], LONG_S)
             assert receiver.outcomes() == [[FAILED]]
             assert client.counts.num_refused == 1
         with fetching(server.address, receiver, peer_id="b") as client:
-            client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+            client.submit([receiver.reads(0, [1], 0)], LONG_S)
             assert receiver.outcomes() == [[READY]]
     sender.disk.close()
 
@@ -278,7 +280,7 @@ def test_a_client_that_breaks_the_rules_is_refused(tmp_path: Path, said: bytes) 
 def _still_serves(address: tuple[str, int], tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with fetching(address, receiver) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
 
 

@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from services.kvstore.peers import precedence as precedence_module
 from services.kvstore.peers import serving as serving_module
 from services.kvstore.peers.pace import SAVED_S, Pace
 from services.kvstore.peers.peer_limits import CLIENT_STALL_S, CONNECTIONS_MAX
+from services.kvstore.peers.precedence import Precedence
 from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -77,7 +80,7 @@ def test_a_slow_peer_holds_up_nobody_and_is_cut_off(sender: Sender, tmp_path: Pa
         fetching(server.address, receiver) as client,
     ):
         slow.sendall(pack_request(MUCH))
-        client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 2], 0)], LONG_S)
         assert receiver.outcomes() == [[READY, READY]]
         poll = select.poll()
         poll.register(slow, 0)  # reports only its end: nothing of what waits is read
@@ -128,6 +131,50 @@ def test_what_is_asked_for_later_may_go_first(sender: Sender) -> None:
     assert 2 in [answer.number for answer, _ in answers[:-1]]
 
 
+def test_what_is_urgent_on_one_connection_goes_before_what_is_not_on_another(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same host: another one's hints have their part of the link."""
+    kinds: SimpleQueue[int] = SimpleQueue()
+    wait = Precedence.wait
+
+    def waiting(self: Precedence, kind: int) -> None:
+        kinds.put(kind)
+        wait(self, kind)
+
+    monkeypatch.setattr(Precedence, "wait", waiting)
+    monkeypatch.setattr(precedence_module, "WAIT_S", LONG_S)
+    urgent, hint = replace(MUCH, priority=DEMAND_PRIORITY), replace(MUCH, keys=[key(1)])
+    with (
+        serving(sender.disk) as server,
+        greeted(server) as first,
+        greeted(server) as second,
+        greeted(server, host_id="another") as other,
+    ):
+        first.sendall(pack_request(urgent))
+        answer = unpack_answer(take(first, ANSWER_BYTES))
+        for sock in (second, other):
+            sock.sendall(pack_request(hint))
+        _hear_all(other, 1)
+        assert kinds.get(timeout=LONG_S) == 2
+        assert not select.select([second], [], [], 0)[0]
+        take(first, answer.count * (512 + PAGE_BYTES))
+        _hear_all(first, KEYS_MAX - answer.count)
+        _hear_all(second, 1)
+
+
+def test_what_is_urgent_and_not_taken_does_not_hold_up_the_rest(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precedence_module, "WAIT_S", 0.001)
+    urgent = replace(MUCH, priority=DEMAND_PRIORITY)
+    with serving(sender.disk) as server, greeted(server) as first, greeted(server) as second:
+        first.sendall(pack_request(urgent))
+        take(first, ANSWER_BYTES)
+        second.sendall(pack_request(MUCH))
+        _hear_all(second, KEYS_MAX)
+
+
 def test_a_request_whose_time_is_over_is_not_sent(sender: Sender) -> None:
     late = Request(7, 0, PAGE_BYTES, 0, 0, [key(1), key(9), key(2)])
     with serving(sender.disk) as server, greeted(server) as sock:
@@ -167,7 +214,7 @@ def test_a_read_that_fails_says_nothing_of_the_page(
         serving(DiskSource(sender.disk, damages.append)) as server,
         fetching(server.address, receiver) as client,
     ):
-        client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [2], 2)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [2], 2)], LONG_S)
         assert receiver.outcomes() == outcomes
         assert server.counts.num_pages_unread == sum(each.count(FAILED) for each in outcomes)
         assert client.counts.num_connections == 1
@@ -192,7 +239,7 @@ def test_pages_that_are_not_on_disk_come_from_the_arena(sender: Sender, tmp_path
         serving(DiskSource(sender.disk, must_not, find)) as server,
         fetching(server.address, receiver) as client,
     ):
-        client.submit([receiver.reads(0, [1, 7, 8, 2], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 7, 8, 2], 0)], LONG_S)
         results = receiver.reports.get(timeout=LONG_S)
         assert results[0].outcomes == [READY, READY, MISSING, READY]
         assert server.counts.num_pages_void == 1
@@ -242,7 +289,7 @@ def test_under_a_budget_little_is_sent_at_a_time(
         serving(sender.disk, bytes_per_s=1e6) as server,
         fetching(server.address, receiver) as client,
     ):
-        client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1, 2], 0)], LONG_S)
         assert receiver.outcomes() == [[READY, READY]]
         counted = [spent.get(timeout=LONG_S) for _ in range(2)]  # before the server stops
     assert counted == [512 + PAGE_BYTES] * 2 and spent.empty()

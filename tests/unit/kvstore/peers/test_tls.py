@@ -53,7 +53,7 @@ def test_pages_come_over_tls_and_after_a_cut(
         proxy(server.address, [500_000], said) as between,
         fetching(between.address, receiver, tls=client_tls) as client,
     ):
-        client.submit([receiver.reads(0, numbers, 0), receiver.reads(1, numbers, 8)], 0, LONG_S)
+        client.submit([receiver.reads(0, numbers, 0), receiver.reads(1, numbers, 8)], LONG_S)
         assert receiver.outcomes() == [[READY] * 8] * 2
         assert client.counts.num_connections == 2
         assert 0 < client.counts.num_resumed <= 16
@@ -75,7 +75,7 @@ def test_strangers_to_tls_hold_up_no_host(
         strangers(server, 20, lambda sock: sock.sendall(b"\x16\x03\x01"), "127.0.0.2"),
         fetching(server.address, receiver, tls=client_tls) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
     sender.disk.close()
 
@@ -91,7 +91,7 @@ def test_a_slow_peer_gets_what_it_is_sent_piece_by_piece(
         serving(sender.disk, tls=server_tls, tick_s=0.001) as server,
         fetching(server.address, receiver, tls=client_tls, tick_s=0.001) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[READY]]
     assert np.array_equal(receiver.arena.pages[0], sender.pages[0, 0])
     sender.disk.close()
@@ -142,7 +142,7 @@ def test_who_is_not_trusted_gets_nothing(
         serving(sender.disk, tls=other if with_tls else None) as server,
         fetching(server.address, receiver, tls=contexts[1]) as client,
     ):
-        client.submit([receiver.reads(0, [1], 0)], 0, 0.1)
+        client.submit([receiver.reads(0, [1], 0)], 0.1)
         assert receiver.outcomes() == [[FAILED]]
         assert server.counts.num_pages_sent == client.counts.num_connections == 0
     sender.disk.close()

@@ -7,7 +7,6 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.tiers.values import fingerprint_digest
-from shared.wire.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     LOST,
@@ -35,7 +34,7 @@ def test_pages_come_as_they_are_stored(tmp_path: Path, page_bytes: int, window_b
         serving(sender.disk) as server,
         fetching(server.address, receiver, window_bytes=window_bytes) as client,
     ):
-        client.submit(orders, 0, LONG_S)
+        client.submit(orders, LONG_S)
         results = receiver.reports.get(timeout=LONG_S)
         assert [read.reads for read in results] == orders
         assert [read.outcomes for read in results] == [[READY] * 9] * 3
@@ -59,9 +58,7 @@ def test_what_the_peer_does_not_have_is_missing(tmp_path: Path) -> None:
     sender = Sender(tmp_path / "kv", blocks=2, layers=1, page_bytes=4096)
     receiver = Receiver(tmp_path / "arena", 5, 4096)
     with serving(sender.disk) as server, fetching(server.address, receiver) as client:
-        client.submit(
-            [receiver.reads(0, [1, 9, 8, 2], 0), receiver.reads(1, [1], 4)], DEMAND_PRIORITY, LONG_S
-        )
+        client.submit([receiver.reads(0, [1, 9, 8, 2], 0), receiver.reads(1, [1], 4)], LONG_S)
         assert receiver.outcomes() == [[READY, MISSING, MISSING, READY], [MISSING]]
     words = [receiver.arena.word(page) for page in range(5)]
     assert words == [THERE, LOST, LOST, THERE, LOST]
@@ -73,7 +70,7 @@ def test_pages_of_another_size_are_missing(tmp_path: Path) -> None:
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=4096)
     receiver = Receiver(tmp_path / "arena", 1, 4097)
     with serving(sender.disk) as server, fetching(server.address, receiver) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        client.submit([receiver.reads(0, [1], 0)], LONG_S)
         assert receiver.outcomes() == [[MISSING]]
         assert client.counts.num_refused == client.counts.num_corrupt == 0
     sender.disk.close()
@@ -82,5 +79,5 @@ def test_pages_of_another_size_are_missing(tmp_path: Path) -> None:
 def test_an_order_without_pages_is_reported(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "arena", 1, 4096)
     with fetching(("127.0.0.1", 1), receiver) as client:
-        client.submit([], 0, LONG_S)
+        client.submit([], LONG_S)
         assert receiver.outcomes() == []
