@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.kvstore.tiers.disk import stored_bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.wire.messages import KvPool, KvStats
 
@@ -39,11 +38,10 @@ def _below(pool: KvPool, stores: Sequence[KvStats]) -> dict[str, Any]:
     if not pool.num_layers or not pool.page_bytes:
         return {}
     block_bytes = pool.num_layers * pool.page_bytes
-    disk_bytes = stored_bytes(pool.num_layers, pool.page_bytes)
     arenas = (store.arena_bytes_max.get(str(pool.page_bytes), 0) for store in stores)
     return {
         "arena": held(sum(num_bytes // block_bytes for num_bytes in arenas)),
-        "disk": held(sum(store.disk_bytes_max // disk_bytes for store in stores)),
+        "disk": held(sum(store.disk_bytes_max // block_bytes for store in stores)),
     }
 
 
@@ -63,6 +61,12 @@ def capacity_text(capacity: Sequence[dict[str, Any]]) -> str:
         "  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, others, strict=True))])
         for name, *cells in rows
     )
+
+
+def capacity_line(row: dict[str, Any]) -> str:
+    """One model, in a sentence. A pool of nothing is one of which the size is not known yet."""
+    tiers = [f"{name} {_shown(row[tier])}" for tier, name in TIERS.items() if row[tier]["tokens"]]
+    return f"tokens (sessions of {SESSION_TOKENS:,}) in {', '.join(tiers)}"
 
 
 def _shown(cell: dict[str, int]) -> str:

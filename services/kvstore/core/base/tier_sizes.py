@@ -19,7 +19,7 @@ DISK_BYTES_MAX = 1024**4  # by default: what indexes more takes memory, some 275
 ARENA_BYTES_MIN = 16 * MIB
 SPARE_SHARE = 16  # of all memory: what arenas that grow leave available
 SPARE_BYTES_MAX = 4 * 1024 * MIB
-AHEAD_BYTES_MIN = 256 * MIB  # that an arena has populated before it is asked for
+AHEAD_BYTES_MIN = 512 * MIB  # that an arena has populated before it is asked for
 AHEAD_BYTES_MAX = 4 * 1024 * MIB  # seconds of what a GPU computes
 
 
@@ -106,7 +106,7 @@ def num_pages_ahead(num_used: int, page_bytes: int) -> int:
     """How many free pages an arena of which so many are used is to have: as many as are used.
 
     >>> num_pages_ahead(0, 1 << 20), num_pages_ahead(1000, 1 << 20), num_pages_ahead(9000, 1 << 20)
-    (256, 1000, 4096)
+    (512, 1000, 4096)
     """
     num_bytes = min(max(num_used * page_bytes, AHEAD_BYTES_MIN), AHEAD_BYTES_MAX)
     return max(num_bytes // page_bytes, 1)
