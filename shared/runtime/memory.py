@@ -62,8 +62,8 @@ def _limits(root: Path) -> Iterator[tuple[int, int, int]]:
 
 def _groups(root: Path) -> Iterator[tuple[int, Path, str]]:
     """Version, mount point and path of this process's groups that may limit its memory."""
-    for line in _lines(root / "proc/self/cgroup"):
-        controllers, path = line.split(":", 2)[1:]
+    lines = (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))
+    for _, controllers, path in (fields for fields in lines if len(fields) == 3):
         if not controllers:
             yield 2, root / "sys/fs/cgroup", path
         elif "memory" in controllers.split(","):

@@ -88,6 +88,10 @@ class Filling:
         with self._lock:
             self._is_over = True
             self._lock.notify_all()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until it has ended: no more can be wanted of it, or there is no room."""
         for thread in self._threads:
             thread.join()
 
