@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-NO_LIMIT = 1 << 62  # version 1 writes the largest number of pages where there is none
 _FILES = {  # of a group, by version: limit, use, statistics
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),
@@ -51,13 +50,12 @@ def _limits(root: Path) -> Iterator[tuple[int, int, int]]:
         limit_name, used_name = _FILES[version]
         folder = top / path.lstrip("/")
         # In a container, `proc` may name a folder of the host, and its own is the one on top.
+        # Version 1 says some 2**63 where there is no limit, version 2 `max`.
         for group in chain([folder], folder.parents):
             limit, used = _number(group / limit_name), _number(group / used_name)
-            if limit is not None and used is not None and limit < NO_LIMIT:
+            if limit is not None and used is not None:
                 counts = _numbers(group / "memory.stat")
                 yield limit, used, sum(_first(counts, names) for names in _CACHES)
-            if group == top:
-                break
 
 
 def _groups(root: Path) -> Iterator[tuple[int, Path, str]]:

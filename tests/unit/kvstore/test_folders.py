@@ -247,10 +247,14 @@ def test_a_size_that_is_set_is_taken_whatever_else_needs_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas_module, "measure_memory", lambda: Memory(0, 0))
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4096)
+    monkeypatch.setattr(arenas_module, "num_pages_ahead", lambda used, page_bytes: 8)
     arenas = Arenas(tmp_path, SET)
-    asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
-    arenas._fillings[4096].join()
-    assert arenas.num_ready(4096) == 256
+    grown: queue.Queue[int] = queue.Queue()
+    arenas.on_grown = lambda page_bytes, num_pages: grown.put(num_pages)
+    asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
+    while arenas.num_ready(4096) < 256:
+        grown.get(timeout=30)
     arenas.close()
 
 

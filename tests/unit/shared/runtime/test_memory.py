@@ -45,7 +45,8 @@ NONE_1 = "9223372036854771712"  # what version 1 says without a limit
             {
                 "memory/memory.limit_in_bytes": str(128 * MIB),
                 "memory/memory.usage_in_bytes": str(100 * MIB),
-                "memory/memory.stat": f"active_file 0\ntotal_inactive_file {5 * MIB}\n",
+                "memory/memory.stat": f"active_file 0\ntotal_active_file {2 * MIB}\n"
+                f"total_inactive_file {3 * MIB}\n",
             },
             (128, 28 + 5),
             id="a container of version 1, whose path is that of the host",
