@@ -8,6 +8,7 @@ import queue
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -263,7 +264,8 @@ def test_sizes_are_decided_from_the_folders_that_are_there_or_will_be(
 ) -> None:
     monkeypatch.setattr(room_module, "measure_memory", lambda: Memory(1 << 40, 1 << 40))
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(room_module.shutil, "disk_usage", lambda path: path.exists() and usage)
+    there = SimpleNamespace(disk_usage=lambda path: path.exists() and usage)
+    monkeypatch.setattr(room_module, "shutil", there)
     config = KvstoreConfig(
         host_id=HostId("h"), data_dir=tmp_path / "a/b", arena_dir=tmp_path / "arena/x"
     )
