@@ -156,8 +156,8 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
             terminal.event(text)
         case {"failed": message}:
             raise SymphonyError(message)
-        case {"ready": url, "reasons": reasons}:
-            terminal.ready(url, reasons)
+        case {"ready": url, "reasons": reasons, "capacity": capacity}:
+            terminal.ready(url, reasons, capacity)
             return True
     return False
 

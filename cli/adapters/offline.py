@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.adapters.base_weights import BaseWeights
 from shared.adapters.check import BaseFacts, check_adapter
@@ -17,6 +17,9 @@ from shared.adapters.vocabulary import vocabulary_of
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.wire.messages import LoraCard
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check(folder: Path, source: str) -> dict[str, Any]:
@@ -77,11 +80,20 @@ def card_of(source: str) -> LoraCard | None:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{source}: {str(error).strip().splitlines()[0]}") from None
     text = config.get_text_config()
+    page_bytes = page_shape(text).numel() * dtype.itemsize
+    return lora_card(module, text.num_hidden_layers, dtype, page_bytes)
+
+
+def page_shape(text: Any) -> "torch.Size":
+    """Of a page of KV in the pool, by the config of a decoder: ``[2 * num_kv_heads, block_tokens,
+    head_dim]``.
+    """
+    import torch
+
     heads = text.num_attention_heads
     num_kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    page_bytes = 2 * num_kv_heads * BLOCK_TOKENS * head_dim * dtype.itemsize
-    return lora_card(module, text.num_hidden_layers, dtype, page_bytes)
+    return torch.Size((2 * num_kv_heads, BLOCK_TOKENS, head_dim))
 
 
 def lines_of(checked: dict[str, Any]) -> list[str]:

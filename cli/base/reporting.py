@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -37,8 +38,10 @@ class Reporter(Protocol):
         """A step of the start."""
         ...
 
-    def ready(self, url: str, reasons: Sequence[str]) -> None:
-        """A turn can be served; `reasons` say what is missing."""
+    def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
+        """A turn can be served; `reasons` say what is missing, `capacity`, as a table, what
+        KV there is room for.
+        """
         ...
 
     def event(self, text: str) -> None:
@@ -56,8 +59,10 @@ class TerminalReporter:
     def progress(self, text: str) -> None:
         out.print(f"[dim]symphony:[/dim] {text}")
 
-    def ready(self, url: str, reasons: Sequence[str]) -> None:
+    def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         out.print(welcome(url, self._data_dir))
+        if capacity:
+            out.print(indent(capacity, "  ") + "\n", markup=False)
         out.print(f"[dim]{self._goodbye} stops everything.[/dim]")
         for reason in reasons:
             complain(f"degraded: {reason}")
@@ -86,10 +91,10 @@ class PipeReporter:
     def progress(self, text: str) -> None:
         self._send({"progress": text})
 
-    def ready(self, url: str, reasons: Sequence[str]) -> None:
+    def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         for reason in reasons:
             complain(f"degraded: {reason}")
-        self._send({"ready": url, "reasons": list(reasons)})
+        self._send({"ready": url, "reasons": list(reasons), "capacity": capacity})
         self._close()
 
     def failed(self, message: str) -> None:

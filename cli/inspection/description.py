@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cli.base.runfile import RunState
+from cli.inspection.capacity import capacity_of
 from cli.inspection.condition import assess
 from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.start.hosts import make_host_ids
@@ -50,6 +51,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
             },
             **tiers_of(stores),
         },
+        "capacity": capacity_of(snapshot.pools, stores) if snapshot else [],
     }
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +17,14 @@ from pathlib import Path
 from cli.base.children import find_nats_server, find_redis_server
 from cli.base.reporting import out
 from cli.base.runfile import is_locked, read_run_state
-from cli.inspection.model_report import describe_family, describe_targets
+from cli.inspection.model_report import describe_family, describe_kv, describe_targets
 from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.start.hosts import SHARED_MEMORY
 from cli.start.plan import check_data_dir, check_port
+from services.kvstore.config import KvstoreConfig
+from services.kvstore.core.base.tier_sizes import TierSizes
+from services.kvstore.room import decide_sizes
 from services.worker.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.runtime.config import load_config
@@ -69,10 +73,11 @@ def examine(
         _binary("redis-server", find_redis_server),
         _data_dir(data_dir),
         _shared_memory(),
+        _tiers(data_dir),
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
-        *_served(models, data_dir / "models", describe_vllm),
+        *_served(models, data_dir, describe_vllm),
     ]
 
 
@@ -126,6 +131,25 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", is_enough, f"{SHARED_MEMORY}, {_free(SHARED_MEMORY)}{hint}")
 
 
+def _tiers(data_dir: Path) -> Finding:
+    if is_locked(data_dir):
+        return Finding("KV cache", True, "`symphony status` says what each tier holds")
+    try:
+        sizes = _sizes(data_dir)
+    except ConfigError as error:
+        return Finding("KV cache", False, error.message)
+    memory, disk = sizes.arena_bytes / GIB, sizes.disk_bytes / GIB
+    return Finding("KV cache", True, f"{memory:.1f} GiB of memory, {disk:.1f} GiB of disk")
+
+
+def _sizes(data_dir: Path) -> TierSizes:
+    """Of the tiers of a deployment of one host that would start now."""
+    config = load_config(KvstoreConfig)
+    return decide_sizes(
+        config.model_copy(update={"data_dir": data_dir, "arena_dir": SHARED_MEMORY})
+    )
+
+
 def _port(data_dir: Path, host: str, port: int) -> Finding:
     if is_locked(data_dir):
         state = read_run_state(data_dir)
@@ -157,7 +181,9 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
 
 
-def _served(models: Sequence[str], kept: Path, describe_vllm: Callable[[], str]) -> list[Finding]:
+def _served(
+    models: Sequence[str], data_dir: Path, describe_vllm: Callable[[], str]
+) -> list[Finding]:
     """The engine, if it is not our own, and the models."""
     try:
         config = load_config(WorkerConfig)
@@ -166,13 +192,19 @@ def _served(models: Sequence[str], kept: Path, describe_vllm: Callable[[], str])
     wanted = models or config.models or (DEFAULT,)
     looks: list[tuple[str, Look]] = [("adapters", describe_targets)]
     if models:  # asked for: it may take some seconds
-        looks.append(("model", describe_family))
+        looks += [("KV cache", partial(_held, data_dir)), ("model", describe_family)]
     engine: list[Finding] = []
     if config.engine == "vllm":
         engine, looks = [_vllm(describe_vllm)], [("model", _left_to_vllm)]
     return engine + [
-        _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
+        _look(subject, look, source, data_dir / "models", config)
+        for source in wanted
+        for subject, look in looks
     ]
+
+
+def _held(data_dir: Path, source: str, kept: Path, config: WorkerConfig) -> str:
+    return describe_kv(source, kept, config, _sizes(data_dir))
 
 
 def _vllm(describe: Callable[[], str]) -> Finding:

@@ -5,11 +5,14 @@ what adapters may target, and whether it is computed as transformers computes it
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.inspection.capacity import capacity_line, capacity_of
 from cli.models.names import served_as
 from cli.models.prepare import find_model
+from services.kvstore.core.base.tier_sizes import TierSizes
 from services.worker.config import WorkerConfig
+from services.worker.load import CPU_KV_BYTES
 from shared.errors import ConfigError, SymphonyError
-from shared.wire.messages import LoraCard, LoraTarget
+from shared.wire.messages import KvPool, KvStats, LoraCard, LoraTarget
 
 
 def describe_targets(source: str, kept: Path, config: WorkerConfig) -> str:
@@ -54,6 +57,44 @@ def describe_family(source: str, kept: Path, config: WorkerConfig) -> str:
         f"{checked.family}, computed as transformers computes it (small models of this config, "
         f"{', '.join(checked.ways)}; log-probabilities differ by {checked.worst:.0e} at most)"
     )
+
+
+def describe_kv(source: str, kept: Path, config: WorkerConfig, sizes: TierSizes) -> str:
+    """How many tokens and sessions each tier would hold of the model, if of nothing else.
+
+    Args, Raises: as `describe_targets`.
+    """
+    folder, unknown = _generative_folder(source, kept, config, "a one-shot model has no KV")
+    if folder is None:
+        return unknown
+    import torch
+    from transformers import AutoConfig
+
+    from cli.adapters.offline import page_shape
+    from kernels.kv_int8.torch_ops import stored_bytes
+
+    try:
+        text = AutoConfig.from_pretrained(folder).get_text_config()
+        shape, num_layers = page_shape(text), text.num_hidden_layers
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{source}: {str(error).strip().splitlines()[0]}") from None
+    dtype = (
+        text.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    ) or torch.float32
+    page_bytes = shape.numel() * dtype.itemsize
+    pool_bytes = config.kv_bytes
+    if not pool_bytes and (config.device == "cpu" or not torch.cuda.is_available()):
+        pool_bytes = CPU_KV_BYTES
+    pool = KvPool(
+        model=source,
+        num_blocks=pool_bytes // (page_bytes * num_layers),
+        num_layers=num_layers,
+        page_bytes=page_bytes if config.kv_stored_dtype == "model" else stored_bytes(shape),
+    )
+    store = KvStats(
+        arena_bytes_max={str(pool.page_bytes): sizes.arena_bytes}, disk_bytes_max=sizes.disk_bytes
+    )
+    return capacity_line(*capacity_of([pool], [store]))
 
 
 def _generative_folder(

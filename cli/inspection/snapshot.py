@@ -16,7 +16,7 @@ from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
 from shared.runtime.access import RedisAccess
 from shared.wire.deployment_view import whole_status
-from shared.wire.messages import Empty, HintStatus, KvStats, SchedulerStatus
+from shared.wire.messages import Empty, HintStatus, KvPool, KvStats, SchedulerStatus
 from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
@@ -34,6 +34,7 @@ class Snapshot:
         states: by pid, what each service says of itself.
         models_served: that a frontend answers for.
         scheduler: None while none answers.
+        pools: what workers have room for.
         stores: one a host.
         hints: what frontends and tracker know of advisories.
         redis_trouble: why Redis cannot be reached; empty: it can.
@@ -43,6 +44,7 @@ class Snapshot:
     models_served: frozenset[str] = frozenset()
     scheduler: SchedulerStatus | None
     stores: list[KvStats]
+    pools: list[KvPool] = field(default_factory=list)
     hints: list[HintStatus] = field(default_factory=list)
     redis_trouble: str = ""
 
@@ -87,6 +89,7 @@ async def take_snapshot(run: RunState) -> Snapshot:
         models_served=frozenset(name for service in services for name in service.models),
         scheduler=whole_status(schedulers),
         stores=stores,
+        pools=[pool for service in services for pool in service.pools],
         hints=[service.hints for service in services if service.hints is not None],
         redis_trouble=trouble,
     )

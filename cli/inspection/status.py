@@ -7,6 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from cli.inspection.capacity import capacity_text
+
 MIB = 1024**2
 
 
@@ -29,6 +31,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts += ["", _hosts(status["hosts"])]
     if status["workers"]:
         parts += ["", _workers(status["workers"])]
+    if status["capacity"]:
+        parts += ["", Text(capacity_text(status["capacity"]))]
     if status["hints"]["rates"] or status["hints"]["throttled"]:
         parts += ["", _hints(status["hints"])]
     parts += ["", _tiers(status)]
@@ -45,7 +49,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> Table:
             host["host_id"],
             "[green]answers[/green]" if host["has_kvstore"] else "[yellow]away[/yellow]",
             f"{arena['bytes_used'] / MIB:,.0f} of {arena['bytes'] / MIB:,.0f} MiB",
-            f"{disk['bytes'] / MIB:,.0f} MiB",
+            f"{disk['bytes'] / MIB:,.0f} of {disk['bytes_max'] / MIB:,.0f} MiB",
             "\n".join(host["workers"]),
         )
     return table
@@ -90,5 +94,6 @@ def _tiers(status: dict[str, Any]) -> str:
     return (
         f"{status['sessions']} sessions · "
         f"arena {arena['bytes_used'] / MIB:,.0f} of {arena['bytes'] / MIB:,.0f} MiB · "
-        f"disk {disk['bytes'] / MIB:,.0f} MiB in {disk['blocks']:,} blocks{objects}"
+        f"disk {disk['bytes'] / MIB:,.0f} of {disk['bytes_max'] / MIB:,.0f} MiB in "
+        f"{disk['blocks']:,} blocks{objects}"
     )

@@ -7,7 +7,6 @@ deployment's.
 """
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from glob import escape
@@ -22,9 +21,6 @@ from shared.runtime.settings import read_variables
 from shared.runtime.urls import split_address
 
 SHARED_MEMORY = Path("/dev/shm")
-ARENAS_SHARE = 0.9  # of the free shared memory; the rest is left to others
-ARENA_BYTES_MIN = 16 * 1024**2
-MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,28 +92,6 @@ def host_environment(host: Host, service: str) -> dict[str, str]:
     return settings
 
 
-def arena_share(num_hosts: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Settings of each of several kvstores: arenas that find room beside the others'. One that is
-    alone sees for itself what is free.
-
-    Raises:
-        ConfigError: a setting of the kvstore is wrong, or there is no room for so many arenas.
-    """
-    if num_hosts == 1:
-        return {}
-    free_bytes = free_memory_bytes()
-    num_bytes = min(
-        load_config(KvstoreConfig, environment).arena_bytes,
-        int(free_bytes * ARENAS_SHARE) // num_hosts,
-    )
-    if num_bytes < ARENA_BYTES_MIN:
-        raise ConfigError(
-            f"--hosts {num_hosts}: {free_bytes // MIB} MiB are free in {SHARED_MEMORY}, and each "
-            f"host takes at least {ARENA_BYTES_MIN // MIB} MiB there"
-        )
-    return {"SYMPHONY_ARENA_BYTES": str(num_bytes)}
-
-
 def peering(num_hosts: int, secret_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Settings of each of several kvstores: by which they are each other's peers.
 
@@ -137,18 +111,6 @@ def peering(num_hosts: int, secret_file: Path, environment: Mapping[str, str]) -
         )
     name = "SYMPHONY_PEER_SECRET_FILE"
     return {} if name in given else {name: str(secret_file)}
-
-
-def free_memory_bytes() -> int:
-    """What is free where arenas are.
-
-    Raises:
-        ConfigError: there is no such place.
-    """
-    try:
-        return shutil.disk_usage(SHARED_MEMORY).free
-    except OSError as error:
-        raise ConfigError(f"{SHARED_MEMORY}: {error.strerror}") from None
 
 
 def remove_arenas(first: str) -> None:

@@ -20,12 +20,13 @@ from cli.base.children import python_path, start_child, start_nats_by, start_red
 from cli.models.names import served_as
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
-from cli.start.hosts import arena_share, host_environment, peering
+from cli.start.hosts import host_environment, peering
 from cli.start.options import DeploymentOptions
 from cli.start.server_data import ServerData, nats_data, redis_data
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from shared.errors import ConfigError
 from shared.runtime.access import NatsAccess, RedisAccess
+from shared.runtime.settings import as_variables
 from shared.zoo import parse_emulation
 
 FREE_BYTES_MIN = 64 * 1024**2
@@ -238,11 +239,18 @@ def _kvstores(
     """(name, settings) of every kvstore, one a host."""
     shared = {
         **_adapter_dirs(options, common),
-        **arena_share(options.num_hosts, common),
+        **_host_count(options.num_hosts, common),
         **peering(options.num_hosts, peers_secret_file(options.credentials_dir), common),
     }
     for host in options.hosts:
         yield host.name_of("kvstore"), {**shared, **host_environment(host, "kvstore")}
+
+
+def _host_count(num_hosts: int, common: Mapping[str, str]) -> dict[str, str]:
+    """Settings of kvstores: how many share the machine."""
+    if num_hosts == 1:
+        return {}
+    return as_variables({"num_hosts_here": str(num_hosts)}, common)
 
 
 def _workers(

@@ -24,6 +24,7 @@ from cli.base.runfile import (
     take_lock,
     write_run_state,
 )
+from cli.inspection.capacity import capacity_of, capacity_text
 from cli.inspection.condition import assess
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import look
@@ -190,6 +191,7 @@ class Supervisor:
             patience_s = config.status_interval_s + max(config.stuck_after_s, ASKER_PATIENCE_S)
             self._asking = Asking(plan.start_asker, int(patience_s * 1e9))
         self._degraded: list[str] = []  # reasons, when last looked
+        self._capacity = ""  # the same
 
     def start(self) -> None:
         """Start the servers, wait until they listen, start the services."""
@@ -226,7 +228,7 @@ class Supervisor:
         self._liveness.on_deployment_ready()
         self._state = "ready"
         self._write_down()
-        self._reporter.ready(self._url, self._degraded)
+        self._reporter.ready(self._url, self._degraded, self._capacity)
 
     def _offer_adapters(self) -> None:
         options, plan = self._options, self._plan
@@ -393,6 +395,7 @@ class Supervisor:
         self._degraded = assess(
             replace(run, state="ready"), process_states(run, snapshot), snapshot
         ).reasons
+        self._capacity = capacity_text(capacity_of(snapshot.pools, snapshot.stores))
         services = [self._children.get(plan.name) for plan in self._plan.services]
         return all(
             child is not None and snapshot.states.get(child.pid) == "ready" for child in services

@@ -18,8 +18,8 @@ ARENA_BYTES_MIN = 1024**2  # less holds no two blocks of any model of use
 class KvstoreConfig(ServiceConfig):
     """Attributes:
     arena_dir: where the arenas are; must be memory. ``/dev/shm/symphony-<host_id>`` by default.
-    arena_bytes: of each arena (one a page size), capped to what fits.
-    disk_bytes_max: blocks on disk occupy at most about this.
+    arena_bytes: of each arena (one a page size), capped to what fits; 0: `tier_sizes` decides.
+    disk_bytes_max: blocks on disk occupy at most about this; 0: `tier_sizes` decides.
     disk_bytes_per_s: written to the disk, on average; 0: any number.
     expiry_s: blocks unused for this long are deleted.
     peer_secret_file: a secret that all hosts share; without it no KV goes from host to host.
@@ -40,8 +40,8 @@ class KvstoreConfig(ServiceConfig):
     """
 
     arena_dir: Path | None = None
-    arena_bytes: int = Field(default=512 * 1024**2, ge=ARENA_BYTES_MIN)
-    disk_bytes_max: int = Field(default=16 * GIB, gt=0)
+    arena_bytes: int = Field(default=0, ge=0)
+    disk_bytes_max: int = Field(default=0, ge=0)
     disk_bytes_per_s: float = Field(default=0.0, ge=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
     peer_secret_file: Path | None = None
@@ -67,8 +67,17 @@ class KvstoreConfig(ServiceConfig):
     tenant_adapters_max: int = constant(10_000)
     # Files of an adapter without a name stay for turns that run: longer than a turn may last.
     adapter_keep_s: float = constant(7200.0)
+    # Of this deployment on this machine, which share what sizes are decided by: `up --hosts`.
+    num_hosts_here: int = constant(1)
     # A session is written to the object store when it got no new blocks for this long.
     objects_rest_s: float = constant(30.0)
+
+    @field_validator("arena_bytes")
+    @classmethod
+    def _arena_of_use(cls, value: int) -> int:
+        if 0 < value < ARENA_BYTES_MIN:
+            raise ValueError(f"is 0, or at least {ARENA_BYTES_MIN}")
+        return value
 
     @field_validator("peer_secret_file", "peer_cert_file", "peer_key_file", "peer_ca_file")
     @classmethod

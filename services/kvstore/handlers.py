@@ -214,7 +214,7 @@ class Handlers:
         return m.KvDeleted(host_id=self._host_id, num_blocks=num_blocks)
 
     async def _stats(self, _: m.Empty) -> m.KvStats:
-        usage, counts = self._core.usage, self._core.counts
+        usage, counts, memory = self._core.usage, self._core.counts, self._memory
         return m.KvStats(
             host_id=self._host_id,
             num_sessions=await self._performer.index.count_sessions(),
@@ -222,9 +222,13 @@ class Handlers:
             arena_pages_used=usage.arena_pages_used,
             arena_bytes=usage.arena_bytes,
             arena_bytes_used=usage.arena_bytes_used,
+            arena_bytes_max={
+                str(each): memory.capacity_bytes(each) for each in memory.by_page_bytes
+            },
             arena_blocks_pinned=usage.arena_blocks_pinned,
             disk_blocks=usage.disk_blocks,
             disk_bytes=usage.disk_bytes,
+            disk_bytes_max=usage.disk_bytes_max,
             objects_bytes=usage.objects_bytes,
             sessions_unsaved=usage.num_sessions_unsaved,
             staged_pages=counts.pages_by_tier(),

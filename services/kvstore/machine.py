@@ -1,6 +1,7 @@
 """The kvstore's ports on a real machine: folders, shared memory, threads, sockets, Redis, S3."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -9,13 +10,15 @@ import lmdb
 
 from services.kvstore.adapters.store import AdapterFolders
 from services.kvstore.config import KvstoreConfig
+from services.kvstore.core.base.tier_sizes import TierSizes
 from services.kvstore.index.redis_link import TIMEOUT_S
 from services.kvstore.leases import LeaseFiles, lock_directory
 from services.kvstore.peers.transport import PeerOptions, TcpTransport
 from services.kvstore.ports import Ports
+from services.kvstore.room import decide_sizes
 from services.kvstore.tiers.disk.start import Started, start_disk
 from services.kvstore.tiers.executors import ThreadExecutor
-from services.kvstore.tiers.memory.arenas import Arenas
+from services.kvstore.tiers.memory.arenas import Arenas, remove_arenas
 from services.kvstore.tiers.objects.store import Bucket
 from shared.adapters.source import AdapterLimits
 from shared.errors import ConfigError
@@ -24,9 +27,12 @@ from shared.runtime.redis_client import RedisClient
 from shared.runtime.urls import hide_password
 from shared.service import Runtime
 
+log = logging.getLogger(__name__)
 
-async def open_ports(runtime: Runtime, config: KvstoreConfig) -> Ports:
-    """Take the folders, and open the disk. All is closed with the runtime.
+
+def take_folders(runtime: Runtime, config: KvstoreConfig) -> TierSizes:
+    """Make the folders this process's own until the runtime is closed; how large the tiers in them
+    will be.
 
     Raises:
         ConfigError: a folder is taken, cannot be written to, or has no room; names its setting.
@@ -36,12 +42,23 @@ async def open_ports(runtime: Runtime, config: KvstoreConfig) -> Ports:
         (config.disk_path, "SYMPHONY_DATA_DIR"),
     ):
         runtime.stack.callback(os.close, lock_directory(folder, variable))
-    started = await asyncio.to_thread(_open_disk, config)
+    remove_arenas(config.arena_path)
+    sizes = decide_sizes(config)
+    log.info("tier sizes", extra={"arena_bytes": sizes.arena_bytes, "disk_bytes": sizes.disk_bytes})
+    return sizes
+
+
+async def open_ports(runtime: Runtime, config: KvstoreConfig, sizes: TierSizes) -> Ports:
+    """Open what is in the folders. All is closed with the runtime.
+
+    Raises:
+        ConfigError: it cannot be opened; names the setting.
+    """
+    started = await asyncio.to_thread(_open_disk, config, sizes.disk_bytes)
     runtime.stack.callback(started.disk.close)
     redis = RedisClient(config.redis_url, config.redis_access, timeout_s=TIMEOUT_S)
     runtime.stack.push_async_callback(redis.aclose)
-    memory = Arenas(config.arena_path, config.arena_bytes)
-    memory.clean()
+    memory = Arenas(config.arena_path, sizes)
     loop = asyncio.get_running_loop()
 
     def fail(error: BaseException) -> None:
@@ -61,9 +78,9 @@ async def open_ports(runtime: Runtime, config: KvstoreConfig) -> Ports:
     )
 
 
-def _open_disk(config: KvstoreConfig) -> Started:
+def _open_disk(config: KvstoreConfig, bytes_max: int) -> Started:
     try:
-        return start_disk(config.disk_path, config.disk_bytes_max)
+        return start_disk(config.disk_path, bytes_max)
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
 

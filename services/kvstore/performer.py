@@ -13,6 +13,7 @@ from services.kvstore.core import (
     DropSession,
     Effect,
     FetchedPages,
+    GrowArena,
     KvCore,
     ReadPages,
     ResetDisk,
@@ -129,6 +130,8 @@ class Performer:
                     self.peering.fetch(host_id, reads)
                 case SaveRun() | DropRuns() | DropSession() if self.objects is not None:
                     self.objects.perform(effect)
+                case GrowArena(page_bytes, num_pages):
+                    self._ports.memory.grow(page_bytes, num_pages)
                 case DropMore():
                     self._loop.call_soon(self._drop_more)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | ResetDisk():

@@ -40,6 +40,14 @@ class HostMemory(Protocol):
         """How many pages of an arena can be used now."""
         ...
 
+    def capacity_bytes(self, page_bytes: int) -> int:
+        """What all pages of an arena may take, now or later."""
+        ...
+
+    def grow(self, page_bytes: int, num_pages: int) -> None:
+        """So many pages of an arena are soon to be used; `on_grown` reports those that can be."""
+        ...
+
     def close(self) -> None:
         """Remove every arena."""
         ...

@@ -9,7 +9,7 @@ from services.kvstore.core import KvCore, Limits
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.registry import RegistryLimits
 from services.kvstore.handlers import Handlers
-from services.kvstore.machine import open_ports
+from services.kvstore.machine import open_ports, take_folders
 from services.kvstore.performer import Performer
 from services.kvstore.ports import Ports
 from services.kvstore.telemetry import Telemetry
@@ -33,8 +33,9 @@ async def main(runtime: Runtime, config: KvstoreConfig) -> None:
     """
     sys.setswitchinterval(SWITCH_S)
     with lasting():
-        ports = await open_ports(runtime, config)
-        service = KvService(runtime, config, ports, limits(config))
+        sizes = take_folders(runtime, config)
+        ports = await open_ports(runtime, config, sizes)
+        service = KvService(runtime, config, ports, limits(config, sizes.disk_bytes))
     await serve(runtime, config, ports, service)
 
 
@@ -130,11 +131,11 @@ async def check_for_ever(core: KvCore) -> None:
             check_integrity(core)
 
 
-def limits(config: KvstoreConfig) -> Limits:
+def limits(config: KvstoreConfig, disk_bytes_max: int) -> Limits:
     """The core's, as configured."""
     expiry_ns = int(config.expiry_s * NS_PER_S)
     return Limits(
-        disk_bytes_max=config.disk_bytes_max,
+        disk_bytes_max=disk_bytes_max,
         expiry_ns=expiry_ns,
         noted_ns=expiry_ns // NOTED_SHARE,
         disk_bytes_per_s=config.disk_bytes_per_s,

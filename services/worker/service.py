@@ -42,6 +42,7 @@ from shared.runtime.tasks import wait_set
 from shared.service import Runtime
 from shared.wire.messages import (
     Empty,
+    KvPool,
     ModelCard,
     Prefetch,
     PrefetchDrop,
@@ -101,6 +102,7 @@ class Worker:
         self._speed_reports = SpeedReports()
         self._created = runtime.clock.wall_ns() // 1_000_000_000
         self._report_now = asyncio.Event()
+        runtime.pools = self._pools
 
     async def serve(self) -> None:
         """Load, listen, and work until the process is to stop."""
@@ -297,6 +299,17 @@ class Worker:
                 times = self._runners[model_id].take_adapter_times()
                 self._metrics[model_id].report(status, times)
             await wait_set(self._report_now, self._config.report_interval_ms / 1e3)
+
+    def _pools(self) -> list[KvPool]:
+        return [
+            KvPool(
+                model=info.model_id,
+                num_blocks=info.num_pages // info.num_layers,
+                num_layers=info.num_layers if self._kvs else 0,
+                page_bytes=info.stored_page_bytes,
+            )
+            for info in (runner.info for runner in self._runners.values())
+        ]
 
     def _make_report(self, statuses: Mapping[str, EngineStatus]) -> WorkerReport:
         self._num_reports += 1

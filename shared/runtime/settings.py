@@ -63,10 +63,9 @@ SETTINGS = frozenset({
 DEVELOPMENT_FIELDS = frozenset({
     "adapter_keep_s", "adapters_max", "body_values_max", "cooperative", "eviction",
     "give_up_s", "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max", "layerwise",
-    "link_mb_s", "lora_start", "objects_rest_s", "oneshot_profile_s", "prompt_sent_bytes_max",
-    "report_interval_ms",
-    "resubmit_silent_s", "resubmit_unpulled_s", "scheduler_dead_after_s",
-    "scheduler_learning_s", "scheduler_lease", "scheduler_lease_beat_ms",
+    "link_mb_s", "lora_start", "num_hosts_here", "objects_rest_s", "oneshot_profile_s",
+    "prompt_sent_bytes_max", "report_interval_ms", "resubmit_silent_s", "resubmit_unpulled_s",
+    "scheduler_dead_after_s", "scheduler_learning_s", "scheduler_lease", "scheduler_lease_beat_ms",
     "scheduler_lease_ttl_ms", "scheduler_queue_max", "slow_request_s", "stalled_reader_s",
     "status_interval_s", "stuck_after_s", "tenant_adapter_changes_per_minute",
     "tenant_adapters_max", "text_limit_s", "tracker_queue_max", "tracker_retry_s",

@@ -27,7 +27,14 @@ from shared.runtime.config import ServiceConfig, load_config_or_exit
 from shared.runtime.exposition import own_metrics, pack_text
 from shared.runtime.logs import configure_logs
 from shared.tracing import NO_TRACER, Tracer
-from shared.wire.messages import Empty, HintStatus, MetricsWanted, ServiceMetrics, ServiceStatus
+from shared.wire.messages import (
+    Empty,
+    HintStatus,
+    KvPool,
+    MetricsWanted,
+    ServiceMetrics,
+    ServiceStatus,
+)
 from shared.wire.subjects import SERVICE_METRICS, SERVICE_STATUS
 
 log = logging.getLogger(__name__)
@@ -50,6 +57,7 @@ class Runtime:
         stopping: set on SIGTERM or SIGINT, and by `fail`.
         models: returns the models that are served here now; empty unless this is a frontend.
         hints: returns the state of advisories; None unless this is a frontend or tracker.
+        pools: returns what KV there is room for; empty unless this is a worker.
         tracer: begins spans.
         parts: components by name, for checks from outside (simulation, integrity).
     """
@@ -73,6 +81,7 @@ class Runtime:
         self.exit_code = 0
         self.models: Callable[[], list[str]] = list
         self.hints: Callable[[], HintStatus | None] = lambda: None
+        self.pools: Callable[[], list[KvPool]] = list
         self.tracer: Tracer = NO_TRACER
         self.parts: dict[str, Any] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -124,6 +133,7 @@ class Runtime:
             process=self.process,
             models=self.models(),
             hints=self.hints(),
+            pools=self.pools(),
         )
 
 

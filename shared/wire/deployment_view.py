@@ -64,13 +64,14 @@ def tiers_of(stores: Sequence[KvStats]) -> dict[str, dict[str, int]]:
         "arena": {
             "pages": sum(store.arena_pages for store in stores),
             "pages_used": sum(store.arena_pages_used for store in stores),
-            "bytes": sum(store.arena_bytes for store in stores),
+            "bytes": sum(sum(store.arena_bytes_max.values()) for store in stores),
             "bytes_used": sum(store.arena_bytes_used for store in stores),
             "blocks_pinned": sum(store.arena_blocks_pinned for store in stores),
         },
         "disk": {
             "blocks": sum(store.disk_blocks for store in stores),
             "bytes": sum(store.disk_bytes for store in stores),
+            "bytes_max": sum(store.disk_bytes_max for store in stores),
             "pages_corrupt": sum(store.num_corrupt for store in stores),
         },
         "objects": {"bytes": sum(store.objects_bytes for store in stores)},

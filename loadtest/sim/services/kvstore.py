@@ -110,7 +110,7 @@ class Kvstore(Service):
     def limits(self, config: KvstoreConfig) -> Limits:
         """Small, so that they are reached."""
         return replace(
-            limits(config),
+            limits(config, config.disk_bytes_max),
             ticket_ns=TICKET_NS,
             drops_max=DROPS_MAX,
             load_bytes_max=(2 if self.deployment.is_scattered else 8) * PAGE_BYTES,
@@ -260,6 +260,12 @@ class SimMemory:
 
     def num_ready(self, page_bytes: int) -> int:
         return int(self.by_page_bytes[page_bytes].filled[0])
+
+    def capacity_bytes(self, page_bytes: int) -> int:
+        return self._num_pages * page_bytes
+
+    def grow(self, page_bytes: int, num_pages: int) -> None:
+        """It grows anyway."""
 
     def close(self) -> None:
         for arena in self.by_page_bytes.values():

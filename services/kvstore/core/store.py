@@ -44,6 +44,7 @@ class Usage:
     num_pages_evicted: int  # from the arenas, since the start
     disk_blocks: int
     disk_bytes: int
+    disk_bytes_max: int
     objects_bytes: int
     num_sessions_unsaved: int
 
@@ -260,6 +261,7 @@ class KvCore:
             num_pages_evicted=sum(arena.num_evicted for arena in arenas),
             disk_blocks=len(self.disk),
             disk_bytes=self.disk.num_bytes,
+            disk_bytes_max=self.disk.capacity_bytes,
             objects_bytes=self.objects.tier.num_bytes,
             num_sessions_unsaved=self.objects.num_sessions_unsaved,
         )

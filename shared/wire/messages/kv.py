@@ -250,9 +250,11 @@ class KvStats:
     arena_pages_used: int = 0
     arena_bytes: int = 0
     arena_bytes_used: int = 0
+    arena_bytes_max: dict[str, int] = field(default_factory=dict)  # they grow to, by page size
     arena_blocks_pinned: int = 0  # that tickets of workers hold
     disk_blocks: int = 0
     disk_bytes: int = 0
+    disk_bytes_max: int = 0  # that there is room for
     objects_bytes: int = 0  # that this host wrote to the object store
     sessions_unsaved: int = 0  # that wait to be written there
     staged_pages: dict[str, int] = field(default_factory=dict)  # asked for, by where they were

@@ -53,6 +53,22 @@ class HintStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvPool:
+    """A worker's KV pool of one model.
+
+    Attributes:
+        num_blocks: that it has room for.
+        num_layers: pages of a block in the tiers below; 0: none go there.
+        page_bytes: of such a page.
+    """
+
+    model: str
+    num_blocks: int
+    num_layers: int = 0
+    page_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
     """One process's answer to the status call that all get."""
 
@@ -63,6 +79,7 @@ class ServiceStatus:
     process: str = ""  # as in `ServiceMetrics`
     models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
     hints: HintStatus | None = None
+    pools: list[KvPool] = field(default_factory=list)  # a worker's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

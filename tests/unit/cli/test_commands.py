@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from cli.vllm_environment import describe_environment
 from loadtest.deployment import symphony
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
-from shared.wire.messages import KvStats, SchedulerStatus, WorkerStatus
+from shared.wire.messages import KvPool, KvStats, SchedulerStatus, WorkerStatus
 
 runner = CliRunner()
 
@@ -47,16 +48,20 @@ def test_status_tells_of_services_workers_and_tiers() -> None:
     snapshot = Snapshot(
         states={1: "ready"},
         scheduler=SchedulerStatus(workers=[worker]),
-        stores=[KvStats(num_sessions=7, disk_blocks=3)],
+        stores=[KvStats(num_sessions=7, disk_blocks=3, disk_bytes_max=1 << 30)],
+        pools=[KvPool(model="m[a]", num_blocks=640)],
     )
     report = describe(run, snapshot)
     assert [service["state"] for service in report["services"]] == ["running", "ready", "dead"]
     assert report["sessions"] == 7
-    assert report["tiers"]["disk"] == {"blocks": 3, "bytes": 0, "pages_corrupt": 0}
+    assert report["tiers"]["disk"] == {
+        "blocks": 3, "bytes": 0, "bytes_max": 1 << 30, "pages_corrupt": 0,
+    }  # fmt: skip
     console = Console(width=100)
     with console.capture() as capture:
         console.print(render(report))
-    assert "7 sessions" in capture.get()
+    assert "7 sessions" in capture.get() and "disk 0 of 1,024 MiB" in capture.get()
+    assert "m[a]                           40,960 (10)            -     -" in capture.get()
     assert describe(run, None)["services"][1]["state"] == "starting"
 
 
@@ -129,10 +134,47 @@ def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: P
 def test_without_torch_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_demo_model(tmp_path / "models" / "symphony-demo")
     monkeypatch.setattr(model_report, "find_spec", lambda _: None)
-    *_, adapters, model = examine(tmp_path, describe_environment, models=["demo"])
+    *_, adapters, kv, model = examine(tmp_path, describe_environment, models=["demo"])
     said = "not known without torch, which `up` installs"
     assert adapters == Finding("adapters", True, f"on demo: {said}")
+    assert kv == Finding("KV cache", True, f"demo: {said}")
     assert model == Finding("model", True, f"demo: {said}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "held"),
+    [
+        ({}, (2730, 1365, 2730)),
+        ({"KV_STORED_DTYPE": "int8"}, (2730, 5140, 10280)),
+        ({"DTYPE": "bfloat16", "KV_BYTES": str(384 << 10)}, (2, 2730, 5461)),
+    ],
+)
+def test_doctor_says_what_each_tier_holds_of_a_model(
+    settings: dict[str, str], held: tuple[int, int, int], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    make_demo_model(tmp_path / "models" / "symphony-demo")  # 384 KiB a block
+    sizes = {"ARENA_BYTES": str(512 << 20), "DISK_BYTES_MAX": str(1 << 30)}
+    for name, value in (sizes | settings).items():
+        monkeypatch.setenv(f"SYMPHONY_{name}", value)
+    findings = examine(tmp_path, describe_environment, models=["demo"])
+    machine, model = (each for each in findings if each.subject == "KV cache")
+    assert (machine.text, machine.is_fine) == ("0.5 GiB of memory, 1.0 GiB of disk", True)
+    pool, arena, disk = (f"{num * 64:,} ({num // 63:,})" for num in held)
+    assert model.text == (
+        f"demo: tokens (sessions of 4,000) in KV pool {pool}, host memory {arena}, disk {disk}"
+    )
+
+
+def test_doctor_says_that_there_is_no_room_for_an_arena(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> SimpleNamespace:
+        return SimpleNamespace(total=1 << 30, free=1 << 20)
+
+    monkeypatch.setattr("services.kvstore.room.shutil", SimpleNamespace(disk_usage=full))
+    (finding,) = (f for f in examine(tmp_path, describe_environment) if f.subject == "KV cache")
+    assert not finding.is_fine and "SYMPHONY_ARENA_DIR" in finding.text
 
 
 def test_doctor_says_whether_a_model_is_computed_right(tmp_path: Path) -> None:

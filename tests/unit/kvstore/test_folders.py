@@ -4,24 +4,32 @@ import asyncio
 import errno
 import fcntl
 import os
+import queue
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from services.kvstore import leases as leases_module
+from services.kvstore import room as room_module
 from services.kvstore.config import KvstoreConfig
+from services.kvstore.core.base.tier_sizes import TierSizes
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.room import decide_sizes
 from services.kvstore.tiers.memory import arenas as arenas_module
 from services.kvstore.tiers.memory import filling as filling_module
-from services.kvstore.tiers.memory.arenas import Arenas
+from services.kvstore.tiers.memory.arenas import Arenas, remove_arenas
 from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena
 from shared.errors import ConfigError, NoCapacity
 from shared.ids import HostId, WorkerId
+from shared.runtime.memory import Memory
 
 WORKER = WorkerId("w")
 MIB = 1024**2
+SET = TierSizes(MIB, MIB, is_arena_set=True)
 
 
 def test_a_worker_is_dead_when_its_lock_is_gone(tmp_path: Path) -> None:
@@ -58,10 +66,10 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 def test_an_arena_is_capped_and_refused_when_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arenas = Arenas(tmp_path, arena_bytes=MIB)
+    arenas = Arenas(tmp_path, SET)
     stale = tmp_path / "kv-1.arena"
     stale.touch()
-    arenas.clean()
+    remove_arenas(tmp_path)
     assert not stale.exists()
     arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=4))
     assert arena.num_pages == 256
@@ -69,8 +77,6 @@ def test_an_arena_is_capped_and_refused_when_there_is_no_room(
     assert asyncio.run(arenas.get(page_bytes=8192, num_layers=4)).num_pages == 10
     with pytest.raises(NoCapacity, match="room for 5 arena pages"):
         asyncio.run(arenas.get(page_bytes=16384, num_layers=4))
-    with pytest.raises(ConfigError, match="SYMPHONY_ARENA_DIR"):
-        arenas.clean()
     arenas.close()
     assert not tmp_path.exists()
 
@@ -88,7 +94,7 @@ def test_an_arena_is_served_while_it_grows(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Arena, "populate", held)
     grown: list[tuple[int, int]] = []
-    arenas = Arenas(tmp_path, MIB)
+    arenas = Arenas(tmp_path, SET)
     arenas.on_grown = lambda page_bytes, pages: grown.append((page_bytes, pages))
     arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
     assert (arena.num_pages, arenas.num_ready(4096), grown) == (256, 5, [])
@@ -121,7 +127,7 @@ def test_an_arena_without_memory_for_all_of_it_stays_smaller(
     monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4096)
     monkeypatch.setattr(filling_module, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(Arena, "populate", limited)
-    arenas = Arenas(tmp_path, MIB)
+    arenas = Arenas(tmp_path, SET)
     asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
     arenas._fillings[4096].join()
     assert arenas.num_ready(4096) == 100
@@ -140,7 +146,7 @@ def test_an_arena_without_memory_for_all_of_it_stays_smaller(
 
 def test_a_filling_that_is_stopped_leaves_the_arena_alone(tmp_path: Path) -> None:
     arena = Arena.create(tmp_path / "arena", 4096, 4096, 1)
-    filling = Filling(arena, 1, lambda _: None, num_threads=2)
+    filling = Filling(arena, 1, 4096, lambda _: None, num_threads=2)
     filling.stop()
     assert 1 <= filling.num_ready <= 4096 and filling.num_bytes_left == 0
     arena.close()
@@ -156,10 +162,125 @@ def test_memory_of_an_arena_comes_from_all_nodes(
     monkeypatch.setattr(filling_module, "cpus_of_nodes", lambda: nodes)
     monkeypatch.setattr(filling_module, "bind_thread", asked.append)
     arena = Arena.create(tmp_path / "arena", 64, 4096, 1)
-    filling = Filling(arena, 1, lambda _: None, num_threads=3)
+    filling = Filling(arena, 1, 64, lambda _: None, num_threads=3)
     filling.join()
     assert sorted(asked, key=min) == bound and filling.num_ready == 64
     arena.close()
+
+
+def occupied(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_a_default_arena_takes_memory_as_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4 * 4096)
+    monkeypatch.setattr(arenas_module, "num_pages_ahead", lambda used, page_bytes: 8)
+    monkeypatch.setattr(filling_module, "CHUNK_BYTES", 3 * 4096)
+    arenas = Arenas(tmp_path, TierSizes(MIB, MIB, is_arena_set=False))
+    grown: queue.Queue[int] = queue.Queue()
+    arenas.on_grown = lambda page_bytes, num_pages: grown.put(num_pages)
+    arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
+    assert (arena.num_pages, arenas.capacity_bytes(4096)) == (256, MIB)
+    for wanted, num_ready in ((8, 8), (20, 20), (12, 20)):
+        arenas.grow(4096, wanted)
+        while arenas.num_ready(4096) < wanted:
+            grown.get(timeout=30)
+        assert arenas.num_ready(4096) == num_ready
+    header = arena.pages.ctypes.data - arena.words.ctypes.data + 2 * 4096
+    assert occupied(arena.path) <= header + 20 * 4096 < MIB // 2, "the rest is a hole"
+    arenas.grow(4096, 1 << 40)
+    while arenas.num_ready(4096) < 256:
+        grown.get(timeout=30)
+    arenas.close()
+
+
+def test_default_arenas_share_the_size_and_what_has_grown_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4096)
+    monkeypatch.setattr(arenas_module, "num_pages_ahead", lambda used, page_bytes: 1)
+    arenas = Arenas(tmp_path, TierSizes(MIB, MIB, is_arena_set=False))
+    grown: queue.Queue[tuple[int, int]] = queue.Queue()
+    arenas.on_grown = lambda page_bytes, num_pages: grown.put((page_bytes, num_pages))
+
+    def capacities() -> list[int]:
+        return [arenas.capacity_bytes(each) for each in arenas.by_page_bytes]
+
+    asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
+    asyncio.run(arenas.get(page_bytes=8192, num_layers=1))
+    assert capacities() == [MIB // 2, MIB // 2]
+    arenas.grow(4096, 256)
+    while grown.get(timeout=30) != (4096, 128):
+        pass
+    asyncio.run(arenas.get(page_bytes=16384, num_layers=1))
+    third = MIB // 3
+    assert capacities() == [MIB // 2, third // 8192 * 8192, third // 16384 * 16384]
+    arenas.close()
+
+
+def test_a_default_arena_waits_while_others_need_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(filling_module, "PATIENCE_S", 0.0)
+    answers, refused = [False], threading.Event()
+
+    def may_take(num_bytes: int) -> bool:
+        if not answers[0]:
+            refused.set()
+        return answers[0]
+
+    ready = threading.Event()
+    arena = Arena.create(tmp_path / "arena", 64, 4096, 1)
+    filling = Filling(arena, 1, 64, lambda _: ready.set(), may_take, num_threads=1)
+    assert refused.wait(30) and filling.num_ready == 1
+    answers[0] = True
+    assert ready.wait(30)
+    filling.join()
+    assert filling.num_ready == 64
+    messages = [record.message for record in caplog.records]
+    assert messages == ["the machine has no memory to spare: the arena waits with growing"]
+    arena.close()
+
+
+def test_a_size_that_is_set_is_taken_whatever_else_needs_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas_module, "measure_memory", lambda: Memory(0, 0))
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4096)
+    monkeypatch.setattr(arenas_module, "num_pages_ahead", lambda used, page_bytes: 8)
+    arenas = Arenas(tmp_path, SET)
+    grown: queue.Queue[int] = queue.Queue()
+    arenas.on_grown = lambda page_bytes, num_pages: grown.put(num_pages)
+    asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
+    while arenas.num_ready(4096) < 256:
+        grown.get(timeout=30)
+    arenas.close()
+
+
+def test_sizes_are_decided_from_the_folders_that_are_there_or_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room_module, "measure_memory", lambda: Memory(1 << 40, 1 << 40))
+    usage = shutil.disk_usage(tmp_path)
+    there = SimpleNamespace(disk_usage=lambda path: path.exists() and usage)
+    monkeypatch.setattr(room_module, "shutil", there)
+    config = KvstoreConfig(
+        host_id=HostId("h"), data_dir=tmp_path / "a/b", arena_dir=tmp_path / "arena/x"
+    )
+    before = decide_sizes(config)
+    assert before.disk_bytes == usage.free // 2
+    config.disk_path.mkdir(parents=True)
+    (config.disk_path / "1x4096.slab").write_bytes(bytes(MIB))
+    assert decide_sizes(config).disk_bytes == before.disk_bytes + MIB // 2, "it is ours already"
+    shared = decide_sizes(config.model_copy(update={"num_hosts_here": 2}))
+    assert shared.disk_bytes == (before.disk_bytes + MIB // 2) // 2
+    usage = usage._replace(free=0)
+    with pytest.raises(
+        ConfigError, match=r"SYMPHONY_ARENA_DIR='.*arena/x': 0 of .* bytes are free"
+    ):
+        decide_sizes(config)
 
 
 def test_a_lease_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
@@ -176,7 +297,7 @@ def test_arenas_are_only_in_a_folder_that_is_ours_alone(tmp_path: Path) -> None:
     (folder / "kv-1.arena").touch()
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*mode 0755"):
-        Arenas(folder, arena_bytes=MIB).clean()
+        remove_arenas(folder)
     assert (folder / "kv-1.arena").exists()
 
 

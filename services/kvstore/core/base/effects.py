@@ -131,6 +131,16 @@ class DropMore:
 
 
 @dataclass(frozen=True, slots=True)
+class GrowArena:
+    """Have memory behind so many pages of an arena, from the first on, as far as there is some for
+    it; answer with `on_arena_grown`.
+    """
+
+    page_bytes: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveRun:
     """Write these blocks from the disk to the object store; answer with `on_saved`."""
 
@@ -156,4 +166,4 @@ class DropSession:
 
 DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | ResetDisk | TouchBlocks
 ObjectEffect: TypeAlias = SaveRun | DropRuns | DropSession
-Effect: TypeAlias = SetWords | ReadPages | DropMore | DiskEffect | ObjectEffect
+Effect: TypeAlias = SetWords | ReadPages | DropMore | GrowArena | DiskEffect | ObjectEffect

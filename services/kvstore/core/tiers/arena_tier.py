@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from services.kvstore.core.base.effects import Effect, SetWords
+from services.kvstore.core.base.effects import Effect, GrowArena, SetWords
+from services.kvstore.core.base.tier_sizes import num_pages_ahead
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.idle_blocks import IdleBlocks
 from shared.arena import PageState
@@ -50,6 +51,7 @@ class ArenaTier:
         self._free = list(range(num_pages - 1, -1, -1))
         # Lists: at a block's pages or a commit's, numpy's calls cost more than they save.
         self._generations = [0] * num_pages
+        self._num_wanted = num_pages_ahead(0, page_bytes)  # so many, and the shell knows
 
     @property
     def free_pages(self) -> list[int]:
@@ -82,6 +84,7 @@ class ArenaTier:
         """Up to `num_pages` pages, published as FILLING under a new generation each; evicts if
         needed.
         """
+        self._want(num_pages, effects)
         if num_pages > len(self._free):
             self._evict(num_pages - len(self._free), is_stored, now_ns, effects)
         first = max(len(self._free) - num_pages, 0)
@@ -215,6 +218,14 @@ class ArenaTier:
         self.holding.pop(block.block_id, None)
         if block.is_alive:
             self._unlist(block)
+
+    def _want(self, num_pages: int, effects: list[Effect]) -> None:
+        """So many more are to be used: ask for memory before it is needed."""
+        num_used = self.num_pages - len(self._free) + num_pages
+        num_ahead = num_pages_ahead(num_used, self.page_bytes)
+        if num_used + num_ahead // 2 > self._num_wanted:
+            self._num_wanted = num_used + num_ahead
+            effects.append(GrowArena(self.page_bytes, self._num_wanted))
 
     def _evict(
         self,

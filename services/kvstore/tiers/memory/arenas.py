@@ -2,27 +2,46 @@
 
 import asyncio
 import logging
-import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from services.kvstore.core.base.tier_sizes import (
+    SHARED_SHARE,
+    TierSizes,
+    may_grow,
+    num_pages_ahead,
+)
 from services.kvstore.tiers.memory.filling import Filling
 from shared.arena import Arena
-from shared.errors import ConfigError, NoCapacity
+from shared.errors import NoCapacity
 from shared.private import check_private
+from shared.runtime.memory import measure_memory
 
 log = logging.getLogger(__name__)
 
-MIN_ARENA_BYTES = 16 * 1024 * 1024
-SPARE_SHARE = 0.1  # of the free shared memory, left to others
 FIRST_BYTES = 64 * 1024 * 1024  # of an arena, before it is used: a fifth of a second, or less
+
+
+def remove_arenas(directory: Path) -> None:
+    """Remove what an earlier life left.
+
+    Raises:
+        ConfigError: the folder is not this user's alone.
+    """
+    check_private(directory, "SYMPHONY_ARENA_DIR")
+    for pattern in ("*.arena", "*.arena.new", "*.lease"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 class Arenas:
     """Arenas by page size. One is served as soon as its first pages can be used; the others come
-    in the background.
+    in the background: all of them where a setting gives their number, else as they are used. In
+    the second case all arenas share the size, in equal parts, as far as the earlier ones have not
+    grown beyond theirs.
 
     Every life of the kvstore makes new ones. A worker that mapped an earlier one keeps its mapping,
     which is not filled any more; it is answered `unknown_worker`, opens again, and maps the new.
@@ -32,33 +51,13 @@ class Arenas:
         on_grown: called in a thread: page size, and how many pages can be used now.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        arena_bytes: int,
-    ) -> None:
+    def __init__(self, directory: Path, sizes: TierSizes) -> None:
         self._directory = directory
-        self._arena_bytes = arena_bytes
+        self._sizes = sizes
         self.on_grown: Callable[[int, int], None] = lambda page_bytes, num_pages: None
         self._lock = asyncio.Lock()
         self._fillings: dict[int, Filling] = {}
         self.by_page_bytes: dict[int, Arena] = {}
-
-    def clean(self) -> None:
-        """Remove what an earlier life left, and see that there is room.
-
-        Raises:
-            ConfigError: too little shared memory, or the folder is not this user's alone.
-        """
-        check_private(self._directory, "SYMPHONY_ARENA_DIR")
-        for pattern in ("*.arena", "*.arena.new", "*.lease"):
-            for path in self._directory.glob(pattern):
-                path.unlink(missing_ok=True)
-        if self._free_bytes() < MIN_ARENA_BYTES:
-            raise ConfigError(
-                f"SYMPHONY_ARENA_DIR={str(self._directory)!r}: {self._free_bytes():,} bytes are"
-                f" free there, an arena takes at least {MIN_ARENA_BYTES:,}"
-            )
 
     async def get(self, page_bytes: int, num_layers: int) -> Arena:
         """The arena of this page size.
@@ -71,7 +70,8 @@ class Arenas:
                 return arena
             awaited = sum(filling.num_bytes_left for filling in self._fillings.values())
             free_bytes = max(self._free_bytes() - awaited, 0)
-            num_bytes = min(self._arena_bytes, int(free_bytes * (1 - SPARE_SHARE)))
+            share_bytes = self._share_bytes(len(self._fillings) + 1)
+            num_bytes = min(share_bytes, int(free_bytes * SHARED_SHARE))
             num_pages = num_bytes // page_bytes
             if num_pages < 2 * num_layers:
                 raise NoCapacity(
@@ -85,11 +85,28 @@ class Arenas:
             except OSError as error:
                 raise NoCapacity(f"{path}: {error.strerror}") from None
             log.info("arena made", extra={"path": str(path), "num_pages": num_pages})
+            for filling in self._fillings.values():
+                filling.limit(share_bytes)
             self.by_page_bytes[page_bytes] = arena
-            self._fillings[page_bytes] = Filling(
-                arena, num_first, partial(self._report, page_bytes)
-            )
+            self._fillings[page_bytes] = self._fill(arena, num_first)
             return arena
+
+    def _share_bytes(self, num_arenas: int) -> int:
+        return self._sizes.arena_bytes // (1 if self._sizes.is_arena_set else num_arenas)
+
+    def _fill(self, arena: Arena, num_first: int) -> Filling:
+        on_ready = partial(self._report, arena.page_bytes)
+        if self._sizes.is_arena_set:
+            return Filling(arena, num_first, arena.num_pages, on_ready)
+        return Filling(arena, num_first, num_pages_ahead(0, arena.page_bytes), on_ready, _may_take)
+
+    def grow(self, page_bytes: int, num_pages: int) -> None:
+        """So many pages of an arena are soon to be used."""
+        self._fillings[page_bytes].grow(num_pages)
+
+    def capacity_bytes(self, page_bytes: int) -> int:
+        """What all pages of an arena may take, now or later."""
+        return self._fillings[page_bytes].num_bytes_max
 
     def num_ready(self, page_bytes: int) -> int:
         """How many pages of an arena can be used now."""
@@ -111,8 +128,11 @@ class Arenas:
         self.on_grown(page_bytes, num_pages)
 
     def _free_bytes(self) -> int:
-        stat = os.statvfs(self._directory)
-        return stat.f_bavail * stat.f_frsize
+        return shutil.disk_usage(self._directory).free
+
+
+def _may_take(num_bytes: int) -> bool:
+    return may_grow(measure_memory(), num_bytes)
 
 
 def _make(path: Path, num_pages: int, page_bytes: int, num_first: int) -> Arena:

@@ -1,11 +1,9 @@
 """Making a loaded model fast: what is replaced, in which order, and how it is checked."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,18 +17,7 @@ from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling, join
 from services.worker.device.layers.norms import fast_norm
 from services.worker.device.layers.packed import PackedLinear, can_pack, is_plain
 from services.worker.device.layers.rotary import RotaryProbe, fast_rotary, rotary_users, use_rotary
-
-MEMINFO = Path("/proc/meminfo")
-
-
-def free_bytes() -> int:
-    """What the kernel says it can hand out without swapping; 0: it does not say."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) * 1024 if found else 0
-
+from shared.runtime.memory import measure_memory
 
 Mode = Literal["fast", "plain", "invariant"]
 ProductOf = Callable[..., nn.Module]  # of linear layers that share an input
@@ -139,7 +126,9 @@ def make_fast(
     if device.type == "cuda":
         _merge_siblings(model, calls, joined, made)
     elif pack if pack is not None else can_pack(dtype):
-        limit = int(COPIES_SHARE * free_bytes()) if copies_bytes_max is None else copies_bytes_max
+        limit = copies_bytes_max
+        if limit is None:
+            limit = int(COPIES_SHARE * measure_memory().available_bytes)
         packed = partial(PackedLinear, fixed_rows=fixed_rows)
         _merge_siblings(model, calls, packed, made)
         _pack(model, calls, packed, limit, made)

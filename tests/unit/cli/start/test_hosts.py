@@ -17,7 +17,6 @@ from cli.inspection.description import describe
 from cli.inspection.snapshot import HOSTS_MAX, Snapshot, take_snapshot
 from cli.inspection.status import render
 from cli.main import app
-from cli.start.hosts import arena_share
 from cli.start.options import DeploymentOptions
 from cli.start.plan import DeploymentPlan, check_size, plan_deployment
 from cli.start.servers import prepare_servers
@@ -42,12 +41,6 @@ from tests.unit.cli.supervisor.test_supervisor import make_supervisor
 from tests.unit.cli.test_runfile import STATE
 
 MIB = 1024**2
-
-
-@pytest.fixture(autouse=True)
-def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So much is free on every machine."""
-    monkeypatch.setattr("cli.start.hosts.free_memory_bytes", lambda: 1000 * MIB)
 
 
 def plan(data_dir: Path, given: Mapping[str, str] | None = None, **options: int) -> DeploymentPlan:
@@ -170,22 +163,19 @@ def test_cores_ports_and_gpus_are_divided_among_the_workers_of_all_hosts(
     assert seen == ["5", "6", "7", "8"]
 
 
-def test_arenas_of_all_hosts_fit_the_memory_there_is(tmp_path: Path) -> None:
-    def arenas(num_hosts: int, **given: str) -> list[int]:
+def test_every_kvstore_knows_how_many_hosts_share_the_machine(tmp_path: Path) -> None:
+    def counts(num_hosts: int, **given: str) -> list[int]:
         environment = {f"SYMPHONY_{name}": value for name, value in given.items()}
-        return [
-            store.arena_bytes
-            for store in kvstores(plan(tmp_path, environment, num_hosts=num_hosts))
-        ]
+        stores = kvstores(plan(tmp_path, environment, num_hosts=num_hosts))
+        return [store.num_hosts_here for store in stores]
 
-    assert arenas(1) == [512 * MIB], "one sees for itself"
-    assert arenas(2) == [450 * MIB] * 2
-    assert arenas(2, ARENA_BYTES=str(100 * MIB)) == [100 * MIB] * 2
-    assert 880 * MIB < sum(arenas(56)) <= 900 * MIB
-    with pytest.raises(ConfigError, match=r"--hosts 57: 1000 MiB are free in /dev/shm"):
-        arenas(57)
-    with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_BYTES='0'"):
-        arenas(2, ARENA_BYTES="0")
+    assert counts(1) == [1]
+    assert counts(3) == [3, 3, 3]
+    constants = '{"objects_rest_s": 7}'
+    (store, _) = kvstores(plan(tmp_path, {"SYMPHONY_DEVELOPMENT": constants}, num_hosts=2))
+    assert (store.objects_rest_s, store.num_hosts_here) == (7, 2)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_BYTES='1'"):
+        counts(2, ARENA_BYTES="1")
 
 
 def test_true_pages_are_told_to_workers_alone_and_only_when_asked(tmp_path: Path) -> None:
@@ -302,7 +292,15 @@ def test_status_shows_every_host_with_its_kvstore_and_workers() -> None:
     snapshot = Snapshot(
         states={},
         scheduler=SchedulerStatus(workers=[worker("h-w0", "h"), worker("h-1-w0", "h-1")]),
-        stores=[KvStats(host_id="h", num_sessions=1, disk_bytes=5 * MIB, arena_bytes=7 * MIB)],
+        stores=[
+            KvStats(
+                host_id="h",
+                num_sessions=1,
+                disk_bytes=5 * MIB,
+                disk_bytes_max=9 * MIB,
+                arena_bytes_max={"256": 3 * MIB, "512": 4 * MIB},
+            ),
+        ],
     )
     report = describe(run, snapshot)
     shown = [(host["host_id"], host["has_kvstore"], host["workers"]) for host in report["hosts"]]
@@ -312,8 +310,8 @@ def test_status_shows_every_host_with_its_kvstore_and_workers() -> None:
     text = io.StringIO()
     Console(file=text, width=120).print(render(report))
     rows = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert "h answers 0 of 7 MiB 5 MiB h-w0" in rows
-    assert "h-1 away 0 of 0 MiB 0 MiB h-1-w0" in rows
+    assert "h answers 0 of 7 MiB 5 of 9 MiB h-w0" in rows
+    assert "h-1 away 0 of 0 MiB 0 of 0 MiB h-1-w0" in rows
     assert len(describe(run, None)["hosts"]) == 2
 
 
@@ -356,7 +354,3 @@ def test_a_host_that_is_not_ours_is_shown_behind_ours() -> None:
     snapshot = Snapshot(states={}, scheduler=None, stores=stores)
     report = describe(replace(STATE, host_id="h"), snapshot)
     assert [host["host_id"] for host in report["hosts"]] == ["h", "a"]
-
-
-def test_one_kvstore_alone_takes_what_it_finds() -> None:
-    assert arena_share(1, {"SYMPHONY_ARENA_BYTES": "nonsense"}) == {}

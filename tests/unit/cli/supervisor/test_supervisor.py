@@ -38,7 +38,7 @@ class Notes:
     def progress(self, text: str) -> None:
         self.said.append(text)
 
-    def ready(self, url: str, reasons: Sequence[str]) -> None:
+    def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         self.said += [url, *reasons]
 
     def event(self, text: str) -> None:

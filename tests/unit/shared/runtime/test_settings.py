@@ -29,7 +29,7 @@ from shared.runtime.settings import (
 CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
 ]  # fmt: skip
-NEW_CONSTANTS = {"prompt_sent_bytes_max"}  # that were settings in no release
+NEW_CONSTANTS = {"num_hosts_here", "prompt_sent_bytes_max"}  # that were settings in no release
 NAME = re.compile(rf"\b{ENV_PREFIX}([A-Z][A-Z_]*[A-Z])\b(?!_)")
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from services.worker.device import verify
 from services.worker.device.layers import fast
-from services.worker.device.layers.fast import free_bytes
 from services.worker.device.layers.gated import GatedMlp, fast_mlp
 from services.worker.device.layers.merged import Merged, Sibling, joined
 from services.worker.device.layers.norms import FastRmsNorm, fast_norm
@@ -85,15 +84,6 @@ def test_copies_of_weights_that_stay_have_a_limit() -> None:
         assert made.copied_bytes == (head_bytes if is_packed else 0)
         assert made.packed == 21 + is_packed
         assert model.get_input_embeddings().weight.shape == (200, 64)
-
-
-def test_free_memory_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal: 9 kB\nMemAvailable:   12 kB\n")
-    monkeypatch.setattr("services.worker.device.layers.fast.MEMINFO", path)
-    assert free_bytes() == 12 * 1024
-    path.unlink()
-    assert free_bytes() == 0
 
 
 class Block(nn.Module):
