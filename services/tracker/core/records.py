@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 from services.tracker.core.levels import HintSource
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, WorkerId
-from shared.wire.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
+from shared.wire.messages import (
+    AdapterRef,
+    AdvisoryKey,
+    AdvisoryLife,
+    AgentPrefix,
+    ExpectSession,
+    HintPayer,
+)
 
 SessionKey = tuple[TenantId, SessionId]
 ARRIVAL_SLACK_NS = 1_000_000_000  # a smaller change of the arrival time is not sent
@@ -17,6 +24,7 @@ class Origin:
     Attributes:
         agent, workflow_id: the agent that will send the turn, and its run; empty: unknown.
         frontend_id, place: the frontend that took the first advisory, and its sender's address.
+        payer: whose account it was charged to.
         sender: the sender in whose order the advisory is (`order.py`); None: no order.
         is_dated: an advisory named the arrival time.
         is_own: no client announced the turn; the tracker expects it from what agents do.
@@ -26,6 +34,7 @@ class Origin:
     workflow_id: str = ""
     frontend_id: FrontendId | None = None
     place: str = ""
+    payer: HintPayer = "place"
     sender: tuple[str, str, str] | None = None
     is_dated: bool = False
     is_own: bool = False

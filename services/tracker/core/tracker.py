@@ -220,6 +220,8 @@ class TrackerCore:
         if not self._seen_turns.is_new(arrived):
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
+        if arrived.part != "workflow":
+            self._learned.on_turn(*key, now_ns)
         followed = self._follow(arrived, now_ns)
         names = [] if arrived.part == "workflow" else [key]
         if followed.expected_as is not None:

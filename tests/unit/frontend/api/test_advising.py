@@ -120,7 +120,6 @@ def test_what_nobody_takes_costs_a_quarter(
     refusal: SymphonyError, cost: float, num_open: float
 ) -> None:
     peers = Peers(refusal)
-    peers.gate.take(T, "p")
     with pytest.raises(SymphonyError) as raised:
         asyncio.run(submit(peers.app, Advisory(session_id=SessionId("s")), "p"))
     assert (peers.tokens, peers.open) == (10 - cost, num_open)
@@ -146,7 +145,6 @@ def test_the_shard_that_has_the_session_is_asked_and_answers_for_it() -> None:
     peers = Peers(num_shards=3)
     sessions = [SessionId(f"s{number}") for number in range(9)]
     for session_id in sessions:
-        peers.gate.take(T, "p")
         asyncio.run(submit(peers.app, Advisory(session_id=session_id), "p"))
     shards = [shard_of(T, session_id, 3) for session_id in sessions]
     assert peers.asked == [(SHARD_ADVISORY_SUBMIT, (str(shard),)) for shard in shards]
