@@ -1,4 +1,4 @@
-"""Who is throttled for advisories: not people who type and delete, and at once whoever floods."""
+"""Which senders of advisories are throttled: not people who type and delete, and floods at once."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from services.tracker.core import Effect, Limits, SendVerdicts, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId, TurnId
-from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.wire.hint_accounts import HintAccounts, HintLimits, HintSender, session_name
 from shared.wire.messages import Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
@@ -63,6 +63,7 @@ class House:
         tenant = TenantId(place) if self.by_tenant else DEFAULT_TENANT
         if act == "turn":
             self.num_turns += 1
+            self.accounts.on_turn(tenant, session_name(tenant, session_id), now_ns)
             turn_id = TurnId(f"t{self.num_turns}")
             arrived = TurnArrived(session_id=session_id, turn_id=turn_id, tenant=tenant)
             self._perform(self.tracker.on_turn_arrived(arrived, now_ns))
@@ -78,16 +79,19 @@ class House:
     ) -> None:
         self.asked[place] += 1
         at = "gateway" if self.by_tenant else place
+        sender = HintSender(tenant, at, session_name(tenant, session_id))
         try:
-            self.accounts.take(tenant, at, now_ns)
+            payer = self.accounts.take(sender, now_ns)
         except HintsThrottled:
             self.refused[place] += 1
             self.first_refused_at_s.setdefault(place, at_s)
             return
-        advisory = Advisory(session_id=session_id, tenant=tenant, place=at, frontend_id=FRONTEND)
+        advisory = Advisory(
+            session_id=session_id, tenant=tenant, place=at, payer=payer, frontend_id=FRONTEND
+        )
         record, effects = self.tracker.on_submit(advisory, now_ns)
         if record.num_merged:
-            self.accounts.on_refund(tenant, at)
+            self.accounts.on_refund(sender, payer)
         self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:

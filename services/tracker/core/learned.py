@@ -12,6 +12,7 @@ from services.tracker.core.records import Origin, Record
 from services.tracker.core.tracker_limits import SECOND_NS, Limits
 from services.tracker.core.verdicts import as_verdict, payer_of, verdict_of
 from shared.ids import SessionId, TenantId
+from shared.locations import worth_keeping
 from shared.wire.hint_accounts import HintAccounts, HintSender, session_name
 from shared.wire.messages import Advisory, HintRate, HintStatus
 
@@ -64,6 +65,7 @@ class Learned:
                 place=advisory.place,
                 payer=advisory.payer,
                 is_dated=advisory.expected_arrival is not None,
+                has_kv=bool(worth_keeping(advisory.kv_at)),
                 is_own=foreseen is not None,
             ),
         )

@@ -20,8 +20,12 @@ class Outcomes:
         self._levels = Levels(HALF_LIFE_NS)
 
     def learn(self, source: HintSource, now_ns: int, *, is_used: bool) -> None:
-        """Learn whether an advisory's turn came."""
-        self._levels.add(source, float(is_used), 0.0, now_ns)
+        """Learn whether an advisory's turn came. The more is known of a session, the less another
+        one says about its application: however many a session sends, they count there as five.
+        """
+        num_own = self._levels.num_of_session(source, now_ns)
+        weight = (PRIOR_WEIGHT / (PRIOR_WEIGHT + num_own)) ** 2
+        self._levels.add(source, float(is_used), 0.0, now_ns, weight)
 
     def chance(self, source: HintSource, now_ns: int) -> float:
         """Probability that a turn announced now comes, 0 to 1."""

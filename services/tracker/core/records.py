@@ -27,6 +27,7 @@ class Origin:
         payer: whose account it was charged to.
         sender: the sender in whose order the advisory is (`order.py`); None: no order.
         is_dated: an advisory named the arrival time.
+        has_kv: the session had KV at the first advisory.
         is_own: no client announced the turn; the tracker expects it from what agents do.
     """
 
@@ -37,6 +38,7 @@ class Origin:
     payer: HintPayer = "place"
     sender: tuple[str, str, str] | None = None
     is_dated: bool = False
+    has_kv: bool = False
     is_own: bool = False
 
 
@@ -100,7 +102,8 @@ class Record:
     def source(self) -> HintSource:
         """The statistics that it counts in: its application is the agent, else the model."""
         tenant, session_id = self.key
-        return HintSource(tenant, self.origin.agent or self.model_id or "", session_id)
+        application = self.origin.agent or self.model_id or ""
+        return HintSource(tenant, application, session_id, self.origin.has_kv)
 
     @property
     def wire_key(self) -> AdvisoryKey:

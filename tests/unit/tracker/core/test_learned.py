@@ -40,6 +40,20 @@ def test_the_narrow_level_speaks_where_it_knows_enough_else_the_broader_one() ->
     assert outcomes.chance(whose("new", "bad"), 10 * HOUR) > 0.8, "it is long ago"
 
 
+def test_a_few_sessions_that_are_always_wrong_say_little_about_the_others() -> None:
+    outcomes = Outcomes()
+    for number in range(20):
+        outcomes.learn(whose(f"right{number}"), 0, is_used=True)
+    for number in range(6_000):
+        outcomes.learn(whose(f"wrong{number % 6}"), 0, is_used=False)
+        outcomes.learn(whose(f"invented{number}")._replace(has_kv=False), 0, is_used=False)
+    assert outcomes.chance(whose("wrong0"), 0) < 0.01
+    assert outcomes.chance(whose("right0"), 0) > 0.2 < outcomes.chance(whose("new"), 0)
+    assert outcomes.chance(whose("new")._replace(has_kv=False), 0) < 0.01
+    ((_, hits, num),) = outcomes.rates(0)
+    assert num == 12_020 and round(hits * num) == 20
+
+
 def test_tables_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "SESSIONS_MAX", 5)
     table = Levels(SECOND)
