@@ -93,10 +93,15 @@ class Levels:
             if (sums := table.get(key)) is not None:
                 yield sums.age(now_ns, self._half_life_ns)
 
-    def num_of_session(self, source: HintSource, now_ns: int) -> float:
-        """Observations of the session."""
+    def of_session(self, source: HintSource, now_ns: int) -> Sums:
+        """The sums of the session alone."""
         sums = self._tables[2][0].get(_keys(source)[2])
-        return 0.0 if sums is None else sums.age(now_ns, self._half_life_ns).num
+        return Sums(0.0, 0.0, 0.0, now_ns) if sums is None else sums.age(now_ns, self._half_life_ns)
+
+    def has_other(self, tenant: TenantId) -> bool:
+        """Whether another tenant than this one has sums."""
+        table = self._tables[0][0]
+        return len(table) > ((tenant,) in table)
 
     def tenants(self, now_ns: int) -> Iterator[tuple[TenantId, Sums]]:
         """The sums of all tenants, the most recently updated first."""

@@ -7,10 +7,10 @@ import pytest
 from services.tracker.core import Count, Expect, Limits, ObserveLead, SendVerdicts, levels
 from services.tracker.core.leads import Leads
 from services.tracker.core.levels import HintSource, Levels
-from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
+from services.tracker.core.outcomes import DOUBTFUL_CHANCE, FIRST_CHANCE, Outcomes
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled
-from shared.ids import FrontendId, SessionId, TenantId
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId
 from shared.wire.hint_accounts import HintLimits
 from shared.wire.messages import Advisory, HintVerdict
 from tests.tables import largest_table
@@ -48,10 +48,26 @@ def test_a_few_sessions_that_are_always_wrong_say_little_about_the_others() -> N
         outcomes.learn(whose(f"wrong{number % 6}"), 0, is_used=False)
         outcomes.learn(whose(f"invented{number}")._replace(has_kv=False), 0, is_used=False)
     assert outcomes.chance(whose("wrong0"), 0) < 0.01
-    assert outcomes.chance(whose("right0"), 0) > 0.2 < outcomes.chance(whose("new"), 0)
+    assert outcomes.chance(whose("right0"), 0) > 0.4 and outcomes.chance(whose("new"), 0) > 0.2
     assert outcomes.chance(whose("new")._replace(has_kv=False), 0) < 0.01
     ((_, hits, num),) = outcomes.rates(0)
     assert num == 12_020 and round(hits * num) == 20
+
+
+def test_without_tenants_a_session_with_kv_answers_for_itself() -> None:
+    outcomes = Outcomes()
+    for number in range(1000):
+        outcomes.learn(whose(f"wrong{number}", tenant=DEFAULT_TENANT), 0, is_used=False)
+    new, wrong = whose("new", tenant=DEFAULT_TENANT), whose("wrong", tenant=DEFAULT_TENANT)
+    assert outcomes.chance(new, 0) == DOUBTFUL_CHANCE
+    assert outcomes.chance(new._replace(has_kv=False), 0) < 0.01
+    for _ in range(8):
+        assert outcomes.chance(wrong, 0) > Limits().act_chance_min
+        outcomes.learn(wrong, 0, is_used=False)
+    outcomes.learn(wrong, 0, is_used=False)
+    assert outcomes.chance(wrong, 0) < Limits().act_chance_min
+    outcomes.learn(whose("theirs", tenant="acme"), 0, is_used=True)
+    assert outcomes.chance(new, 0) < 0.01, "there are tenants, who have it to themselves"
 
 
 def test_tables_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
