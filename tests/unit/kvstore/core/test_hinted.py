@@ -1,12 +1,16 @@
 """Hints pin only so much of an arena."""
 
+from dataclasses import replace
+
+from services.kvstore.calls import stage_event
 from shared.hints import HINTED_SHARE, SHARE_OF_ONE
-from shared.ids import DEFAULT_TENANT, TenantId
-from shared.owners import NO_OWNER
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId
+from shared.owners import NO_OWNER, owner_key
+from shared.wire.messages import KvStage
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host
 from tests.unit.kvstore.core.test_store import chain
 
-A = TenantId("a")
+A, S = TenantId("a"), SessionId("s")
 BLOCKS = NUM_PAGES // LAYERS
 
 
@@ -43,6 +47,21 @@ def test_without_tenants_one_session_leaves_room_for_others_and_all_fill_the_who
     assert host.stage(2, BLOCKS, hinted_by=DEFAULT_TENANT).num_blocks == 0
     assert len(host.lease(NUM_PAGES)) >= NUM_PAGES - of_all * LAYERS
     host.check_pages_conserved()
+
+
+def test_a_hint_counts_for_its_session_and_a_turn_for_none() -> None:
+    stage = KvStage(
+        worker_id=WORKERS[0],
+        incarnation="i",
+        fingerprint="f",
+        num_layers=LAYERS,
+        page_bytes=1,
+        tenant=A,
+        session_id=S,
+    )
+    assert stage_event(stage, [], None, 1 << 20).hinted_by is None
+    hinted = stage_event(replace(stage, is_hint=True), [], None, 1 << 20)
+    assert hinted.hinted_by == (A, owner_key(A, S))
 
 
 def test_turns_that_are_here_are_no_hints() -> None:

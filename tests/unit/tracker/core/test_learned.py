@@ -11,13 +11,14 @@ from services.tracker.core.outcomes import DOUBTFUL_CHANCE, FIRST_CHANCE, Outcom
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId
-from shared.wire.hint_accounts import HintLimits
+from shared.wire.hint_accounts import HintLimits, session_name
 from shared.wire.messages import Advisory, HintVerdict
 from tests.tables import largest_table
 from tests.unit.tracker.core.test_tracker import SECOND, Driver, asks, counts, drops
 
 T = TenantId("t")
 HOUR = 3600 * SECOND
+NAME = session_name(DEFAULT_TENANT, SessionId("s"))
 
 
 def whose(session: str = "s", application: str = "app", tenant: str = "t") -> HintSource:
@@ -224,6 +225,19 @@ def test_who_comes_past_the_frontends_has_an_account_here() -> None:
     assert [hint(d, f"y{number}") for number in range(4)] == [["submitted"]] * 4
     (rate,) = d.core.status(d.now_ns).rates
     assert rate.hits == 1 and Count("late") not in d.wake(100)
+
+
+def test_past_the_frontends_a_session_that_had_a_turn_pays_for_itself_as_well() -> None:
+    d = Driver(Limits(accounts=HintLimits(per_place=20, per_tenant=100)))
+    for number in range(5):
+        hint(d, f"x{number}")
+    d.arrive("s")
+    assert hint(d, "s") == ["submitted"]
+    with pytest.raises(HintsThrottled):
+        hint(d, "other")
+    d.wake(100)
+    account = d.core._learned._accounts._sessions.of[DEFAULT_TENANT, NAME]
+    assert (account.used, account.ended) == (0, 1), "its outcome is its own"
 
 
 def test_many_that_are_overtaken_are_given_up_a_bit_at_a_time() -> None:
