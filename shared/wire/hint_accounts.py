@@ -1,8 +1,8 @@
 """Rate limits of advisories by their outcomes: token buckets that used advisories refill.
 
 An advisory costs one token. One whose turn comes returns several, one that its sender withdraws
-returns half, an unused one none. So whoever is right at least once in `USED_GAIN` times is not
-limited.
+returns half, an unused one none. So a sender that is right at least once in `USED_GAIN` times has
+no limit.
 
 The session pays first. One that had a turn, or has KV, has a bucket of its own, so that any number
 of users can share an address, a gateway's, and are not charged for each other's unused advisories.

@@ -155,8 +155,11 @@ class TrackerCore:
         key = (advisory.tenant, advisory.session_id)
         record = self._live.get(key)
         if record is None:
-            has_kv, is_foreseen = bool(worth_keeping(advisory.kv_at)), foreseen is not None
-            self._live_limits.check(advisory.tenant, has_kv=has_kv, is_foreseen=is_foreseen)
+            self._live_limits.check(
+                advisory.tenant,
+                has_kv=bool(worth_keeping(advisory.kv_at)),
+                is_foreseen=foreseen is not None,
+            )
             record = self._learned.begin(advisory, now_ns, foreseen)
             self._live_limits.add(record)
             self._live[key] = record
