@@ -14,7 +14,7 @@ from services.tracker.core.verdicts import as_verdict, payer_of, verdict_of
 from shared.ids import SessionId, TenantId
 from shared.locations import worth_keeping
 from shared.wire.hint_accounts import HintAccounts, HintSender, session_name
-from shared.wire.messages import Advisory, HintRate, HintStatus
+from shared.wire.messages import Advisory, HintRate, HintStatus, TurnArrived
 
 MS_NS = 1_000_000
 TTL_FACTOR = 10  # learned lead times change the default expiry by at most this factor
@@ -39,9 +39,11 @@ class Learned:
         sender = _direct(advisory.tenant, advisory.session_id)
         return replace(advisory, place=DIRECT, payer=self._accounts.take(sender, now_ns))
 
-    def on_turn(self, tenant: TenantId, session_id: SessionId, now_ns: int) -> None:
+    def on_turn(self, arrived: TurnArrived, now_ns: int) -> None:
         """A session's turn arrived: it may announce others."""
-        self._accounts.on_turn(tenant, session_name(tenant, session_id), now_ns)
+        if arrived.part != "workflow":
+            name = session_name(arrived.tenant, arrived.session_id)
+            self._accounts.on_turn(arrived.tenant, name, now_ns)
 
     def begin(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
         """The record of an advisory whose session has no live one.

@@ -8,6 +8,8 @@ from services.tracker.core.records import Record, SessionKey
 from services.tracker.core.tracker_limits import Limits
 from shared.errors import NoCapacity, TenantQuota
 from shared.ids import TenantId
+from shared.locations import worth_keeping
+from shared.wire.messages import Advisory
 
 FORESEEN_SHARE = 4  # at most one of so many live advisories was announced by no client
 UNKNOWN_SHARE = 2  # at most one of so many is of a session without KV: those can be invented
@@ -27,25 +29,22 @@ class LiveLimits:
         self._unknown: set[SessionKey] = set()
         self.num_foreseen = 0
 
-    def check(self, tenant: TenantId, *, has_kv: bool, is_foreseen: bool) -> None:
+    def check(self, advisory: Advisory, *, is_foreseen: bool) -> None:
         """Whether one more advisory is allowed.
-
-        Args:
-            has_kv: its session has KV.
 
         Raises:
             NoCapacity: too many advisories are live.
             TenantQuota: too many of the tenant's are.
         """
         limits = self._limits
-        if 0 < limits.tenant_advisories_max <= self._num_of[tenant]:
+        if 0 < limits.tenant_advisories_max <= self._num_of[advisory.tenant]:
             raise TenantQuota(
                 f"this tenant has too many advisories live: {limits.tenant_advisories_max}"
             )
         is_full = self._num_live >= limits.advisories_max
         if is_foreseen:
             is_full = is_full or self.num_foreseen * FORESEEN_SHARE >= limits.advisories_max
-        elif not has_kv:
+        elif not worth_keeping(advisory.kv_at):
             is_full = is_full or len(self._unknown) * UNKNOWN_SHARE >= limits.advisories_max
         if is_full:
             raise NoCapacity("too many advisories are live")
