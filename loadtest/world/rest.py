@@ -22,7 +22,7 @@ from shared.locations import (
     objects_of,
 )
 from shared.owners import NO_OWNER
-from shared.wire.hint_accounts import HintAccounts
+from shared.wire.hint_accounts import HintAccounts, HintSender
 
 AGAIN_NS = 2 * SECOND
 
@@ -98,13 +98,13 @@ def _check_frontend(frontend: Frontend) -> None:
 
 def _check_hints(accounts: HintAccounts, now_ns: int) -> None:
     """Buckets are within their limits, and refused senders may send again."""
-    for kind in (accounts._places, accounts._tenants):
+    for kind in (accounts._sessions, accounts._places, accounts._tenants):
         for key, account in kind.of.items():
             assert 0 <= account.tokens <= kind.size and account.open >= 0, f"an account of {key}"
-            is_last = key == (LAST_TENANT, LAST_ADDRESS)
+            is_last = key[0] == LAST_TENANT and (key[1] == LAST_ADDRESS or kind.keeps_debts)
             assert not (is_last and account.open), "the outcome of an advisory is never reported"
     for address in FLOOD_ADDRESSES:
-        accounts.take(SPAMMERS, address, now_ns + AGAIN_NS)
+        accounts.take(HintSender(SPAMMERS, address, "s"), now_ns + AGAIN_NS)
 
 
 def _check_idle(worker: Worker) -> None:

@@ -5,8 +5,8 @@ from services.kvstore.tiers.values import LAYERS_MAX
 from shared.blocks import KEY_BYTES, BlockKey, unpack_keys
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s, rounded_expiry_s
-from shared.ids import subject_token
-from shared.owners import OWNER_BYTES, OwnerKey
+from shared.ids import TenantId, subject_token
+from shared.owners import OWNER_BYTES, OwnerKey, owner_key
 from shared.wire import messages as m
 from shared.wire.messages.codec import unpack_ints
 
@@ -72,11 +72,15 @@ def stage_event(
         keys=keys,
         priority=message.priority,
         blocks_max=staged_blocks_max(payload_bytes_max, message),
-        hinted_by=message.tenant if message.is_hint else None,
+        hinted_by=_session_of(message) if message.is_hint else None,
         offer=remote,
         fingerprint=message.fingerprint,
         num_before=min(max(message.num_before, 0), NUM_BEFORE_MAX),
     )
+
+
+def _session_of(message: m.KvStage) -> tuple[TenantId, OwnerKey]:
+    return message.tenant, owner_key(message.tenant, message.session_id)
 
 
 def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:

@@ -138,12 +138,12 @@ class VllmHints:
                 await self._kv.kv.release(ticket=staged.ticket)
             return
         tenant, owner = expected.tenant, expected.owner
-        num_blocks = min(staged.num_blocks, self._shares.room(tenant))
+        num_blocks = min(staged.num_blocks, self._shares.room(tenant, owner))
         if not num_blocks:
             await self._kv.kv.release(ticket=staged.ticket)
             self._perform(prefetched(expected, staged.num_blocks, 0))
             return
-        self._shares.take(tenant, num_blocks)
+        self._shares.take(tenant, owner, num_blocks)
         held = self._held[owner] = _Held(expected, staged, num_blocks)
         self._changed.set()
         num_here = await self._load(held)
@@ -202,6 +202,7 @@ class VllmHints:
                 self.withdraw(owner)
 
     def _let_go(self, held: _Held) -> None:
-        self._shares.give(held.expected.tenant, held.num_blocks)
+        expected = held.expected
+        self._shares.give(expected.tenant, expected.owner, held.num_blocks)
         if held.staged.epoch == self._kv.kv.epoch:
             self._tasks.spawn(self._kv.kv.release(ticket=held.staged.ticket))

@@ -93,30 +93,27 @@ class Receiver(Connection):
     async def serve_tenants(
         self,
         subject: Subject[Req, Rep],
-        handler: Callable[[TenantId, Req], Awaitable[Rep]],
+        handler: Callable[[TenantId, Req], Awaitable[Rep | None]],
         *,
         tenant: TenantId | None = None,
-        admit: Callable[[TenantId], bool] | None = None,
     ) -> Subscription:
         """Like `serve`, for the tenants in place of the star in `subject`. Messages of more than
         `PUBLIC_BYTES_MAX` are refused without decoding.
 
         Args:
+            handler: a message for which it returns None is not answered.
             tenant: accept only this tenant's messages; None: any tenant's.
-            admit: called before a message is decoded. If it raises, the error is sent to the
-                caller; if it returns False, the message is not answered.
         """
 
-        async def of_tenant(name: str, message: Req) -> Rep:
+        async def of_tenant(name: str, message: Req) -> Rep | None:
             return await handler(tenant_of(subject.pattern, name), message)
 
-        def admits(msg: Msg) -> bool:
+        def check(msg: Msg) -> None:
             if len(msg.data) > PUBLIC_BYTES_MAX:
                 raise InvalidRequest(f"the message is larger than {PUBLIC_BYTES_MAX} bytes")
-            return admit is None or admit(tenant_of(subject.pattern, msg.subject))
 
         name = subject_of(subject.pattern, tenant)
-        return await self._serve(subject, name, of_tenant, PUBLIC_CONCURRENCY_MAX, admits)
+        return await self._serve(subject, name, of_tenant, PUBLIC_CONCURRENCY_MAX, check)
 
     async def _serve(
         self,
@@ -124,7 +121,7 @@ class Receiver(Connection):
         name: str,
         handler: Callable[[str, Req], Awaitable[Rep | None]],
         concurrency_max: int,
-        admits: Callable[[Msg], bool] = lambda _: True,
+        check: Callable[[Msg], None] = lambda _: None,
     ) -> Subscription:
         assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
         prepare(subject.request)
@@ -149,8 +146,7 @@ class Receiver(Connection):
 
         async def on_message(msg: Msg) -> None:
             try:
-                if not admits(msg):
-                    return
+                check(msg)
             except SymphonyError as error:
                 await refuse(msg, error)
                 return

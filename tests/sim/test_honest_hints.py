@@ -1,4 +1,4 @@
-"""Who is throttled for advisories: not people who type and delete, and at once whoever floods."""
+"""Which senders of advisories are throttled: not people who type and delete, and floods at once."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ from loadtest.workloads.people import (
 from services.tracker.core import Effect, Limits, SendVerdicts, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
-from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId, TurnId
-from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
+from shared.wire.hint_accounts import HintAccounts, HintLimits, HintSender, session_name
 from shared.wire.messages import Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
@@ -40,18 +40,27 @@ class House:
     """A frontend's accounts and the tracker's core, with nothing between them and no delay.
 
     Args:
-        by_tenant: those of every place are a tenant's, who all come from one address; else all
-            are of one tenant.
+        by_tenant: those of every place are a tenant's; else all are of one tenant.
+        one_address: they all come from one address.
     """
 
-    def __init__(self, limits: HintLimits | None = None, *, by_tenant: bool = False) -> None:
+    def __init__(
+        self,
+        limits: HintLimits | None = None,
+        *,
+        by_tenant: bool = False,
+        one_address: bool = False,
+    ) -> None:
         self.by_tenant = by_tenant
+        self.one_address = one_address
         self.accounts = HintAccounts(limits or HintLimits())
         self.tracker = TrackerCore(Limits(), tracker_id="life")
         self.num_turns = 0
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.not_acted_on: Counter[str] = Counter()
         self.first_refused_at_s: dict[str, float] = {}
+        self._with_kv: set[SessionId] = set()
         self._wake_at_ns: int | None = None
 
     def do(self, at_s: float, place: str, session: str, act: Act) -> None:
@@ -63,6 +72,8 @@ class House:
         tenant = TenantId(place) if self.by_tenant else DEFAULT_TENANT
         if act == "turn":
             self.num_turns += 1
+            self._with_kv.add(session_id)
+            self.accounts.on_turn(tenant, session_name(tenant, session_id), now_ns)
             turn_id = TurnId(f"t{self.num_turns}")
             arrived = TurnArrived(session_id=session_id, turn_id=turn_id, tenant=tenant)
             self._perform(self.tracker.on_turn_arrived(arrived, now_ns))
@@ -77,17 +88,26 @@ class House:
         self, at_s: float, place: str, session_id: SessionId, tenant: TenantId, now_ns: int
     ) -> None:
         self.asked[place] += 1
-        at = "gateway" if self.by_tenant else place
+        at = "gateway" if self.one_address else place
+        sender = HintSender(tenant, at, session_name(tenant, session_id))
         try:
-            self.accounts.take(tenant, at, now_ns)
+            payer = self.accounts.take(sender, now_ns)
         except HintsThrottled:
             self.refused[place] += 1
             self.first_refused_at_s.setdefault(place, at_s)
             return
-        advisory = Advisory(session_id=session_id, tenant=tenant, place=at, frontend_id=FRONTEND)
+        advisory = Advisory(
+            session_id=session_id,
+            tenant=tenant,
+            place=at,
+            payer=payer,
+            frontend_id=FRONTEND,
+            kv_at={HostId("h"): 1} if session_id in self._with_kv else {},
+        )
         record, effects = self.tracker.on_submit(advisory, now_ns)
+        self.not_acted_on[place] += not record.is_acted_on
         if record.num_merged:
-            self.accounts.on_refund(tenant, at)
+            self.accounts.on_refund(sender, payer)
         self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -178,6 +198,44 @@ def test_floods_from_many_addresses_stop_at_the_tenant_and_spare_who_was_right()
     assert let_in < 12 * 512 / 2, "the tenant's limit holds for all together"
 
 
+NUM_USERS, NUM_LIARS, NUM_TURNS = 1_000, 100, 6
+
+
+def gateway(seed: int) -> Iterator[Event]:
+    """Users come back within two minutes, are announced, and come a while later. Liars have asked
+    once, and then announce turns that do not come; and somebody invents sessions.
+    """
+    rng = Random(seed)
+    events: list[Event] = []
+    for number in range(NUM_USERS):
+        at_s = rng.uniform(0, 60)
+        for _ in range(NUM_TURNS):
+            events.append((at_s, "users", f"u{number}", "turn"))
+            at_s += rng.uniform(20, 120)
+            events.append((at_s, "users", f"u{number}", "hint"))
+            at_s += rng.uniform(1, 10)
+    for number in range(NUM_LIARS):
+        events.append((at_s := rng.uniform(0, 60), "liars", f"l{number}", "turn"))
+        for _ in range(200):
+            events.append((at_s := at_s + rng.uniform(1, 4), "liars", f"l{number}", "hint"))
+            events.append((at_s := at_s + 1, "liars", f"l{number}", "take back"))
+    events += [(each / 50, "inventor", f"x{each}", "hint") for each in range(50 * 600)]
+    return iter(sorted(events))
+
+
+def test_without_keys_behind_one_gateway_no_user_pays_for_what_others_send() -> None:
+    house = House(one_address=True)
+    for event in gateway(1):
+        house.do(*event)
+    assert house.asked["users"] == NUM_USERS * NUM_TURNS
+    assert not house.refused["users"] and not house.not_acted_on["users"]
+    lies = house.asked["liars"] - house.refused["liars"]
+    acted_on = lies - house.not_acted_on["liars"]
+    assert lies < house.asked["liars"] / 4 and acted_on < 30 * NUM_LIARS
+    invented = house.asked["inventor"] - house.refused["inventor"]
+    assert invented < 512 + 1.1 * 600, "what one address may, and one a second"
+
+
 LEAD_S = 1.0  # from an announcement to its turn
 
 
@@ -204,7 +262,7 @@ def test_tenants_who_lie_cost_no_other_tenant_anything() -> None:
     by_size = [place for place, _ in asked.most_common()]
     assert asked[by_size[0]] > 100 * asked[by_size[-1]], "they differ"
     liars = set(by_size[:6:2])
-    house = House(by_tenant=True)
+    house = House(by_tenant=True, one_address=True)
     for event in tenants(liars):
         house.do(*event)
     for liar in liars:

@@ -35,7 +35,7 @@ from shared.locations import (
     location_redis_key,
 )
 from shared.owners import owner_key
-from shared.wire.hint_accounts import HintAccounts, HintLimits
+from shared.wire.hint_accounts import HintAccounts, HintLimits, HintSender, session_name
 from shared.wire.messages import (
     Advisory,
     AgentTurnLeft,
@@ -128,7 +128,8 @@ class Frontend(Process):
             num_history=record.num_computed if record is not None else 0,
         )
         if new.session_id is not None:
-            self.hints.on_turn(new.tenant, self.now_ns)
+            name = session_name(new.tenant, new.session_id)
+            self.hints.on_turn(new.tenant, name, self.now_ns)
         self._readers[new.turn_id] = reader
         self._new[new.turn_id] = new
         self._numbers[new.turn_id] = 1 + (record.num_turns if record is not None else 0)
@@ -137,21 +138,22 @@ class Frontend(Process):
 
     def advise(self, advisory: Advisory) -> None:
         """A client announces a turn."""
-        tenant, session_id, place = advisory.tenant, advisory.session_id, advisory.place
+        tenant, session_id = advisory.tenant, advisory.session_id
         num_shards = self.deployment.num_tracker_shards
         shard = shard_of(tenant, session_id, num_shards)
+        kv_at = known_places(self.located(tenant, session_id))
+        sender = HintSender(tenant, advisory.place, session_name(tenant, session_id))
         try:
-            self.hints.take(tenant, place, self.now_ns)
+            payer = self.hints.take(sender, self.now_ns, has_kv=bool(kv_at))
         except HintsThrottled:
             return
-        self.hints.on_sent(tenant, place, shard)
+        self.hints.on_sent(sender, payer, shard)
 
         def on_reply(state: Any) -> None:
             if state.num_merged:
-                self.hints.on_refund(tenant, place, shard)
+                self.hints.on_refund(sender, payer, shard)
 
-        kv_at = known_places(self.located(tenant, session_id))
-        sent = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
+        sent = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id, payer=payer)
         wire, ids = at_shard(ADVISORY_SUBMIT, tenant, session_id, num_shards)
         if (
             num_shards > 1

@@ -1,6 +1,4 @@
-"""Admits advisories by how many of their sender's earlier ones were used. It is asked before Redis
-and the bus.
-"""
+"""Admits advisories by how many of their sender's earlier ones were used, before the bus."""
 
 import logging
 from collections.abc import AsyncIterator, Coroutine
@@ -12,12 +10,12 @@ from services.frontend.observability import telemetry
 from shared.bus import Bus
 from shared.bus.asking import NO_RESPONDER_GRACE_S
 from shared.errors import HintsThrottled, InvalidRequest, MalformedMessage, NoCapacity
-from shared.ids import FrontendId, TenantId
+from shared.ids import FrontendId, SessionId, TenantId
 from shared.runtime.clock import Clock
 from shared.runtime.sparsely import Sparsely
 from shared.runtime.tasks import Tasks
-from shared.wire.hint_accounts import HintAccounts, HintLimits
-from shared.wire.messages import Advisory, AdvisoryKey, AdvisoryState, HintStatus
+from shared.wire.hint_accounts import HintAccounts, HintLimits, HintSender, session_name
+from shared.wire.messages import Advisory, AdvisoryKey, AdvisoryState, HintPayer, HintStatus
 from shared.wire.subjects import HINTS_ENDED, Subject
 from shared.wire.tracker_shards import at_shard, shard_of
 
@@ -62,15 +60,18 @@ class HintGate:
         """Subscribe to reports on advisories."""
         await self._bus.subscribe(HINTS_ENDED, self._accounts.on_ended, self.frontend_id)
 
-    def take(self, tenant: TenantId, place: str, cost: float = 1.0) -> None:
-        """Count one more advisory of this sender.
+    def take(self, sender: HintSender, cost: float = 1.0, *, has_kv: bool = False) -> HintPayer:
+        """Count one more advisory of this sender. Returns whose account pays.
+
+        Args:
+            has_kv: the session is known to have KV.
 
         Raises:
             HintsThrottled: too many of its earlier ones came to nothing.
         """
-        now_ns = self._clock.now_ns()
+        now_ns, (tenant, place, _) = self._clock.now_ns(), sender
         try:
-            self._accounts.take(tenant, place, now_ns, cost)
+            return self._accounts.take(sender, now_ns, cost, has_kv=has_kv)
         except HintsThrottled:
             telemetry.HINTS_THROTTLED.inc()
             if num := self._sparsely.hear(tenant, now_ns):
@@ -78,20 +79,11 @@ class HintGate:
                 log.warning("advisories throttled", extra=fields)
             raise
 
-    def admit(self, tenant: TenantId) -> bool:
-        """Whether to read what a tenant sends over NATS, where senders cannot be made to wait: one
-        that goes on though it is refused is not answered every time.
-
-        Raises:
-            HintsThrottled: too many of its earlier ones came to nothing.
+    def is_answered(self, tenant: TenantId) -> bool:
+        """Whether to answer one that is refused and came over NATS, where senders cannot be made to
+        wait: one that goes on is not answered every time.
         """
-        try:
-            self.take(tenant, NATS_PLACE)
-        except HintsThrottled:
-            if self._refusals.is_due((tenant, NATS_PLACE), self._clock.now_ns()):
-                raise
-            return False
-        return True
+        return self._refusals.is_due((tenant, NATS_PLACE), self._clock.now_ns())
 
     @asynccontextmanager
     async def held(self, tenant: TenantId, place: str) -> AsyncIterator[float]:
@@ -144,17 +136,17 @@ class HintGate:
                 raise
             raise NoCapacity("the tracker is of another release than this frontend") from error
 
-    def on_turn(self, tenant: TenantId) -> None:
+    def on_turn(self, tenant: TenantId, session_id: SessionId) -> None:
         """A turn of a session began."""
-        self._accounts.on_turn(tenant, self._clock.now_ns())
+        self._accounts.on_turn(tenant, session_name(tenant, session_id), self._clock.now_ns())
 
-    def on_sent(self, advisory: Advisory, place: str) -> None:
+    def on_sent(self, advisory: Advisory) -> None:
         """One that was let in goes to the tracker."""
-        self._accounts.on_sent(advisory.tenant, place, self._shard_of(advisory))
+        self._accounts.on_sent(sender_of(advisory), advisory.payer, self._shard_of(advisory))
 
-    def on_refund(self, advisory: Advisory, place: str) -> None:
+    def on_refund(self, advisory: Advisory) -> None:
         """One that was sent repeated an earlier one, or no tracker took it."""
-        self._accounts.on_refund(advisory.tenant, place, self._shard_of(advisory))
+        self._accounts.on_refund(sender_of(advisory), advisory.payer, self._shard_of(advisory))
 
     def status(self) -> HintStatus:
         """What `symphony status` shows."""
@@ -162,3 +154,10 @@ class HintGate:
 
     def _shard_of(self, advisory: Advisory) -> int:
         return shard_of(advisory.tenant, advisory.session_id, self._num_shards)
+
+
+def sender_of(about: Advisory | AdvisoryKey, place: str = "") -> HintSender:
+    """Who pays for an advisory, or for withdrawing it from this place."""
+    if isinstance(about, Advisory):
+        place = about.place
+    return HintSender(about.tenant, place, session_name(about.tenant, about.session_id))

@@ -245,7 +245,7 @@ class WorkerCalls:
         arena = self._arena(event.page_bytes)
         effects: list[Effect] = []
         if event.hinted_by is not None:
-            room = arena.hinted.room(event.hinted_by) // max(event.num_layers, 1)
+            room = arena.hinted.room(*event.hinted_by) // max(event.num_layers, 1)
             event = replace(event, blocks_max=min(event.blocks_max, room))
         of_peer = None if event.offer is None else self._loads.peer(event.offer.host_id)
         find = blocks_below(self._blocks.disk, self._loads.disk, of_peer, event)
@@ -256,7 +256,7 @@ class WorkerCalls:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
         if held.hinted_by is not None:
-            arena.hinted.take(held.hinted_by, held.num_pages)
+            arena.hinted.take(*held.hinted_by, held.num_pages)
         ticket = self._workers.add_ticket(worker, held)
         coming = self._loads.queue(blocks, filled, event.priority)
         self._arrivals.keep(arena, blocks, now_ns)

@@ -10,9 +10,11 @@ from services.tracker.core.leads import Leads
 from services.tracker.core.outcomes import Outcomes
 from services.tracker.core.records import Origin, Record
 from services.tracker.core.tracker_limits import SECOND_NS, Limits
-from services.tracker.core.verdicts import as_verdict, verdict_of
-from shared.wire.hint_accounts import HintAccounts
-from shared.wire.messages import Advisory, HintRate, HintStatus
+from services.tracker.core.verdicts import as_verdict, payer_of, verdict_of
+from shared.ids import SessionId, TenantId
+from shared.locations import worth_keeping
+from shared.wire.hint_accounts import HintAccounts, HintSender, session_name
+from shared.wire.messages import Advisory, HintRate, HintStatus, TurnArrived
 
 MS_NS = 1_000_000
 TTL_FACTOR = 10  # learned lead times change the default expiry by at most this factor
@@ -34,8 +36,14 @@ class Learned:
         Raises:
             HintsThrottled: too many of those had no turn.
         """
-        self._accounts.take(advisory.tenant, DIRECT, now_ns)
-        return replace(advisory, place=DIRECT)
+        sender = _direct(advisory.tenant, advisory.session_id)
+        return replace(advisory, place=DIRECT, payer=self._accounts.take(sender, now_ns))
+
+    def on_turn(self, arrived: TurnArrived, now_ns: int) -> None:
+        """A session's turn arrived: it may announce others."""
+        if arrived.part != "workflow":
+            name = session_name(arrived.tenant, arrived.session_id)
+            self._accounts.on_turn(arrived.tenant, name, now_ns)
 
     def begin(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
         """The record of an advisory whose session has no live one.
@@ -57,7 +65,9 @@ class Learned:
                 workflow_id=advisory.workflow_id,
                 frontend_id=advisory.frontend_id,
                 place=advisory.place,
+                payer=advisory.payer,
                 is_dated=advisory.expected_arrival is not None,
+                has_kv=bool(worth_keeping(advisory.kv_at)),
                 is_own=foreseen is not None,
             ),
         )
@@ -82,7 +92,8 @@ class Learned:
         if foreseen is None:
             record.num_merged += 1
             if advisory.frontend_id is None and advisory.place == DIRECT:
-                self._accounts.on_refund(advisory.tenant, DIRECT)
+                sender = _direct(advisory.tenant, advisory.session_id)
+                self._accounts.on_refund(sender, advisory.payer)
         record.origin.agent = advisory.agent or record.origin.agent
         record.origin.workflow_id = advisory.workflow_id or record.origin.workflow_id
         arrives_at_ns, expires_at_ns = self._times(record, advisory, now_ns)
@@ -121,7 +132,7 @@ class Learned:
         if record.origin.place == DIRECT and record.origin.frontend_id is None:
             counts = [0, 0, 0]
             counts[verdict] = 1
-            self._accounts.on_verdicts([as_verdict((record.key[0], DIRECT), counts)])
+            self._accounts.on_verdicts([as_verdict(payer_of(record), counts)])
 
     def on_lead(self, record: Record, now_ns: int) -> None:
         """Learn the lead time of an advisory whose turn has arrived."""
@@ -163,3 +174,7 @@ class Learned:
         if advisory.ttl_ms is not None:
             expires_at_ns = now_ns + advisory.ttl_ms * MS_NS
         return arrives_at_ns, expires_at_ns
+
+
+def _direct(tenant: TenantId, session_id: SessionId) -> HintSender:
+    return HintSender(tenant, DIRECT, session_name(tenant, session_id))

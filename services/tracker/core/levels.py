@@ -19,11 +19,13 @@ Key = tuple[str, ...]
 class HintSource(NamedTuple):
     """Attributes:
     application: the agent that an advisory names, else the model; empty: neither.
+    has_kv: the session had KV when its turn was announced.
     """
 
     tenant: TenantId
     application: str
     session_id: SessionId
+    has_kv: bool = True
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Sums:
 
 class Levels:
     """Sums by tenant, application and session. Above the limits, the least recently updated go.
+    Of an application, sessions with KV are apart: what is said of invented ones teaches nothing
+    about them.
 
     Args:
         half_life_ns: age at which an observation weighs half.
@@ -63,9 +67,14 @@ class Levels:
             (OrderedDict(), SESSIONS_MAX),
         )
 
-    def add(self, source: HintSource, first: float, second: float, now_ns: int) -> None:
-        """Add an observation."""
-        for (table, entries_max), key in zip(self._tables, _keys(source), strict=True):
+    def add(
+        self, source: HintSource, first: float, second: float, now_ns: int, weight: float = 1.0
+    ) -> None:
+        """Add an observation, to those of its application with this weight."""
+        weights = 1.0, weight, 1.0
+        for (table, entries_max), key, part in zip(
+            self._tables, _keys(source), weights, strict=True
+        ):
             sums = table.get(key)
             if sums is None:
                 sums = table[key] = Sums(0.0, 0.0, 0.0, now_ns)
@@ -74,15 +83,25 @@ class Levels:
             else:
                 table.move_to_end(key)
                 sums.age(now_ns, self._half_life_ns)
-            sums.num += 1.0
-            sums.first += first
-            sums.second += second
+            sums.num += part
+            sums.first += part * first
+            sums.second += part * second
 
     def read(self, source: HintSource, now_ns: int) -> Iterator[Sums]:
         """The sums of each level that has any, the broadest first."""
         for (table, _), key in zip(self._tables, _keys(source), strict=True):
             if (sums := table.get(key)) is not None:
                 yield sums.age(now_ns, self._half_life_ns)
+
+    def of_session(self, source: HintSource, now_ns: int) -> Sums:
+        """The sums of the session alone."""
+        sums = self._tables[2][0].get(_keys(source)[2])
+        return Sums(0.0, 0.0, 0.0, now_ns) if sums is None else sums.age(now_ns, self._half_life_ns)
+
+    def has_other(self, tenant: TenantId) -> bool:
+        """Whether another tenant than this one has sums."""
+        table = self._tables[0][0]
+        return len(table) > ((tenant,) in table)
 
     def tenants(self, now_ns: int) -> Iterator[tuple[TenantId, Sums]]:
         """The sums of all tenants, the most recently updated first."""
@@ -91,5 +110,6 @@ class Levels:
 
 
 def _keys(source: HintSource) -> tuple[Key, Key, Key]:
-    tenant, application, session_id = source
-    return (tenant,), (tenant, application), (tenant, session_id)
+    tenant, application, session_id, has_kv = source
+    of_application = (tenant, application) if has_kv else (tenant, application, "no KV")
+    return (tenant,), of_application, (tenant, session_id)

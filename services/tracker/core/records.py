@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 from services.tracker.core.levels import HintSource
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, WorkerId
-from shared.wire.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
+from shared.wire.messages import (
+    AdapterRef,
+    AdvisoryKey,
+    AdvisoryLife,
+    AgentPrefix,
+    ExpectSession,
+    HintPayer,
+)
 
 SessionKey = tuple[TenantId, SessionId]
 ARRIVAL_SLACK_NS = 1_000_000_000  # a smaller change of the arrival time is not sent
@@ -17,8 +24,10 @@ class Origin:
     Attributes:
         agent, workflow_id: the agent that will send the turn, and its run; empty: unknown.
         frontend_id, place: the frontend that took the first advisory, and its sender's address.
+        payer: whose account it was charged to.
         sender: the sender in whose order the advisory is (`order.py`); None: no order.
         is_dated: an advisory named the arrival time.
+        has_kv: the session had KV at the first advisory.
         is_own: no client announced the turn; the tracker expects it from what agents do.
     """
 
@@ -26,8 +35,10 @@ class Origin:
     workflow_id: str = ""
     frontend_id: FrontendId | None = None
     place: str = ""
+    payer: HintPayer = "place"
     sender: tuple[str, str, str] | None = None
     is_dated: bool = False
+    has_kv: bool = False
     is_own: bool = False
 
 
@@ -91,7 +102,8 @@ class Record:
     def source(self) -> HintSource:
         """The statistics that it counts in: its application is the agent, else the model."""
         tenant, session_id = self.key
-        return HintSource(tenant, self.origin.agent or self.model_id or "", session_id)
+        application = self.origin.agent or self.model_id or ""
+        return HintSource(tenant, application, session_id, self.origin.has_kv)
 
     @property
     def wire_key(self) -> AdvisoryKey:

@@ -132,8 +132,7 @@ class TrackerCore:
         check_advisory(advisory)
         if advisory.frontend_id is None:
             advisory = self._learned.charged(advisory, now_ns)
-        record = self._announce(advisory, now_ns)
-        return record, self._take_effects()
+        return self._announce(advisory, now_ns), self._take_effects()
 
     def _announce(
         self,
@@ -155,7 +154,7 @@ class TrackerCore:
         key = (advisory.tenant, advisory.session_id)
         record = self._live.get(key)
         if record is None:
-            self._live_limits.check(advisory.tenant, is_foreseen=foreseen is not None)
+            self._live_limits.check(advisory, is_foreseen=foreseen is not None)
             record = self._learned.begin(advisory, now_ns, foreseen)
             self._live_limits.add(record)
             self._live[key] = record
@@ -220,6 +219,7 @@ class TrackerCore:
         if not self._seen_turns.is_new(arrived):
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
+        self._learned.on_turn(arrived, now_ns)
         followed = self._follow(arrived, now_ns)
         names = [] if arrived.part == "workflow" else [key]
         if followed.expected_as is not None:

@@ -1,13 +1,12 @@
 """Outcomes of advisories, batched for the frontends that took them."""
 
 from services.tracker.core.records import Record
-from shared.ids import FrontendId, TenantId
+from shared.ids import FrontendId
+from shared.wire.hint_accounts import HintSender, session_name
 from shared.wire.messages import HintsEnded, HintVerdict
 
 GATHER_NS = 250_000_000
 SENDERS_MAX = 1024  # per batch; a full batch is sent at once
-
-Client = tuple[TenantId, str]
 
 
 class Verdicts:
@@ -21,7 +20,7 @@ class Verdicts:
     def __init__(self, tracker_id: str, shard: int = 0) -> None:
         self._tracker_id = tracker_id
         self._shard = shard
-        self._counts: dict[FrontendId, dict[Client, list[int]]] = {}
+        self._counts: dict[FrontendId, dict[HintSender, list[int]]] = {}
         self._num_senders = 0
         self.send_at_ns: int | None = None
 
@@ -30,10 +29,10 @@ class Verdicts:
         if record.origin.frontend_id is None:
             return
         of_frontend = self._counts.setdefault(record.origin.frontend_id, {})
-        client = record.key[0], record.origin.place
-        counts = of_frontend.get(client)
+        sender = payer_of(record)
+        counts = of_frontend.get(sender)
         if counts is None:
-            counts = of_frontend[client] = [0, 0, 0]
+            counts = of_frontend[sender] = [0, 0, 0]
             self._num_senders += 1
         counts[verdict_of(record)] += 1
         if self.send_at_ns is None:
@@ -50,11 +49,11 @@ class Verdicts:
                 frontend_id,
                 HintsEnded(
                     tracker_id=self._tracker_id,
-                    verdicts=[as_verdict(client, counts) for client, counts in clients.items()],
+                    verdicts=[as_verdict(sender, counts) for sender, counts in senders.items()],
                     shard=self._shard,
                 ),
             )
-            for frontend_id, clients in self._counts.items()
+            for frontend_id, senders in self._counts.items()
         ]
         self._counts.clear()
         self._num_senders, self.send_at_ns = 0, None
@@ -68,12 +67,20 @@ def verdict_of(record: Record) -> int:
     return 1 if record.state == "invalidated" else 2
 
 
-def as_verdict(client: Client, counts: list[int]) -> HintVerdict:
+def payer_of(record: Record) -> HintSender:
+    """Who an outcome counts for: without a session, if that did not pay."""
+    tenant, session_id = record.key
+    session = session_name(tenant, session_id) if record.origin.payer == "session" else ""
+    return HintSender(tenant, record.origin.place, session)
+
+
+def as_verdict(sender: HintSender, counts: list[int]) -> HintVerdict:
     """The wire message of counts by `verdict_of`."""
     used, taken_back, spurious = counts
     return HintVerdict(
-        tenant=client[0],
-        place=client[1],
+        tenant=sender.tenant,
+        place=sender.place,
+        session=sender.session,
         num_used=used,
         num_taken_back=taken_back,
         num_spurious=spurious,

@@ -68,17 +68,17 @@ class Hints:
         blocks there are.
         """
         owner = owner_key(DEFAULT_TENANT, session_id)
-        keys = tuple(self._keys.of(owner)[: self._shares.room(DEFAULT_TENANT)])
+        keys = tuple(self._keys.of(owner)[: self._shares.room(DEFAULT_TENANT, owner)])
         if not keys or not self._kv.is_connected:
             return 0
         self._num_asked += 1
         question = StageSession(
             self._num_asked, DEFAULT_TENANT, session_id, ADVISORY_PRIORITY, keys=keys
         )
-        self._shares.take(DEFAULT_TENANT, len(keys))  # others are asked for meanwhile
+        self._shares.take(DEFAULT_TENANT, owner, len(keys))  # others are asked for meanwhile
         staged = await self._kv.stage_session(question)
         num_blocks = 0 if staged is None else staged.num_blocks
-        self._shares.give(DEFAULT_TENANT, len(keys) - num_blocks)
+        self._shares.give(DEFAULT_TENANT, owner, len(keys) - num_blocks)
         if staged is None:
             return 0
         self.withdraw(owner)
@@ -92,6 +92,6 @@ class Hints:
         if (held := self._held.pop(owner, None)) is None:
             return
         held.ends.cancel()
-        self._shares.give(DEFAULT_TENANT, held.staged.num_blocks)
+        self._shares.give(DEFAULT_TENANT, owner, held.staged.num_blocks)
         if held.staged.epoch == self._kv.epoch:
             self._tasks.spawn(self._kv.release(ticket=held.staged.ticket))

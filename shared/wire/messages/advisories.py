@@ -20,6 +20,7 @@ from shared.wire.messages.agents import AgentPrefix, AgentRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "overtaken", "invalidated"]
 ArrivalPart = Literal["all", "session", "workflow"]
+HintPayer = Literal["session", "place"]  # whose account an advisory was charged to
 
 
 ADVISORY_PRIORITY = 1
@@ -37,8 +38,9 @@ class Advisory:
 
     The others are a frontend's, and what a sender says of them is ignored: `adapter` is what it
     found under the name that it was sent as the model, `kv_at` how many leading blocks of the
-    session are on which hosts, `frontend_id` which frontend gets the outcome of the advisory, and
-    `place` where it came from, and `trace` the request that it came with, see `shared.tracing`.
+    session are on which hosts, `frontend_id` which frontend gets the outcome of the advisory,
+    `place` where it came from, `payer` whose account it was charged to, and `trace` the request
+    that it came with, see `shared.tracing`.
     """
 
     session_id: SessionId
@@ -55,6 +57,7 @@ class Advisory:
     kv_at: dict[HostId, int] = field(default_factory=dict)
     frontend_id: FrontendId | None = None
     place: str = ""
+    payer: HintPayer = "place"
     trace: str = ""
 
 
@@ -139,6 +142,7 @@ class HintVerdict:
 
     Attributes:
         place: as in the advisory.
+        session: that paid, as in `shared.wire.hint_accounts.session_name`; empty: its place did.
         num_used: their turns came, though perhaps later than was expected.
         num_taken_back: by their sender.
         num_spurious: their turns did not come in time.
@@ -146,6 +150,7 @@ class HintVerdict:
 
     tenant: TenantId
     place: str
+    session: str = ""
     num_used: int = 0
     num_taken_back: int = 0
     num_spurious: int = 0

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from services.frontend.app import App, app_of
 from services.frontend.http.request import caller_of, place_of_request, watched
 from services.frontend.observability import telemetry
 from services.frontend.prepare.requests import Wish
+from services.frontend.turns.hints import sender_of
 from shared.errors import HintsThrottled, NoCapacity, NotFound, SymphonyError
 from shared.ids import ModelId, SessionId, TenantId
 from shared.runtime.tasks import wait_set
@@ -21,66 +23,60 @@ from shared.wire.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
 log = logging.getLogger(__name__)
 
 
-async def let_in(request: Request, cost: float = 1.0) -> str:
-    """Admit an advisory that comes over HTTP. Returns the network that it comes from.
-
-    Raises:
-        HintsThrottled: too many of its sender's earlier ones came to nothing. It is raised after a
-            delay that grows if its sender goes on all the same.
+@asynccontextmanager
+async def slow_refusals(request: Request) -> AsyncIterator[None]:
+    """Delays what refuses an advisory that comes over HTTP: for longer, if its sender goes on all
+    the same.
     """
-    gate, tenant = app_of(request).hints, caller_of(request).tenant
-    place = place_of_request(request)
     try:
-        gate.take(tenant, place, cost)
+        yield
     except HintsThrottled:
-        async with gate.held(tenant, place) as seconds:
+        tenant, place = caller_of(request).tenant, place_of_request(request)
+        async with app_of(request).hints.held(tenant, place) as seconds:
             is_gone = asyncio.Event()
             if seconds:
                 with watched(request.receive, is_gone.set):
                     await wait_set(is_gone, seconds)
             raise
-    return place
 
 
 async def submit(app: App, advisory: Advisory, place: str, trace: str = "") -> AdvisoryState:
-    """Hand an advisory that was let in to the tracker.
+    """Charge an advisory and hand it to the tracker.
 
     Fields that its sender must not choose are replaced: an adapter's name by its base model and
-    adapter; where the session's KV is; which frontend let it in, and from which network.
+    adapter; where the session's KV is; which frontend let it in, from which network, and who pays.
 
     Args:
         trace: of the request that it came with.
 
     Raises:
+        HintsThrottled: too many of its sender's earlier ones came to nothing.
         NoCapacity: no tracker takes it now. The sender is charged a quarter.
     """
-    app.hints.on_sent(advisory, place)
+    kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
+    own = replace(
+        advisory, kv_at=kv_at, frontend_id=app.hints.frontend_id, place=place, trace=trace
+    )
+    own = replace(own, payer=app.hints.take(sender_of(own), has_kv=bool(kv_at)))
+    app.hints.on_sent(own)
     try:
-        state = await _hand_over(app, advisory, place, trace)
+        state = await app.hints.ask(ADVISORY_SUBMIT, await _by_model(app, own))
     except NoCapacity:
-        app.hints.on_refund(advisory, place)
+        app.hints.on_refund(own)
         raise
     if state.num_merged:
-        app.hints.on_refund(advisory, place)
+        app.hints.on_refund(own)
     return state
 
 
-async def _hand_over(app: App, advisory: Advisory, place: str, trace: str) -> AdvisoryState:
-    kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
-    record = model_id = None
-    if advisory.model_id is not None:
-        record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
-        model_id = app.models.own_name(advisory.model_id)
-    own = replace(
-        advisory,
-        model_id=model_id if record is None else record.model_id,
-        adapter=None if record is None else record.ref,
-        kv_at=kv_at,
-        frontend_id=app.hints.frontend_id,
-        place=place,
-        trace=trace,
-    )
-    return await app.hints.ask(ADVISORY_SUBMIT, own)
+async def _by_model(app: App, advisory: Advisory) -> Advisory:
+    """The advisory, with the model and adapter that its sender means."""
+    if advisory.model_id is None:
+        return replace(advisory, adapter=None)
+    record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
+    if record is None:
+        return replace(advisory, model_id=app.models.own_name(advisory.model_id), adapter=None)
+    return replace(advisory, model_id=record.model_id, adapter=record.ref)
 
 
 async def carry_out(
@@ -100,7 +96,6 @@ async def carry_out(
     """
     for wish in wishes:
         try:
-            app.hints.take(tenant, place, 1.0 if wish.is_wanted else TAKE_BACK_COST)
             if wish.is_wanted:
                 advisory = Advisory(
                     session_id=SessionId(wish.session_id),
@@ -113,6 +108,7 @@ async def carry_out(
                 await submit(app, advisory, place, trace)
             else:
                 key = AdvisoryKey(session_id=SessionId(wish.session_id), tenant=tenant)
+                app.hints.take(sender_of(key, place), TAKE_BACK_COST)
                 await app.hints.ask(ADVISORY_INVALIDATE, key)
         except NotFound:
             pass  # nothing was announced

@@ -10,15 +10,21 @@ from services.frontend.api.bodies.documents import takes
 from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.schemas import ADVISORY, answers
 from services.frontend.api.bodies.text import ADVISORY_PRIORITY_MAX, AdvisoryBody
-from services.frontend.api.sessions.advising import let_in, submit
+from services.frontend.api.sessions.advising import slow_refusals, submit
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.quotas import priority_within
 from services.frontend.http.answers import Json
-from services.frontend.http.request import caller_of, read_body, request_id_of, span_of
+from services.frontend.http.request import (
+    caller_of,
+    place_of_request,
+    read_body,
+    request_id_of,
+    span_of,
+)
 from services.frontend.observability.access_log import note
 from services.frontend.tenants.links import Link
-from services.frontend.turns.hints import NATS_PLACE
-from shared.errors import InvalidRequest
+from services.frontend.turns.hints import NATS_PLACE, sender_of
+from shared.errors import HintsThrottled, InvalidRequest
 from shared.ids import ModelId, SessionId, TenantId
 from shared.wire.advisory_checks import check_advisory
 from shared.wire.hint_accounts import TAKE_BACK_COST
@@ -47,7 +53,6 @@ router = APIRouter(tags=["advisories"])
 async def submit_advisory(request: Request) -> Response:
     """Say that a session's next turn is coming; 202 and the advisory's state."""
     app = app_of(request)
-    place = await let_in(request)
     body = parse(AdvisoryBody, await read_body(request, app.config))
     model_id = body.model_id or body.model
     tenant = caller_of(request).tenant
@@ -65,7 +70,9 @@ async def submit_advisory(request: Request) -> Response:
         ttl_ms=body.ttl_ms,
     )
     note(session_id=body.session_id, model=model_id)
-    return Json(await submit(app, advisory, place, span_of(request).trace), 202)
+    async with slow_refusals(request):
+        state = await submit(app, advisory, place_of_request(request), span_of(request).trace)
+    return Json(state, 202)
 
 
 async def serve(app: App, link: Link) -> None:
@@ -73,25 +80,30 @@ async def serve(app: App, link: Link) -> None:
     which they do not reach.
     """
 
-    async def submitted(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
+    async def submitted(tenant: TenantId, advisory: Advisory) -> AdvisoryState | None:
         check_advisory(advisory)
         owner = own_tenant(tenant, advisory.tenant)
         is_asked = advisory.priority != ADVISORY_PRIORITY  # saying it is as saying nothing
         priority = _priority(app, owner, advisory.priority, is_asked=is_asked)
         own = replace(advisory, tenant=owner, priority=priority)
-        return await submit(app, own, NATS_PLACE)
+        try:
+            return await submit(app, own, NATS_PLACE)
+        except HintsThrottled:
+            if app.hints.is_answered(owner):
+                raise
+            return None
 
     async def asked(tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
         return await app.hints.ask(ADVISORY_GET, _own_key(tenant, key))
 
     async def taken_back(tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
         own = _own_key(tenant, key)
-        app.hints.take(tenant, NATS_PLACE, TAKE_BACK_COST)
+        app.hints.take(sender_of(own, NATS_PLACE), TAKE_BACK_COST)
         return await app.hints.ask(ADVISORY_INVALIDATE, own)
 
     for tenant in link.tenants:
-        bus, admit = link.bus, app.hints.admit
-        await bus.serve_tenants(TENANT_ADVISORY_SUBMIT, submitted, tenant=tenant, admit=admit)
+        bus = link.bus
+        await bus.serve_tenants(TENANT_ADVISORY_SUBMIT, submitted, tenant=tenant)
         await bus.serve_tenants(TENANT_ADVISORY_GET, asked, tenant=tenant)
         await bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, taken_back, tenant=tenant)
 
@@ -119,7 +131,8 @@ async def get_advisory(request: Request, session_id: SessionPath) -> Response:
 async def invalidate_advisory(request: Request, session_id: SessionPath) -> Response:
     """The turn is not coming after all."""
     hints, key = app_of(request).hints, key_of(request, session_id)
-    await let_in(request, TAKE_BACK_COST)
+    async with slow_refusals(request):
+        hints.take(sender_of(key, place_of_request(request)), TAKE_BACK_COST)
     return Json(await hints.ask(ADVISORY_INVALIDATE, key))
 
 

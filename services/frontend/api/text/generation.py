@@ -95,7 +95,7 @@ class Generation:
         if self._offered is not None:
             self._held = self._offered.move()
         if (owner := self.plan.owner).session_id is not None:
-            self._app.hints.on_turn(owner.tenant)
+            self._app.hints.on_turn(owner.tenant, owner.session_id)
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
         span, now_ns = self.plan.request.origin.span, self._app.clock.now_ns()

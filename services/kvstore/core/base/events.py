@@ -70,7 +70,7 @@ class Stage:
 
     Attributes:
         blocks_max: as many as fit in an answer.
-        hinted_by: tenant whose turn is only announced; None: a turn waits.
+        hinted_by: tenant and session whose turn is only announced; None: a turn waits.
         num_before: blocks of the sequence that precede the first of `keys`.
         offer: where blocks are that this host lacks; None: nowhere, as far as is known.
         fingerprint: of the model; needed with an offer.
@@ -83,7 +83,7 @@ class Stage:
     keys: list[BlockKey]
     priority: int = 0
     blocks_max: int = 1 << 31
-    hinted_by: TenantId | None = None
+    hinted_by: tuple[TenantId, OwnerKey] | None = None
     offer: RemotePrefix | None = None
     fingerprint: str = ""
     num_before: int = 0

@@ -55,7 +55,7 @@ class Tiers:
         for block in ticket.blocks:
             block.used_at_ns = now_ns
         if ticket.hinted_by is not None:
-            arena.hinted.give(ticket.hinted_by, ticket.num_pages)
+            arena.hinted.give(*ticket.hinted_by, ticket.num_pages)
         arena.unpin(ticket.blocks, effects)
 
     def use(

@@ -9,6 +9,7 @@ from services.kvstore.core.base.events import Open, Renew
 from services.kvstore.core.tiers.arena_block import ArenaBlock
 from shared.errors import NotFound
 from shared.ids import TenantId, WorkerId
+from shared.owners import OwnerKey
 
 SEQ_WINDOW = 4096  # numbers behind the latest that are remembered
 RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
@@ -20,13 +21,13 @@ class Ticket:
 
     Attributes:
         held_at_ns: when its worker last said that it holds it.
-        hinted_by: tenant whose turn is only announced; None: a turn waited for it.
+        hinted_by: tenant and session whose turn is only announced; None: a turn waited for it.
     """
 
     page_bytes: int
     blocks: list[ArenaBlock]
     held_at_ns: int
-    hinted_by: TenantId | None = None
+    hinted_by: tuple[TenantId, OwnerKey] | None = None
 
     @property
     def num_pages(self) -> int:

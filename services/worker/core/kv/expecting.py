@@ -13,7 +13,7 @@ from math import ceil
 from services.worker.core.effects import Effect, Prefetched, StageSession
 from services.worker.core.engine_limits import Estimates
 from shared.blocks import BlockKey
-from shared.hints import HINT_HOLD_NS, TENANT_SHARE, HintShares
+from shared.hints import HINT_HOLD_NS, SHARE_OF_ONE, HintShares
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import OwnerKey, owner_key
 from shared.wire.messages import AdapterRef
@@ -22,6 +22,7 @@ from shared.wire.urgency import is_urgent
 LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
 ASK_AHEAD_NS = 500_000_000  # and so much for the questions
 WAITING_MAX = 4096
+UNKNOWN_MAX = 1024  # and so many of which no history is known: there may be nothing to prefetch
 STALE_MIN = 64
 
 
@@ -57,6 +58,11 @@ class Expected:
     def __post_init__(self) -> None:
         object.__setattr__(self, "owner", owner_key(self.tenant, self.session_id))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known that could be prefetched of its session's history."""
+        return bool(self.num_tokens or self.kv_at or self.keys)
+
 
 @dataclass(slots=True)
 class Expecting:
@@ -66,9 +72,8 @@ class Expecting:
     _due: list[tuple[int, int, OwnerKey]] = field(default_factory=list)  # a heap; some are stale
     _asked: dict[int, Expected] = field(default_factory=dict)  # by `StageSession.number`
     _last_number: int = 0
-    _shares: HintShares = field(
-        default_factory=lambda: HintShares(WAITING_MAX, ceil(TENANT_SHARE * WAITING_MAX))
-    )
+    _known: HintShares = field(default_factory=lambda: _shares(WAITING_MAX))
+    _unknown: HintShares = field(default_factory=lambda: _shares(UNKNOWN_MAX))
 
     @property
     def next_at_ns(self) -> int | None:
@@ -79,9 +84,10 @@ class Expecting:
         """Prefetch it then, in place of what was known of the session. Where too many wait, or too
         many of its tenant, it is loaded when its turn is here."""
         self.drop(expected.owner)
-        if not self._shares.room(expected.tenant):
+        shares = self._shares_of(expected)
+        if not shares.room(expected.tenant, expected.owner):
             return
-        self._shares.take(expected.tenant, 1)
+        shares.take(expected.tenant, expected.owner, 1)
         self._last_number += 1
         self._waiting[expected.owner] = self._last_number, expected
         heappush(self._due, (start_at_ns, self._last_number, expected.owner))
@@ -126,8 +132,15 @@ class Expecting:
 
     def _take(self, owner: OwnerKey) -> Expected:
         _, expected = self._waiting.pop(owner)
-        self._shares.give(expected.tenant, 1)
+        self._shares_of(expected).give(expected.tenant, owner, 1)
         return expected
+
+    def _shares_of(self, expected: Expected) -> HintShares:
+        return self._known if expected.is_known else self._unknown
+
+
+def _shares(num_max: int) -> HintShares:
+    return HintShares(num_max, ceil(SHARE_OF_ONE * num_max))
 
 
 def start_at_ns(expected: Expected, num_bytes: int, estimates: Estimates, now_ns: int) -> int:

@@ -1,5 +1,5 @@
-"""What expected sessions may keep in the pool: a share of its pages, and each tenant a share of
-them. A hint is a guess, and a stranger's: a sender of many must not crowd out other tenants' pages.
+"""What expected sessions may keep in the pool: a share of its pages, and each tenant or session a
+share of them. A hint is a guess: a sender of many must not crowd out others' pages.
 """
 
 from dataclasses import dataclass, field
@@ -40,13 +40,13 @@ class Hints:
         """Pages that a hint may keep, which takes the place of an earlier one of this name."""
         self._expire(now_ns)
         self._remove(name)
-        return self.shares.room(tenant)
+        return self.shares.room(tenant, name[0])
 
     def add(self, name: HintName, hint: Hint) -> None:
         """Keep this; there is `room` for it."""
         self._num_hints += 1
-        self.shares.take(hint.tenant, hint.num_pages)
         owner, adapter_hash = name
+        self.shares.take(hint.tenant, owner, hint.num_pages)
         self._hints.setdefault(owner, {})[adapter_hash] = hint
         heappush(self._expiries, (hint.expires_at_ns, name))
         if len(self._expiries) > 2 * self._num_hints + STALE_MIN:
@@ -65,20 +65,20 @@ class Hints:
         """A session's hints, which need no room any more."""
         hints = list(self._hints.pop(owner, {}).values())
         for hint in hints:
-            self._give(hint)
+            self._give(owner, hint)
         return hints
 
     def _remove(self, name: HintName) -> None:
         owner, adapter_hash = name
         hints = self._hints.get(owner, {})
         if (hint := hints.pop(adapter_hash, None)) is not None:
-            self._give(hint)
+            self._give(owner, hint)
             if not hints:
                 del self._hints[owner]
 
-    def _give(self, hint: Hint) -> None:
+    def _give(self, owner: OwnerKey, hint: Hint) -> None:
         self._num_hints -= 1
-        self.shares.give(hint.tenant, hint.num_pages)
+        self.shares.give(hint.tenant, owner, hint.num_pages)
 
     def _expire(self, now_ns: int) -> None:
         while self._expiries and self._expiries[0][0] <= now_ns:

@@ -61,7 +61,7 @@ class Peers:
 
     async def locate(self, tenant: TenantId, session_id: SessionId) -> dict[str, int]:
         self.num_located += 1
-        return {}
+        return {"h": 3} if session_id.startswith("with KV") else {}
 
     async def hinted(self, tenant: TenantId, model_id: ModelId) -> None:
         return None
@@ -120,11 +120,18 @@ def test_what_nobody_takes_costs_a_quarter(
     refusal: SymphonyError, cost: float, num_open: float
 ) -> None:
     peers = Peers(refusal)
-    peers.gate.take(T, "p")
     with pytest.raises(SymphonyError) as raised:
         asyncio.run(submit(peers.app, Advisory(session_id=SessionId("s")), "p"))
     assert (peers.tokens, peers.open) == (10 - cost, num_open)
     assert isinstance(raised.value, NoCapacity) == (num_open == 0)
+
+
+def test_a_session_with_kv_pays_for_itself_and_an_invented_one_does_not() -> None:
+    peers = Peers()
+    for name in ("with KV", "invented"):
+        asyncio.run(submit(peers.app, Advisory(session_id=SessionId(name), payer="session"), "p"))
+    assert [each.payer for each in peers.heard] == ["session", "place"]
+    assert peers.heard[0].kv_at == {"h": 3} and (peers.tokens, peers.open) == (9, 1)
 
 
 def test_what_is_too_long_reaches_nobody_from_nats() -> None:
@@ -146,7 +153,6 @@ def test_the_shard_that_has_the_session_is_asked_and_answers_for_it() -> None:
     peers = Peers(num_shards=3)
     sessions = [SessionId(f"s{number}") for number in range(9)]
     for session_id in sessions:
-        peers.gate.take(T, "p")
         asyncio.run(submit(peers.app, Advisory(session_id=session_id), "p"))
     shards = [shard_of(T, session_id, 3) for session_id in sessions]
     assert peers.asked == [(SHARD_ADVISORY_SUBMIT, (str(shard),)) for shard in shards]

@@ -36,9 +36,9 @@ from services.kvstore.core.writing.arrivals import FetchedPages
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName, ReturnModel, bin_of, layer_share
-from shared.ids import HostId, TenantId, WorkerId
+from shared.ids import HostId, SessionId, TenantId, WorkerId
 from shared.locations import OBJECTS
-from shared.owners import NO_OWNER, OwnerKey
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 
 LAYERS = 2
 PAGE_BYTES = 100
@@ -112,6 +112,11 @@ def pages_that_go(
             alone = not block.goes_whole and is_stored(block.key)
             gone |= dict.fromkeys([page] if alone else [p for p in block.pages if p != NO_PAGE])
     return list(gone)
+
+
+def hinted_session(tenant: TenantId, sequence: int) -> tuple[TenantId, OwnerKey]:
+    """As whose hint a sequence is staged."""
+    return tenant, owner_key(tenant, SessionId(f"s{sequence}"))
 
 
 class Host:
@@ -291,7 +296,7 @@ class Host:
             keys,
             priority,
             blocks_max,
-            None if hinted_by is None else TenantId(hinted_by),
+            None if hinted_by is None else hinted_session(TenantId(hinted_by), sequence),
             offer,
             "f",
             first,

@@ -22,7 +22,7 @@ from loadtest.demo.script import (
     steps,
     typing_s,
 )
-from shared.hints import TENANT_SHARE
+from shared.hints import SHARE_OF_ONE
 
 
 @given(st.integers(1, 9), st.integers())
@@ -72,8 +72,8 @@ def test_the_deployment_is_too_small_for_all_and_large_enough_for_what_is_expect
     chat, team = WHOLE.document_tokens, WHOLE.system_tokens + WHOLE.brief_tokens
     assert 2 * WHOLE.num_people * chat > both_pools
     assert WHOLE.num_teams * len(ROLES) * team > both_pools
-    assert typing_s("a b c d e") / WHOLE.stagger_s * chat < both_pools * TENANT_SHARE
-    assert WHOLE.num_teams * 2 * team < both_pools * TENANT_SHARE, "who works, and who is next"
+    assert typing_s("a b c d e") / WHOLE.stagger_s * chat < both_pools * SHARE_OF_ONE
+    assert WHOLE.num_teams * 2 * team < both_pools * SHARE_OF_ONE, "who works, and who is next"
     assert model.fetch_s(chat) < model.compute_s(chat)
 
 

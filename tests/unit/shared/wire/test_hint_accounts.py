@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shared.errors import HintsThrottled, MalformedMessage
 from shared.ids import TenantId
 from shared.wire import hint_accounts
-from shared.wire.hint_accounts import TAKE_BACK_COST, HintAccounts, HintLimits
+from shared.wire.hint_accounts import TAKE_BACK_COST, HintAccounts, HintLimits, HintSender
 from shared.wire.messages import HintsEnded, HintVerdict
 from tests.tables import largest_table
 
@@ -25,13 +25,16 @@ def may(
     place: str = "x",
     cost: float = 1.0,
     shard: int = 0,
+    session: str = "invented",
+    has_kv: bool = False,
 ) -> bool:
+    sender = HintSender(tenant, place, session)
     try:
-        accounts.take(tenant, place, now_ns, cost)
+        payer = accounts.take(sender, now_ns, cost, has_kv=has_kv)
     except HintsThrottled:
         return False
     if cost >= 1:
-        accounts.on_sent(tenant, place, shard)
+        accounts.on_sent(sender, payer, shard)
     return True
 
 
@@ -44,10 +47,13 @@ def tell(
     num_taken_back: int = 0,
     num_spurious: int = 0,
     shard: int = 0,
+    tenant: TenantId = A,
+    session: str = "",
 ) -> None:
     verdict = HintVerdict(
-        tenant=A,
+        tenant=tenant,
         place=place,
+        session=session,
         num_used=num_used,
         num_taken_back=num_taken_back,
         num_spurious=num_spurious,
@@ -65,7 +71,7 @@ def spent(num: int = 10, per_tenant: int = 1000) -> HintAccounts:
 def test_who_is_refused_is_told_when_to_come_again_and_may() -> None:
     accounts = spent()
     with pytest.raises(HintsThrottled, match="from x were not used") as refusal:
-        accounts.take(A, "x", SECOND)
+        accounts.take(HintSender(A, "x", "s"), SECOND)
     assert refusal.value.retry_after_s == 1 and refusal.value.http_status == 429
     assert may(accounts, place="y") and may(accounts, tenant=B), "others are not meant"
     assert may(accounts, 2 * SECOND), "after a second"
@@ -88,7 +94,7 @@ def test_repetitions_and_taking_back_cost_a_quarter() -> None:
     accounts = HintAccounts(HintLimits(per_place=40, per_tenant=0))
     num = 0
     while may(accounts):
-        accounts.on_refund(A, "x")
+        accounts.on_refund(HintSender(A, "x", "s"), "place")
         num += 1
     assert num == 37, "the last one needs a whole token"
     accounts = HintAccounts(HintLimits(per_place=40, per_tenant=0))
@@ -105,7 +111,7 @@ def test_many_addresses_share_the_tenant_s_bucket_and_who_was_right_needs_none_o
         "a quarter, and what came true of the others' gave back"
     )
     with pytest.raises(HintsThrottled, match="of this tenant"):
-        accounts.take(A, "new", SECOND)
+        accounts.take(HintSender(A, "new", "s"), SECOND)
     assert may(accounts, place="right")
 
 
@@ -114,11 +120,11 @@ def test_a_tenant_s_turns_let_its_people_announce_as_many_and_a_bucket_holds_no_
     people = [f"p{number}" for number in range(100)]
     assert sum(may(accounts, place=place) for place in people) == 10
     for _ in range(7):
-        accounts.on_turn(A, SECOND)
-        accounts.on_turn(B, SECOND)
+        accounts.on_turn(A, "s", SECOND)
+        accounts.on_turn(B, "s", SECOND)
     assert sum(may(accounts, place=place) for place in people) == 7
     for _ in range(50):
-        accounts.on_turn(A, SECOND)
+        accounts.on_turn(A, "s", SECOND)
     assert sum(may(accounts, place="one") for place in people) == 2, "of one address no more"
     assert sum(may(accounts, place=place) for place in people) == 38
 
@@ -192,7 +198,7 @@ STEPS = st.sampled_from(
     [
         may,
         lambda accounts, now_ns: may(accounts, now_ns, cost=TAKE_BACK_COST),
-        lambda accounts, _: accounts.on_refund(A, "x"),
+        lambda accounts, _: accounts.on_refund(HintSender(A, "x", "s"), "place"),
         lambda accounts, _: tell(accounts, num_used=3),
         lambda accounts, _: tell(accounts, num_spurious=2, num_taken_back=3),
         lambda accounts, _: tell(accounts, "2", num_spurious=1),

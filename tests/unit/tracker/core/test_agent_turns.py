@@ -18,6 +18,7 @@ from shared.blocks import KEY_BYTES
 from shared.ids import (
     DEFAULT_TENANT,
     FrontendId,
+    HostId,
     ModelId,
     SessionId,
     TenantId,
@@ -374,7 +375,8 @@ def test_foresight_takes_a_quarter_of_the_room_at_most() -> None:
     driver.core.on_wake(driver.now_ns + 1000 * SECOND)
     assert driver.core.num_live == num_foreseen(driver) == 0
     for number in range(4):
-        driver.core.on_submit(Advisory(session_id=SessionId(f"x{number}")), driver.now_ns)
+        advisory = Advisory(session_id=SessionId(f"x{number}"), kv_at={HostId("h"): 1})
+        driver.core.on_submit(advisory, driver.now_ns)
     assert driver.core.num_live == 4
 
 

@@ -7,17 +7,18 @@ import pytest
 from services.tracker.core import Count, Expect, Limits, ObserveLead, SendVerdicts, levels
 from services.tracker.core.leads import Leads
 from services.tracker.core.levels import HintSource, Levels
-from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
+from services.tracker.core.outcomes import DOUBTFUL_CHANCE, FIRST_CHANCE, Outcomes
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled
-from shared.ids import FrontendId, SessionId, TenantId
-from shared.wire.hint_accounts import HintLimits
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId
+from shared.wire.hint_accounts import HintLimits, session_name
 from shared.wire.messages import Advisory, HintVerdict
 from tests.tables import largest_table
 from tests.unit.tracker.core.test_tracker import SECOND, Driver, asks, counts, drops
 
 T = TenantId("t")
 HOUR = 3600 * SECOND
+NAME = session_name(DEFAULT_TENANT, SessionId("s"))
 
 
 def whose(session: str = "s", application: str = "app", tenant: str = "t") -> HintSource:
@@ -38,6 +39,36 @@ def test_the_narrow_level_speaks_where_it_knows_enough_else_the_broader_one() ->
         outcomes.learn(whose("own", "bad"), 0, is_used=True)
     assert outcomes.chance(whose("own", "bad"), 0) > 0.7
     assert outcomes.chance(whose("new", "bad"), 10 * HOUR) > 0.8, "it is long ago"
+
+
+def test_a_few_sessions_that_are_always_wrong_say_little_about_the_others() -> None:
+    outcomes = Outcomes()
+    for number in range(20):
+        outcomes.learn(whose(f"right{number}"), 0, is_used=True)
+    for number in range(6_000):
+        outcomes.learn(whose(f"wrong{number % 6}"), 0, is_used=False)
+        outcomes.learn(whose(f"invented{number}")._replace(has_kv=False), 0, is_used=False)
+    assert outcomes.chance(whose("wrong0"), 0) < 0.01
+    assert outcomes.chance(whose("right0"), 0) > 0.4 and outcomes.chance(whose("new"), 0) > 0.2
+    assert outcomes.chance(whose("new")._replace(has_kv=False), 0) < 0.01
+    ((_, hits, num),) = outcomes.rates(0)
+    assert num == 12_020 and round(hits * num) == 20
+
+
+def test_without_tenants_a_session_with_kv_answers_for_itself() -> None:
+    outcomes = Outcomes()
+    for number in range(1000):
+        outcomes.learn(whose(f"wrong{number}", tenant=DEFAULT_TENANT), 0, is_used=False)
+    new, wrong = whose("new", tenant=DEFAULT_TENANT), whose("wrong", tenant=DEFAULT_TENANT)
+    assert outcomes.chance(new, 0) == DOUBTFUL_CHANCE
+    assert outcomes.chance(new._replace(has_kv=False), 0) < 0.01
+    for _ in range(8):
+        assert outcomes.chance(wrong, 0) > Limits().act_chance_min
+        outcomes.learn(wrong, 0, is_used=False)
+    outcomes.learn(wrong, 0, is_used=False)
+    assert outcomes.chance(wrong, 0) < Limits().act_chance_min
+    outcomes.learn(whose("theirs", tenant="acme"), 0, is_used=True)
+    assert outcomes.chance(new, 0) < 0.01, "there are tenants, who have it to themselves"
 
 
 def test_tables_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +225,19 @@ def test_who_comes_past_the_frontends_has_an_account_here() -> None:
     assert [hint(d, f"y{number}") for number in range(4)] == [["submitted"]] * 4
     (rate,) = d.core.status(d.now_ns).rates
     assert rate.hits == 1 and Count("late") not in d.wake(100)
+
+
+def test_past_the_frontends_a_session_that_had_a_turn_pays_for_itself_as_well() -> None:
+    d = Driver(Limits(accounts=HintLimits(per_place=20, per_tenant=100)))
+    for number in range(5):
+        hint(d, f"x{number}")
+    d.arrive("s")
+    assert hint(d, "s") == ["submitted"]
+    with pytest.raises(HintsThrottled):
+        hint(d, "other")
+    d.wake(100)
+    account = d.core._learned._accounts._sessions.of[DEFAULT_TENANT, NAME]
+    assert (account.used, account.ended) == (0, 1), "its outcome is its own"
 
 
 def test_many_that_are_overtaken_are_given_up_a_bit_at_a_time() -> None:

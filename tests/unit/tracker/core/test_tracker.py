@@ -246,8 +246,26 @@ def test_live_advisories_are_bounded() -> None:
     assert counts(d.submit("a")) == ["merged"]
 
 
+def test_sessions_without_kv_leave_half_of_the_room_to_those_with_kv() -> None:
+    d, here = Driver(Limits(advisories_max=8)), {HostId("h"): 1}
+    d.submit("with KV", kv_at=here)
+    for number in range(4):
+        d.submit(f"invented {number}")
+    with pytest.raises(NoCapacity):
+        d.submit("invented")
+    d.submit("invented 0", kv_at=here)
+    for number in range(3):
+        d.submit(f"more {number}", kv_at=here)
+    with pytest.raises(NoCapacity):
+        d.submit("one more", kv_at=here)
+    d.invalidate("invented 0")
+    assert counts(d.submit("invented")) == ["submitted"]
+    d.wake(1000)
+    assert not d.core._live_limits._unknown
+
+
 def test_a_tenant_has_so_many_live_and_the_others_theirs() -> None:
-    d = Driver(Limits(tenant_advisories_max=2, advisories_max=4, ttl_ns=10 * SECOND))
+    d = Driver(Limits(tenant_advisories_max=2, advisories_max=8, ttl_ns=10 * SECOND))
     other = TenantId("other")
     d.submit("a")
     d.submit("b")

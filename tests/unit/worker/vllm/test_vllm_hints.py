@@ -21,7 +21,7 @@ from services.worker.vllm.protocol import EngineGone
 from services.worker.vllm_hints import VllmHints
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import SessionId, TenantId
-from shared.owners import owner_key
+from shared.owners import NO_OWNER, owner_key
 from shared.runtime.clock import SystemClock
 from tests.unit.worker.vllm.fake_engine import FakeEngine
 from tests.unit.worker.vllm.kv_scene import INFO, KEYS, OWNER, ROOT, SESSION, TENANT, TOKENS, Scene
@@ -266,18 +266,20 @@ def test_one_tenant_does_not_fill_the_cache(tmp_path: Path) -> None:
         async with scene_in(tmp_path) as scene:
             other = TenantId("other")
             scene.remember()
-            shares, room = scene.hints._shares, scene.hints._shares.room(TENANT)
-            shares.take(TENANT, room - 1)
-            assert shares.room(other)
+            shares, room = scene.hints._shares, scene.hints._shares.room(TENANT, OWNER)
+            shares.take(TENANT, NO_OWNER, room - 1)
+            assert shares.room(other, NO_OWNER)
             scene.engine.outputs.put_nowait(ENDED)
             scene.announce()
             await scene.outcome()
-            assert len(scene.engine.asked[0].tokens) == BLOCK_TOKENS + 1 and not shares.room(TENANT)
+            assert len(scene.engine.asked[0].tokens) == BLOCK_TOKENS + 1 and not shares.room(
+                TENANT, NO_OWNER
+            )
             scene.announce(session=SessionId("other"), keys=tuple(KEYS))
             assert await scene.outcome() == (3, 0)
             await scene.kv.until(lambda: len(scene.kv.kvstore.tickets) == 1)
             scene.hints.withdraw(OWNER)
-            assert shares.room(TENANT) == 1
+            assert shares.room(TENANT, OWNER) == 1
 
     asyncio.run(scenario())
 

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
-from services.worker.core.kv.expecting import ASK_AHEAD_NS, LEAD_FACTOR, STALE_MIN, WAITING_MAX
-from shared.hints import HINT_HOLD_NS, TENANT_SHARE
+from services.worker.core.kv.expecting import (
+    ASK_AHEAD_NS,
+    LEAD_FACTOR,
+    STALE_MIN,
+    UNKNOWN_MAX,
+    WAITING_MAX,
+)
+from shared.hints import HINT_HOLD_NS, SHARE_OF_ONE
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId
 from shared.owners import owner_key
 from tests.unit.worker.driver import (
@@ -211,12 +217,23 @@ def test_what_was_kept_for_a_turn_and_is_not_needed_is_anybody_s() -> None:
     )
 
 
+def test_invented_sessions_keep_none_that_has_kv_from_being_prefetched(engine: Engine) -> None:
+    for number in range(WAITING_MAX + UNKNOWN_MAX):
+        far(engine, SessionId(f"invented{number}"))
+    known = ({"num_tokens": 8}, {"kv_at": {SLOW: 2}}, {"keys": tuple(KEYS)})
+    for number in range(WAITING_MAX):
+        far(engine, SessionId(f"s{number}"), **known[number % 3])
+    asked = asked_at(engine, engine.now_ns + HOUR)
+    assert len(asked) == WAITING_MAX + UNKNOWN_MAX
+    assert sum(ask.session_id.startswith("s") for ask in asked) == WAITING_MAX
+
+
 def test_what_waits_is_bounded(engine: Engine) -> None:
     for number in range(WAITING_MAX + 10):
-        tenant = TenantId("ab"[number < WAITING_MAX * TENANT_SHARE + 10])
+        tenant = TenantId("ab"[number < WAITING_MAX * SHARE_OF_ONE + 10])
         far(engine, SessionId(f"s{number}"), num_tokens=8, tenant=tenant)
-    waiting = engine.core.announcements.expecting._shares
-    assert waiting.held_by(TenantId("b")) == int(WAITING_MAX * TENANT_SHARE) + 1
+    waiting = engine.core.announcements.expecting._known
+    assert waiting._num_of[TenantId("b")] == int(WAITING_MAX * SHARE_OF_ONE) + 1
     for number in range(WAITING_MAX):
         far(engine, SessionId(f"more{number}"), num_tokens=8, tenant=TenantId("c"))
     assert waiting.num_held == WAITING_MAX
