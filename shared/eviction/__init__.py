@@ -1,5 +1,7 @@
 """Which idle blocks give their pages first, in every tier."""
 
+from shared.eviction.guard import GUARDED_SHARE as GUARDED_SHARE
+from shared.eviction.guard import Guard as Guard
 from shared.eviction.hazard import bin_of as bin_of
 from shared.eviction.order import RECENT_NS as RECENT_NS
 from shared.eviction.order import STALE_MIN as STALE_MIN

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, TypeAlias
 
+from shared.eviction.guard import Guard
 from shared.eviction.hazard import EDGES_NS, NUM_BINS, bin_of
 from shared.eviction.returns import UNKNOWN, ReturnModel
 
@@ -96,11 +97,19 @@ class EvictionOrder:
     Args:
         policy: see the module.
         returns: what is known of what returns; used by `predicted` alone.
+        guard: says whether prediction is to be trusted now.
     """
 
-    def __init__(self, policy: EvictionName, returns: ReturnModel | None = None) -> None:
+    def __init__(
+        self,
+        policy: EvictionName,
+        returns: ReturnModel | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self._policy: EvictionName = policy
         self._returns = returns or ReturnModel()
+        self._guard = guard or Guard(1)
+        self._is_trusted = True
         self._groups: dict[int, _Group] = {}
         self._by_worth = _Queue()  # or by use, under the other policies
         self._by_layer = _Queue()
@@ -199,6 +208,11 @@ class EvictionOrder:
         return first
 
     def _look_again(self, now_ns: int) -> None:
+        if self._is_trusted != self._guard.is_trusted:
+            self._is_trusted = self._guard.is_trusted
+            for group, each in self._groups.items():
+                if not each.expected_until_ns:
+                    self._release(group, each, now_ns)
         while (first := self._changes.first()) is not None and first[0][0] <= now_ns:
             group = first[1]
             each = self._groups[group]
@@ -227,6 +241,8 @@ class EvictionOrder:
         return self._groups[group].used_at_ns, group
 
     def _rate(self, each: _Group, age_bin: int) -> float:
+        if not self._is_trusted:
+            return 0.0
         return self._returns.index(each.kind, age_bin) * each.worth
 
 

@@ -14,10 +14,12 @@ of a kind starts from that of the more general one, and departs from it as its o
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
 from shared.blocks import BlockKey
+from shared.eviction.guard import Guard, Part
 from shared.eviction.hazard import EDGES_NS, NUM_BINS, PRIOR_HAZARDS, bin_of, indices
 
 CHAINS_MAX = 16_384  # that are remembered, shared parts included
@@ -41,18 +43,19 @@ class _Chain:
     num_blocks: of the whole sequence; of a shared part, what precedes its end.
     num_shared: of the first blocks, that other chains have, too.
     num_turns: of a shared part: its uses.
-    shares: the key of the last shared block.
+    shares: the chain of those.
     anchors: keys that lead here.
     sample: of its latest use.
     is_running: a turn arrived, and its new blocks are still to come.
     """
 
+    number: int
     is_shared: bool
     used_at_ns: int
     num_blocks: int = 0
     num_shared: int = 0
     num_turns: int = 0
-    shares: BlockKey | None = None
+    shares: "_Chain | None" = None
     anchors: deque[BlockKey] = field(default_factory=deque)
     sample: int = -1
     kind: int = UNKNOWN
@@ -64,6 +67,13 @@ class _Chain:
         slack = max(SLACK_MIN, self.num_blocks // SLACK_SHARE)
         return not self.is_shared and depth >= self.num_blocks - slack
 
+    def parts(self, depth: int) -> list[Part]:
+        """What its first `depth` blocks are of."""
+        if self.shares is None:
+            return [Part(self.number, depth)]
+        shared = Part(self.shares.number, self.num_shared)
+        return [shared, Part(self.number, max(depth, self.num_shared))]
+
 
 class ReturnModel:
     """Streaming, of bounded memory, without clock: an arrival costs a look-up for each block that
@@ -71,21 +81,30 @@ class ReturnModel:
     """
 
     def __init__(self) -> None:
-        self._chains: OrderedDict[int, _Chain] = OrderedDict()  # by identity, by last use
+        self._numbers = count(1)
+        self._chains: OrderedDict[int, _Chain] = OrderedDict()  # by number, by last use
         self._by_key: dict[BlockKey, _Chain] = {}
         self._samples = _Samples()
 
     def arrive(
-        self, keys: Sequence[BlockKey], now_ns: int, first: int = 0, num_here: int = 0
+        self,
+        keys: Sequence[BlockKey],
+        now_ns: int,
+        first: int = 0,
+        found_in: Sequence[tuple[Guard, int]] = (),
     ) -> "Kinds":
         """A turn begins that needs these blocks, at least one.
 
         Args:
             first: how many blocks precede them in the sequence.
-            num_here: of the first of these, that are known to have been used before.
+            found_in: of each tier that was asked, how many of the first of these it has.
         """
         found, at = self._find(keys)
+        num_here = max((num for _, num in found_in), default=0)
         depth = first + max(at + 1, num_here)
+        parts = found.parts(first + at + 1) if found is not None else []
+        for guard, num in found_in:
+            guard.on_arrival(parts, first, len(keys), num)
         if found is not None and found.is_continued(first + at + 1):
             if now_ns - found.used_at_ns >= ARRIVAL_NS and not found.is_running:
                 self._continue(found, first + len(keys) - depth, now_ns)
@@ -93,9 +112,13 @@ class ReturnModel:
             found = self._begin(keys, first, depth, now_ns, found)
         found.is_running = True
         self._extend(found, keys, first, now_ns)
+        for guard, _ in found_in:
+            guard.use(found.parts(found.num_blocks))
         return Kinds(found.num_shared, found.shared_kind, found.kind)
 
-    def grow(self, keys: Sequence[BlockKey], now_ns: int, first: int = 0) -> "Kinds":
+    def grow(
+        self, keys: Sequence[BlockKey], now_ns: int, first: int = 0, guards: Sequence[Guard] = ()
+    ) -> "Kinds":
         """A turn has used or made these blocks: its chain rests from now on, unless more come."""
         found, at = self._find(keys)
         depth = first + at + 1
@@ -106,6 +129,8 @@ class ReturnModel:
         found.is_running = False
         self._extend(found, keys, first, now_ns)
         self._samples.rest(found.sample, now_ns)
+        for guard in guards:
+            guard.use(found.parts(found.num_blocks))
         return Kinds(found.num_shared, found.shared_kind, found.kind)
 
     def kinds_of(self, keys: Sequence[BlockKey]) -> "Kinds | None":
@@ -132,7 +157,8 @@ class ReturnModel:
         self._samples.end(chain.sample, now_ns, is_return=True)
         chain.num_turns += 1
         if chain.shares is not None:
-            chain.shared_kind = self._use_shared(chain.shares, chain.num_shared, now_ns)
+            self._use_shared(chain.shares, now_ns)
+            chain.shared_kind = chain.shares.kind
         self._sample(chain, num_new, pause_ns, now_ns)
 
     def _begin(
@@ -144,33 +170,38 @@ class ReturnModel:
         before: _Chain | None,
     ) -> _Chain:
         """A chain that has its first blocks from another one, and as many of its turns."""
-        chain = _Chain(is_shared=False, used_at_ns=now_ns, num_turns=1, num_shared=num_shared)
+        chain = _Chain(next(self._numbers), is_shared=False, used_at_ns=now_ns)
+        chain.num_turns, chain.num_shared = 1, num_shared
         if before is not None and not before.is_shared:
             chain.num_turns += before.num_turns * num_shared // max(before.num_blocks, 1)
         if first < num_shared <= first + len(keys):
-            chain.shares = keys[num_shared - first - 1]
-            chain.shared_kind = self._use_shared(chain.shares, num_shared, now_ns)
+            chain.shares = self._shared(keys[num_shared - first - 1], num_shared, now_ns)
+            self._use_shared(chain.shares, now_ns)
+            chain.shared_kind = chain.shares.kind
         self._sample(chain, first + len(keys) - num_shared, 0, now_ns)
         self._remember(chain)
         return chain
 
-    def _use_shared(self, key: BlockKey, num_blocks: int, now_ns: int) -> int:
-        """A part that chains share, named by its last block, is used; returns its kind."""
-        shared, pause_ns = self._by_key.get(key), 0
+    def _shared(self, key: BlockKey, num_blocks: int, now_ns: int) -> _Chain:
+        """The part that chains share which ends with this block."""
+        shared = self._by_key.get(key)
         if shared is None or not shared.is_shared:
             if shared is not None:
                 shared.anchors.remove(key)
-            shared = _Chain(is_shared=True, used_at_ns=now_ns, num_blocks=num_blocks)
+            number = next(self._numbers)
+            shared = _Chain(number, is_shared=True, used_at_ns=now_ns, num_blocks=num_blocks)
             self._by_key[key] = shared
             shared.anchors.append(key)
-        else:
-            pause_ns = now_ns - shared.used_at_ns
+        return shared
+
+    def _use_shared(self, shared: _Chain, now_ns: int) -> None:
+        pause_ns = now_ns - shared.used_at_ns
+        if shared.num_turns:
             self._samples.end(shared.sample, now_ns, is_return=True)
         shared.num_turns += 1
         shared.used_at_ns = now_ns
         self._sample(shared, 0, pause_ns, now_ns)
         self._remember(shared)
-        return shared.kind
 
     def _sample(self, chain: _Chain, num_new: int, pause_ns: int, now_ns: int) -> None:
         if chain.is_shared:
@@ -179,7 +210,7 @@ class ReturnModel:
             turn = _TURNS[min(chain.num_turns, len(_TURNS) - 1)]
         pause = bin_of(pause_ns) // 2
         new = num_new.bit_length() // 2
-        by_shared = (turn, chain.shares)
+        by_shared = (turn, chain.shares.number if chain.shares is not None else 0)
         path = ((turn,), by_shared, (*by_shared, new), (*by_shared, new, pause))
         chain.sample, chain.kind = self._samples.add(path, now_ns)
 
@@ -187,7 +218,7 @@ class ReturnModel:
         """The chain ends with these now, and is known by some of them: the further from its end,
         the fewer."""
         chain.used_at_ns = now_ns
-        self._chains.move_to_end(id(chain))
+        self._remember(chain)
         chain.num_blocks = max(chain.num_blocks, first + len(keys))
         own = len(keys) - max(chain.num_shared - first, 0)
         back = 1
@@ -209,12 +240,12 @@ class ReturnModel:
             del self._by_key[chain.anchors.popleft()]
 
     def _remember(self, chain: _Chain) -> None:
-        self._chains[id(chain)] = chain
-        self._chains.move_to_end(id(chain))
+        self._chains[chain.number] = chain
+        self._chains.move_to_end(chain.number)
         while len(self._chains) > CHAINS_MAX:
             _, oldest = self._chains.popitem(last=False)
-            for key in oldest.anchors:
-                del self._by_key[key]
+            while oldest.anchors:
+                del self._by_key[oldest.anchors.popleft()]
             self._samples.end(oldest.sample, chain.used_at_ns, is_return=False)
 
 

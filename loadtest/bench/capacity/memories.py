@@ -14,7 +14,7 @@ from services.kvstore.core.tiers.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.tiers.idle_blocks import IdleBlocks
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import BlockKey
-from shared.eviction import EvictionName, ReturnModel
+from shared.eviction import EvictionName, Guard, ReturnModel
 
 Prompt = Sequence[int]
 
@@ -55,7 +55,8 @@ class Ordered:
 
     def __init__(self, policy: EvictionName, num_blocks: int, num_layers: int) -> None:
         self._returns = ReturnModel()
-        self._idle = IdleBlocks(policy, returns=self._returns)
+        self._guard = Guard(num_blocks)
+        self._idle = IdleBlocks(policy, returns=self._returns, guard=self._guard)
         self._num_layers = num_layers
         self._num_free = num_blocks * num_layers
         self._blocks: dict[int, ArenaBlock] = {}
@@ -65,11 +66,11 @@ class Ordered:
         blocks = [self._block(each, depth, at_ns) for depth, each in enumerate(prompt)]
         found = self._leading_pages(blocks) / self._num_layers
         keys = [block.key for block in blocks]
-        self._returns.arrive(keys, at_ns, num_here=int(found))
+        self._returns.arrive(keys, at_ns, found_in=((self._guard, int(found)),))
         for block in blocks:
             self._idle.discard(block)
         self._make_room(sum(block.num_missing for block in blocks), at_ns)
-        kinds = self._returns.grow(keys, at_ns)
+        kinds = self._returns.grow(keys, at_ns, guards=(self._guard,))
         for block in blocks:
             self._fill(block)
             block.used_at_ns, block.return_kind = at_ns, kinds.of(block.depth)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 
 from services.kvstore.core.base.effects import DiskWrite, Effect, TouchBlocks
 from services.kvstore.core.base.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
@@ -16,6 +16,7 @@ from services.kvstore.core.tiers.workers import OpenWorker, Ticket
 from services.kvstore.core.tiers.writes import new_block
 from shared.blocks import BLOCK_TOKENS, BlockKey, child_key
 from shared.errors import InvalidRequest, NotFound
+from shared.eviction import GUARDED_SHARE, Guard
 from shared.expiry import NS_PER_S
 from shared.ids import WorkerId
 
@@ -144,7 +145,8 @@ class WorkerCalls:
         used = event.used[:USED_MAX]
         sequences = self._tiers.use(used, event.page_bytes, now_ns, effects)
         for sequence in sequences:
-            kinds = self._returns.grow(sequence[::-1], now_ns)
+            guards = (self._arenas[event.page_bytes].guard, self._blocks.disk.guard)
+            kinds = self._returns.grow(sequence[::-1], now_ns, guards=guards)
             self._tiers.learn(sequence, event.page_bytes, kinds)
         return [key for key in dict.fromkeys(chain(*sequences)) if key in self._blocks]
 
@@ -250,8 +252,8 @@ class WorkerCalls:
         of_peer = None if event.offer is None else self._loads.peer(event.offer.host_id)
         find = blocks_below(self._blocks.disk, self._loads.disk, of_peer, event)
         blocks = pin_prefix(arena, event, find, self._block_ids)
-        filled = fill_prefix(arena, self._tiers.has_copy, blocks, now_ns, effects)
         self._learn(event, blocks, now_ns)
+        filled = fill_prefix(arena, self._tiers.has_copy, blocks, now_ns, effects)
         if not blocks:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
@@ -284,10 +286,22 @@ class WorkerCalls:
         """A turn needs these; one that is only announced may never come."""
         if event.hinted_by is None and event.keys:
             first = event.num_before
-            kinds = self._returns.arrive(event.keys, now_ns, first, len(blocks))
+            found_in = self._found_in(event, blocks)
+            kinds = self._returns.arrive(event.keys, now_ns, first, found_in)
             for depth, block in enumerate(blocks, first):
                 block.return_kind = kinds.of(depth)
                 self._blocks.disk.set_kind(block.key, block.return_kind)
+
+    def _found_in(self, event: Stage, blocks: list[ArenaBlock]) -> list[tuple[Guard, int]]:
+        """How many of the first of these blocks the arena has, and this host."""
+        arena, disk = self._arena(event.page_bytes), self._blocks.disk
+        num_pages = arena.num_pages - self._workers.num_leased(event.page_bytes)
+        block_bytes = event.num_layers * event.page_bytes
+        arena.guard.num_blocks_max = GUARDED_SHARE * max(num_pages / event.num_layers, 1)
+        disk.guard.num_blocks_max = GUARDED_SHARE * max(disk.capacity_bytes / block_bytes, 1)
+        in_arena = takewhile(lambda block: block.is_whole, blocks)
+        on_host = takewhile(lambda block: block.is_whole or block.key in disk, blocks)
+        return [(arena.guard, len(list(in_arena))), (disk.guard, len(list(on_host)))]
 
     def _pinned(self, ticket: int, blocks: list[ArenaBlock], coming: Coming) -> Pinned:
         """The answer to a stage; counts what was in the arena."""

@@ -15,7 +15,7 @@ from services.kvstore.core.disk.owned_rows import OwnedRows
 from services.kvstore.core.disk.stored_block import UNKNOWN, StoredBlock
 from services.kvstore.core.disk.use_order import UseOrder
 from shared.blocks import BlockKey
-from shared.eviction import ReturnModel, bin_of, compute_share
+from shared.eviction import Guard, ReturnModel, bin_of, compute_share
 from shared.owners import NO_OWNER, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
@@ -41,6 +41,7 @@ class DiskTier:
 
     Attributes:
         num_bytes: of all blocks together.
+        guard: says whether prediction is to be trusted here.
         on_change: called with every session of which blocks came, went or were used, and how many
             lead its sequence now: at least so many; 0: they are to be counted.
         on_gone: called with every block that was removed.
@@ -52,6 +53,7 @@ class DiskTier:
         self._bytes_max = bytes_max
         self._expiry_ns = expiry_ns
         self._returns = returns
+        self.guard = Guard(1)
         self._table = BlockTable()
         self._order = UseOrder(self._table)
         self._owned = OwnedRows()
@@ -311,7 +313,7 @@ class DiskTier:
         return [table.keys[row] for row in out]
 
     def _in_order(self, now_ns: int) -> Iterator[int]:
-        if (returns := self._returns) is None:
+        if (returns := self._returns) is None or not self.guard.is_trusted:
             return self._order.by_use()
         table = self._table
 

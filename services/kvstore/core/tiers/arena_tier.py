@@ -8,7 +8,7 @@ from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.idle_blocks import IdleBlocks
 from shared.arena import PageState
 from shared.blocks import BlockKey
-from shared.eviction import EvictionName, ReturnModel
+from shared.eviction import EvictionName, Guard, ReturnModel
 from shared.hints import HintShares
 from shared.owners import OwnedKeys, OwnerKey
 
@@ -24,6 +24,7 @@ class ArenaTier:
         blocks: what can be found by key.
         holding: every block that has pages, forgotten ones included, by id.
         idle: blocks whose pages may go.
+        guard: says whether prediction is to be trusted here.
         num_pinned: blocks that tickets hold.
         hinted: of those, what announced turns may have.
         on_gone: called with the key of each block that is not found here any more.
@@ -42,7 +43,8 @@ class ArenaTier:
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
-        self.idle = IdleBlocks(eviction, has_copy, returns)
+        self.guard = Guard(num_pages)
+        self.idle = IdleBlocks(eviction, has_copy, returns, self.guard)
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0

@@ -6,7 +6,14 @@ from itertools import count
 
 from services.kvstore.core.tiers.arena_block import NO_LAYER, ArenaBlock
 from shared.blocks import BlockKey
-from shared.eviction import UNKNOWN, EvictionName, EvictionOrder, ReturnModel, compute_share
+from shared.eviction import (
+    UNKNOWN,
+    EvictionName,
+    EvictionOrder,
+    Guard,
+    ReturnModel,
+    compute_share,
+)
 
 GONE = object()
 ALL_LAYERS = 0  # under which blocks stand that go with all their pages
@@ -29,6 +36,7 @@ class IdleBlocks:
     Args:
         has_copy: whether a block is below, too, asked when it is added.
         returns: what is known of what returns.
+        guard: says whether that is to be trusted.
     """
 
     def __init__(
@@ -36,11 +44,12 @@ class IdleBlocks:
         policy: EvictionName = "predicted",
         has_copy: Callable[[BlockKey], bool] = lambda key: True,
         returns: ReturnModel | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._is_whole = policy == "lru"
         self._is_valued = policy == "predicted"
         self._has_copy = has_copy
-        self._order = EvictionOrder(policy, returns)
+        self._order = EvictionOrder(policy, returns, guard)
         self._groups: dict[_Alike, _Group] = {}
         self._numbers = count(0, -1)  # of equal groups the last goes first: of a sequence, its end
         self._by_number: dict[int, _Group] = {}

@@ -195,12 +195,15 @@ class Workers:
         arena only, and never all that is left: a worker that comes later can write, too, one block
         at least.
         """
-        peers = [each for each in self if each.num_layers(page_bytes)]
-        num_leased = sum(len(each.leased.get(page_bytes, ())) for each in peers)
-        part = int(share * num_pages / max(len(peers), 1))
-        left = int(share * (num_pages - num_leased))
+        num_peers = sum(1 for each in self if each.num_layers(page_bytes))
+        part = int(share * num_pages / max(num_peers, 1))
+        left = int(share * (num_pages - self.num_leased(page_bytes)))
         own = len(worker.leased.get(page_bytes, ()))
         return max(min(part - own, left), worker.num_layers(page_bytes) - own)
+
+    def num_leased(self, page_bytes: int) -> int:
+        """Pages of an arena that workers have leased."""
+        return sum(len(each.leased.get(page_bytes, ())) for each in self)
 
     def add_ticket(self, worker: OpenWorker, ticket: Ticket) -> int:
         """Number of a new ticket."""

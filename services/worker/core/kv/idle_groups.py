@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.core.kv.page_table import Block
-from shared.eviction import EvictionName, EvictionOrder, ReturnModel
+from shared.eviction import EvictionName, EvictionOrder, Guard, ReturnModel
 
 ALL_LAYERS = -1
 
@@ -34,6 +34,7 @@ class IdleGroups:
     Args:
         highest_layer: of which any of these blocks has a page.
         returns: what is known of what returns.
+        guard: says whether that is to be trusted.
 
     Attributes:
         num_candidates: in all groups, those that left them since included.
@@ -45,12 +46,13 @@ class IdleGroups:
         num_layers: int,
         highest_layer: Callable[[list[Block]], int],
         returns: ReturnModel,
+        guard: Guard,
     ) -> None:
         self.num_candidates = 0
         self._is_whole = policy == "lru"
         self._num_layers = num_layers
         self._highest_layer = highest_layer
-        self._order = EvictionOrder(policy, returns)
+        self._order = EvictionOrder(policy, returns, guard)
         self._groups: dict[int, _Group] = {}
         self._next_number = 1
 

@@ -15,7 +15,7 @@ from services.worker.core.effects import NO_KEY
 from services.worker.core.kv.idle_groups import ALL_LAYERS, IdleGroups
 from services.worker.core.kv.page_table import NO_PAGE, NO_ROW, ROWS_MIN, Block, Pages, PageTable
 from shared.blocks import BlockKey
-from shared.eviction import UNKNOWN, EvictionName, ReturnModel
+from shared.eviction import GUARDED_SHARE, UNKNOWN, EvictionName, Guard, ReturnModel
 from shared.owners import OwnedKeys, OwnerKey
 
 __all__ = ["NO_KEY", "NO_PAGE", "NO_ROW", "ROWS_MIN", "Block", "PagePool", "Pages"]
@@ -48,11 +48,15 @@ class PagePool(PageTable):
     returns: ReturnModel = field(default_factory=ReturnModel)
     _owned: OwnedKeys = field(default_factory=OwnedKeys)
     _idle: IdleGroups = field(init=False)
+    _guard: Guard = field(init=False)
     _now_ns: int = 0
 
     def __post_init__(self) -> None:
         PageTable.__post_init__(self)  # `super()` is of no use in a dataclass with slots
-        self._idle = IdleGroups(self.eviction, self.num_layers, self.highest_layer, self.returns)
+        self._guard = Guard(GUARDED_SHARE * self.num_pages / self.num_layers)
+        self._idle = IdleGroups(
+            self.eviction, self.num_layers, self.highest_layer, self.returns, self._guard
+        )
 
     def on_time(self, now_ns: int) -> None:
         """What is used from now on was used then; to the second is good enough."""
@@ -178,11 +182,12 @@ class PagePool(PageTable):
 
     def arrive(self, keys: list[BlockKey], num_here: int) -> None:
         """A user of this sequence is here; the first `num_here` of its blocks are, too."""
-        self.returns.arrive(keys, self._now_ns, num_here=num_here)
+        self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
 
     def leave(self, blocks: list[Block]) -> None:
         """A user ran on `blocks`, a sequence from its beginning, until now; `release` is next."""
-        kinds = self.returns.grow([block.key for block in blocks], self._now_ns)
+        keys = [block.key for block in blocks]
+        kinds = self.returns.grow(keys, self._now_ns, guards=(self._guard,))
         for depth, block in enumerate(blocks):
             block.return_kind = kinds.of(depth)
 

@@ -79,6 +79,8 @@ def pages_that_go(
     returns: ReturnModel | None = None,
     has_copy: Callable[[BlockKey], bool] = lambda key: True,
     number_of: Callable[[ArenaBlock], int] = lambda block: 0,
+    *,
+    is_trusted: bool = True,
 ) -> list[int]:
     """Slow and obvious: which pages of these idle blocks make room for so many, in order."""
     returns = returns or ReturnModel()
@@ -92,6 +94,7 @@ def pages_that_go(
         if policy == "predicted":
             worth = 1.0 if has_copy(block.key) else worth_of(block)
             rate = returns.index(block.return_kind, bin_of(now_ns - used_at_ns)) * worth
+            rate *= is_trusted
             worth = rate * layer_share(layer)
             return worth, used_at_ns, number_of(block), -layer, *deepest
         if used_at_ns + RECENT_NS <= now_ns:

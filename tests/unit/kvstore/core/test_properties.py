@@ -79,6 +79,7 @@ class KvMachine(RuleBasedStateMachine):
             self.host.core._returns,
             self.host.core._tiers.is_kept_below,
             lambda block: arena.idle._group_of[block].number,
+            is_trusted=arena.guard.is_trusted,
         )
         pages = self.host.lease(num_pages, worker)
         assert len(pages) <= num_pages
