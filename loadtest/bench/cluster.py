@@ -30,7 +30,7 @@ from shared.errors import InvalidRequest, NotFound
 SPURIOUS_MAX = 100
 NOT_SEEN = (
     "load_max_over_median", "load_max_minus_min", "recomputed_tokens", "cached_tokens", "prefetch",
-    "pages_by_tier", "took_s",
+    "loaded_tokens", "took_s",
 )  # fmt: skip
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")
 
