@@ -232,6 +232,11 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(alpha=0.25)
 
 
+def marked(*, is_met: bool) -> str:
+    """Of a row: whether the paper's number is met."""
+    return "met" if is_met else "**missed**"
+
+
 def colour(policy: str) -> str:
     """The policy's own."""
     return COLOURS.get(policy, "#34495e")

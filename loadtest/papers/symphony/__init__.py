@@ -31,8 +31,8 @@ INTRO = (
     "compares. A row is *met* or *missed* only if at least 20% of that history was not in the "
     "pool; else its load does not touch what it is about: *not exercised*. Quick figures come "
     "from half of each host and of the users (the users in the tables are those of the whole), "
-    "and fewer numbers of them: their last digits are noise. Ranges are over the numbers of users of the "
-    "same figure.\n\nLeft out: Figures 7 to 10, which are drawings of a design."
+    "and fewer numbers of them: their last digits are noise. Ranges are over the numbers of users "
+    "of the same figure.\n\nLeft out: Figures 7 to 10, which are drawings of a design."
 )
 SET = FigureSet(
     name="symphony",

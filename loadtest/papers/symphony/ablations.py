@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, ratio
-from loadtest.papers.symphony.evidence import mark, told
+from loadtest.papers.symphony.evidence import mark, shares_text
 from loadtest.papers.symphony.skipping import unless_skipped
 from loadtest.papers.symphony.sweeps import (
     METRICS,
@@ -41,24 +41,24 @@ def rows(results: Results) -> list[Row]:
     lines, whole = [row_of_load(results)], results["runs"]["symphony"]
     for part, (metric, paper, least) in PARTS.items():
         without = results["runs"][f"without {part}"]
-        for told_metric in SHOWN:
+        for each_metric in SHOWN:
             values = [
-                ratio(mine[told_metric], ours[told_metric])
+                ratio(mine[each_metric], ours[each_metric])
                 for mine, ours in zip(without, whole, strict=True)
             ]
             worse = [
                 1 / value if metric == "requests_per_s" else value for value in values if value
             ]
-            is_told = told_metric == metric and least is not None
-            name = METRICS[told_metric].removesuffix(", ms")
+            is_compared = each_metric == metric and least is not None
+            name = METRICS[each_metric].removesuffix(", ms")
             lines.append(
                 Row(
                     f"{name} without {part} over {name} with it",
-                    paper if is_told else "",
+                    paper if is_compared else "",
                     " / ".join(f"{each:.3f}" for each in values),
                     how(results),
-                    told(without[-1]),
-                    mark(whole, [each >= (least or 0) for each in worse]) if is_told else "",
+                    shares_text(without[-1]),
+                    mark(whole, [each >= (least or 0) for each in worse]) if is_compared else "",
                 )
             )
     return [*lines, *rows_of_values(results, SHOWN)]

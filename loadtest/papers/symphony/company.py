@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.symphony.evidence import mark, told
+from loadtest.papers.symphony.evidence import mark, shares_text
 from loadtest.papers.symphony.runs import COLOURS, SYSTEMS, options, run_all
 from loadtest.papers.symphony.skipping import unless_skipped
 from loadtest.sim.timeline import SECOND
@@ -85,7 +85,7 @@ def rows(results: Results) -> list[Row]:
                 paper,
                 " / ".join(f"{each:.2f}" for each in better),
                 source,
-                told(runs["symphony"][-1]),
+                shares_text(runs["symphony"][-1]),
                 mark(runs["symphony"], [each >= least for each in better]) if paper else "",
             )
         )
@@ -93,7 +93,7 @@ def rows(results: Results) -> list[Row]:
         seconds = " / ".join(f"{each:.1f}" for each in values)
         unfinished = sum(each["unfinished"] for each in runs[system])
         what = f"{system}, s a workflow ({unfinished} turns not over)"
-        lines.append(Row(what, "", seconds, source, told(runs[system][-1])))
+        lines.append(Row(what, "", seconds, source, shares_text(runs[system][-1])))
     return lines
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from loadtest.cluster.result import ClusterResult
-from loadtest.papers.base import Results
+from loadtest.papers.base import Results, marked
 
 TIERS = {"arena": "host", "disk": "disk", "peer": "peer"}
 LEAST_PERCENT = 20.0  # of history that is not in the pool from the turn before
-MET, MISSED, NOT_EXERCISED = "met", "**missed**", "not exercised"
+NOT_EXERCISED = "not exercised"
 
 
 def shares_of(result: ClusterResult) -> dict[str, float]:
@@ -20,10 +20,10 @@ def shares_of(result: ClusterResult) -> dict[str, float]:
     return {name: round(100 * num / whole, 1) for name, num in {"pool": stayed, **tokens}.items()}
 
 
-def told(run: Results) -> str:
+def shares_text(run: Results) -> str:
     """The shares of a run.
 
-    >>> told({"shares": {"pool": 60.0, "host": 30.4, "disk": 0.0, "recomputed": 9.6}})
+    >>> shares_text({"shares": {"pool": 60.0, "host": 30.4, "disk": 0.0, "recomputed": 9.6}})
     'pool 60, host 30, recomputed 10'
     """
     shares = {name: f"{percent:.0f}" for name, percent in run["shares"].items()}
@@ -53,7 +53,7 @@ def mark(ours: Sequence[Results], is_met: Sequence[bool]) -> str:
     counted = [good for run, good in zip(ours, is_met, strict=True) if is_exercised(run)]
     if not counted:
         return NOT_EXERCISED
-    return MET if any(counted) else MISSED
+    return marked(is_met=any(counted))
 
 
 def verdict(runs: Sequence[Results]) -> str:

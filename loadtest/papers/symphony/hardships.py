@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.symphony.evidence import mark, told, verdict
+from loadtest.papers.symphony.evidence import mark, shares_text, verdict
 from loadtest.papers.symphony.runs import (
     CHATS,
     COLOURS,
@@ -125,7 +125,7 @@ def _rows_by_share(
                 paper.get(share, ""),
                 f"{worse:.1f} ({none:.2f} to {run[metric]:.2f})",
                 how(results),
-                told(run),
+                shares_text(run),
                 mark([run], [worse <= most]) if share in paper else "",
             )
         )
@@ -135,7 +135,7 @@ def _rows_by_share(
             "",
             f"{run['ttft_ms']:.1f} / {run['ttft_p50_ms']:.1f} / {run['ttft_p99_ms']:.1f}",
             how(results),
-            told(run),
+            shares_text(run),
         )
         for share, run in zip(results["shares"], runs, strict=True)
     ]
@@ -154,7 +154,7 @@ def rows_missed(results: Results) -> list[Row]:
             "1 (at 100%)",
             f"{times:.2f}",
             how(results),
-            told(beside),
+            shares_text(beside),
             mark([last], [times <= 1]),
         ),
     ]
@@ -210,7 +210,7 @@ def rows_urgent(results: Results) -> list[Row]:
             f"{_tpot(theirs, who):.2f} / {_tpot(ours, who):.2f} "
             f"({ratio(_tpot(theirs, who), _tpot(ours, who)):.2f})",
             how(results),
-            told(ours),
+            shares_text(ours),
             mark([ours], [_tpot(ours, who) < _tpot(theirs, who)]),
         )
         for share, ours, theirs in zip(

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work
-from loadtest.papers.symphony.evidence import told
+from loadtest.papers.symphony.evidence import shares_text
 from loadtest.papers.symphony.runs import NAMES
 from loadtest.papers.symphony.skipping import unless_skipped
 from loadtest.papers.symphony.sweeps import draw_sweep, how, series, sweep
@@ -49,7 +49,7 @@ def _rows(results: Results, place: int, compared: str, paper: dict[str, str]) ->
             paper.get(system, "") if measure == compared else "",
             f"{series(results, system, measure)[place]:.2f}",
             how(results),
-            told(results["runs"][system][place]),
+            shares_text(results["runs"][system][place]),
         )
         for measure in MEASURES
         for system in SHOWN

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.symphony.evidence import told, verdict
+from loadtest.papers.symphony.evidence import shares_text, verdict
 from loadtest.papers.symphony.runs import COLOURS, NAMES, SYSTEMS, options, run_all
 
 # With the users that load eight GPUs, and whether anybody says what comes.
@@ -73,7 +73,7 @@ def rows(results: Results) -> list[Row]:
             )
             what = f"{trace}, {users} users, {announced}: {name}, ms"
             text = f"{ours:.4g} beside {beside}"
-            lines.append(Row(what, "", text, source, told(runs["symphony"])))
+            lines.append(Row(what, "", text, source, shares_text(runs["symphony"])))
         lines.append(Row(f"{trace}: the load", "", verdict([runs["symphony"]]), source))
     return lines
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.symphony.evidence import mark, told, verdict
+from loadtest.papers.symphony.evidence import mark, shares_text, verdict
 from loadtest.papers.symphony.runs import COLOURS, NAMES, SYSTEMS, options, run_all
 from loadtest.plots import doubling_x
 from loadtest.sim.timeline import SECOND
@@ -96,7 +96,7 @@ def rows_of_values(results: Results, metrics: Sequence[str]) -> list[Row]:
             "",
             " / ".join(f"{value:.4g}" for value in series(results, system, metric)),
             how(results),
-            told(runs[-1]),
+            shares_text(runs[-1]),
         )
         for metric in metrics
         for system, runs in results["runs"].items()
@@ -129,7 +129,7 @@ def row_of_ratio(
         paper,
         f"{min(better):.2f} to {max(better):.2f}",
         how(results),
-        told(runs[-1]),
+        shares_text(runs[-1]),
         "" if least is None else mark(runs, [each >= least for each in better]),
     )
 
@@ -153,7 +153,7 @@ def row_of_best(results: Results, metric: str) -> Row:
         texts.append(f"{number} users: {better:.2f} ({NAMES.get(best, best)})")
     name = METRICS[metric].removesuffix(", ms")
     what = f"{name}: how many times better than the best other"
-    return Row(what, "", "; ".join(texts), how(results), told(runs["symphony"][-1]))
+    return Row(what, "", "; ".join(texts), how(results), shares_text(runs["symphony"][-1]))
 
 
 def users_at(results: Results, system: str, tpot_ms: float) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, ratio
-from loadtest.papers.symphony.evidence import mark, told
+from loadtest.papers.symphony.evidence import mark, shares_text
 from loadtest.papers.symphony.runs import CHATS, LLAMA_13B, LLAMA_70B, NAMES
 from loadtest.papers.symphony.skipping import unless_skipped
 from loadtest.papers.symphony.sweeps import (
@@ -155,7 +155,7 @@ def _row_of_users(results: Results) -> Row:
         "4 at 1.3% more latency (abstract)",
         f"{'at least ' * is_end}{times:.1f} ({theirs:.0f} to {ours:.0f})",
         how(results),
-        told(runs[-1]),
+        shares_text(runs[-1]),
         mark(runs[-1:], [times >= 4]),
     )
 
@@ -181,7 +181,9 @@ def rows_remote(results: Results) -> list[Row]:
         what = f"time of a turn, {ours}, less than {NAMES['remote']}, %"
         text = " / ".join(f"{each:.1f}" for each in gains)
         is_met = mark(runs, [each >= least for each in gains])
-        rows.append(Row(what, f"up to {least:.0f}", text, how(results), told(runs[-1]), is_met))
+        rows.append(
+            Row(what, f"up to {least:.0f}", text, how(results), shares_text(runs[-1]), is_met)
+        )
     shown = ["normalized_ms", "ttft_ms", "ttft_p50_ms", "ttft_p99_ms"]
     return [*rows, *rows_of_values(results, shown)]
 
