@@ -127,7 +127,7 @@ def row_of_ratio(
     return Row(
         f"{name}: how many times better than {NAMES[system]}",
         paper,
-        f"{min(better):.2f} to {max(better):.2f}",
+        f"{min(better):.2f} to {max(better):.2f}" if len(better) > 1 else f"{better[0]:.2f}",
         how(results),
         shares_text(runs[-1]),
         "" if least is None else mark(runs, [each >= least for each in better]),

@@ -198,9 +198,11 @@ FIGURE_11 = Figure(
     "not: `recompute` keeps no KV between turns, `prefix-cache` what happens to stay in the pool, "
     "`sticky` keeps it in host memory, computes again what that does not hold, and does not move "
     "sessions; `migrate-sticky` moves running turns, which wait for their KV; `remote` is LMCache "
-    "(Figure 14). People ask about documents of 8,000 to 60,000 tokens (`documents`) and come "
-    "back after minutes. The KV of 128 users is what GPUs hold, that of 256 more than host memory "
-    "holds.",
+    "(Figure 14). People ask about documents of 8,000 to 60,000 tokens (`documents`) and come back "
+    "after minutes. The KV of 128 users fits GPUs, that of 256 is more than host memory holds. "
+    "Who pauses for a hundred seconds cannot ask four times as often because answers come sooner: "
+    "requests a second differ by no more than a pause and a turn of theirs over a pause and a turn "
+    "of ours.",
 )
 FIGURE_12 = Figure(
     "12",
@@ -216,7 +218,7 @@ FIGURE_12 = Figure(
 )
 FIGURE_70B = Figure(
     "70b",
-    "Not in the paper: LLaMA-3.1 70B",
+    "Figure 70b: LLaMA-3.1 70B, not in the paper",
     measure_70b,
     draw,
     _rows(ROWS_70B, SHOWN),
