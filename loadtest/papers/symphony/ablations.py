@@ -73,5 +73,7 @@ FIGURE_17 = Figure(
     "People with documents, as in Figure 11. Without *cooperative* memory, prefetched KV is pinned "
     "until its turn is there or its hint expires: running turns cannot take its pages. Without "
     "*priority* eviction is by least recent use, without *layerwise* a pass begins when all of its "
-    "history is there. *Balance* is not in the paper's figure.",
+    "history is there. Who pauses for long asks no "
+    "less often for a longer TTFT, so requests a second tell parts apart only where GPUs are full; "
+    "TTFT is in the JSON file. *Balance* is not in the paper's figure.",
 )
