@@ -23,7 +23,7 @@ MISSED = [0.0, 0.1, 0.5, 1.0]
 SPURIOUS = [0.0, 0.6, 1.0]
 URGENT = [0.1, 0.3, 0.5]
 USERS = 256  # of documents: more than host memory holds
-USERS_13B = 512
+USERS_13B = 1024  # as in the paper
 
 
 def _by_share(
@@ -60,7 +60,8 @@ def _by_share(
 
 def measure_missed(work: Work, effort: Effort) -> Results:
     """By the share of hints that are never sent; beside them InferCept."""
-    return _by_share(work, effort, "missed", effort.pick([0.0, 0.1], MISSED[:2], MISSED), "sticky")
+    shares = effort.pick([0.0, 0.1], [0.0, 0.1, 1.0], MISSED)
+    return _by_share(work, effort, "missed", shares, "sticky")
 
 
 def measure_spurious(work: Work, effort: Effort) -> Results:

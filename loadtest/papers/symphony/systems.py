@@ -40,7 +40,7 @@ def measure_8b(work: Work, effort: Effort) -> Results:
 def measure_13b(work: Work, effort: Effort) -> Results:
     """LLaMA-2 13B, whose KV is six times as large, with the paper's sessions and people who "
     "read."""
-    users = effort.pick([64], [512], [256, 512, 768])
+    users = effort.pick([64], [1024], [512, 1024, 1536])
     return sweep(work, effort, FEW, users, profile=LLAMA_13B, trace=CHATS)
 
 
@@ -212,9 +212,8 @@ FIGURE_12 = Figure(
     _rows(ROWS_13B, SHOWN),
     "Sessions of the paper's length, and people who read (`sharegpt-like`). This model has every "
     "head's keys and values, 819,200 bytes a token: GPUs hold 440,000 tokens in all, host memory "
-    "604,000, and 512 users have 1.2 million. A disk reads 3,900 tokens a second, and a GPU "
-    "computes 6,600: below host memory, computing again is faster than loading, which bounds "
-    "every ratio.",
+    "604,000. A disk reads 3,900 tokens a second, and a GPU computes 6,600: below host memory, "
+    "computing again is faster than loading, which bounds every ratio.",
 )
 FIGURE_70B = Figure(
     "70b",
