@@ -40,7 +40,7 @@ def measure_8b(work: Work, effort: Effort) -> Results:
 def measure_13b(work: Work, effort: Effort) -> Results:
     """LLaMA-2 13B, whose KV is six times as large, with the paper's sessions and people who "
     "read."""
-    users = effort.pick([64], [1024], [512, 1024, 1536])
+    users = effort.pick([64], [512], [256, 512, 1024])
     return sweep(work, effort, FEW, users, profile=LLAMA_13B, trace=CHATS)
 
 
