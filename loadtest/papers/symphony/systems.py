@@ -46,7 +46,7 @@ def measure_13b(work: Work, effort: Effort) -> Results:
 
 def measure_70b(work: Work, effort: Effort) -> Results:
     """LLaMA-3.1 70B on all four GPUs of a host."""
-    users = effort.pick([16], [96], [64, 96, 128])
+    users = effort.pick([16], [48], [24, 48, 64])
     return sweep(
         work, effort, FEW, users,
         profile=LLAMA_70B, workers=HOSTS_70B, gpus_per_worker=4,
