@@ -150,7 +150,7 @@ FILES = (
     ),
     TraceFile(
         "text/sharegpt_turn_lengths_300.csv",
-        "sharegpt-like, sharegpt-busy, prefill-heavy, prefill-busy", "MIT",
+        "sharegpt-like, sharegpt-busy", "MIT",
         _of("casys-kaist/LLMServingSim", "workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl"),
         cut="lengths only",
     ),

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import uvloop
 
+from loadtest.cluster.measured import PACKINGS
 from loadtest.cluster.options import ClusterOptions, Without
 from loadtest.cluster.real import play_real
 from loadtest.cluster.result import ClusterResult
@@ -30,7 +31,7 @@ from shared.errors import InvalidRequest, NotFound
 SPURIOUS_MAX = 100
 NOT_SEEN = (
     "load_max_over_median", "load_max_minus_min", "recomputed_tokens", "cached_tokens", "prefetch",
-    "pages_by_tier", "took_s",
+    "loaded_tokens", "took_s",
 )  # fmt: skip
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")
 
@@ -113,10 +114,14 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
             if getattr(args, name) != getattr(known, name):
                 flag = name.replace("_", "-")
                 raise InvalidRequest(f"--{flag} is not what the real processes have", name)
-        if args.without or args.coarse or args.grouped or args.policy not in POLICIES:
+        if args.without or args.packing or args.coarse or args.grouped:
             raise InvalidRequest(
-                f"--without, --coarse, --grouped and --policy {args.policy}: the simulation only "
-                f"has them; --real takes --policy {' or '.join(POLICIES)}",
+                "--without, --packing, --coarse and --grouped: the simulation only has them", "real"
+            )
+        if args.policy not in POLICIES:
+            raise InvalidRequest(
+                f"--policy {args.policy}: the simulation only has it; --real takes --policy "
+                f"{' or '.join(POLICIES)}",
                 "real",
             )
         if args.gpus % min(args.gpus_per_host, args.gpus):
@@ -134,6 +139,7 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         spurious=args.spurious,
         priority_share=args.priority_share,
         without=frozenset(args.without),
+        packing=args.packing,
         trace=args.trace,
         seed=args.seed,
         duration_ns=round(args.seconds * SECOND),
@@ -160,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--spurious", type=float, default=0.0, help="hints for nothing, per turn")
     add("--priority-share", type=float, default=0.0, help="of people who are urgent")
     add("--without", action="append", choices=get_args(Without), default=[], help="switched off")
+    add("--packing", choices=list(PACKINGS), default="", help="of KV below GPUs (none)")
     add("--trace", choices=list(WORKLOADS), default=known.trace)
     add("--seed", type=int, default=known.seed)
     add("--seconds", type=float, default=known.duration_ns / SECOND, help="of the workload")

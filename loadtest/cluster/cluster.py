@@ -17,6 +17,7 @@ from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
+from loadtest.cluster.pinned import PinnedPool
 from loadtest.cluster.plant import Plant, build_plant
 from loadtest.cluster.shells.frontend import Frontend
 from loadtest.cluster.stats import Stats
@@ -87,7 +88,7 @@ class Cluster:
                 number,
                 plant,
                 stats,
-                layerwise="layerwise" not in without,
+                without=without,
                 history_from=system.history_from,
                 migration=migration,
             )
@@ -142,15 +143,19 @@ class Cluster:
     def check(self) -> None:
         """Every page is in one place, and nothing is miscounted."""
         for worker in self.workers:
+            if isinstance(worker.core.pool, PinnedPool):
+                worker.core.pool.unpin_all()
             check_worker(worker.core)
         for kvstore in self.kvstores.values():
             check_integrity(kvstore.core)
 
-    def pages_by_tier(self) -> Counter[str]:
-        """That were brought to GPUs once it was warm, by where they were."""
+    def loaded_tokens(self) -> Counter[str]:
+        """Whose KV was brought to GPUs once it was warm, by where it was."""
         found = self._pages_by_tier()
         found.subtract(self._pages_before)
-        return found
+        plant = self.plant
+        num_tokens = plant.block_tokens * plant.grain
+        return Counter({tier: num * num_tokens // plant.num_layers for tier, num in found.items()})
 
     def _pages_by_tier(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -192,7 +197,7 @@ def _new_deployment(options: ClusterOptions, plant: Plant) -> SimDeployment:
         model=model,
         is_crowded=False,
         eviction="lru" if "priority" in options.without else "layer",
-        is_cooperative="cooperative" not in options.without,
+        is_cooperative="prefix-cache" not in options.without,
         is_scattered=False,
         disk_bytes_max=plant.disk_bytes,
         has_peers=True,

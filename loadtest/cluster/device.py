@@ -13,7 +13,8 @@ from typing import Protocol
 
 from loadtest.cluster.arena import ClusterArena
 from loadtest.cluster.links import Link
-from loadtest.cluster.plant import PCIE_BYTES_PER_S, Plant
+from loadtest.cluster.measured import STEP_HOST_NS, STORING_SHARE
+from loadtest.cluster.plant import Plant
 from loadtest.sim.timeline import MS, SECOND, Action
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
@@ -93,7 +94,8 @@ class CostDevice:
     def __init__(self, owner: Owner, plant: Plant) -> None:
         self._owner = owner
         self._plant = plant
-        self._h2d, self._d2h = Link(PCIE_BYTES_PER_S), Link(PCIE_BYTES_PER_S)
+        self._h2d, self._d2h = Link(plant.pcie_bytes_per_s), Link(plant.pcie_bytes_per_s)
+        self._unpack_ns = 0.0  # for pages that came, before the next step
         self._arena: ClusterArena | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()
@@ -105,7 +107,7 @@ class CostDevice:
 
     @property
     def page_ns(self) -> int:
-        return round(self._plant.page_bytes * SECOND / PCIE_BYTES_PER_S)
+        return round(self._plant.page_bytes * SECOND / self._plant.pcie_bytes_per_s)
 
     @property
     def is_busy(self) -> bool:
@@ -193,6 +195,7 @@ class CostDevice:
             is_good = words[page] == (generation, PageState.READY)
             (good if is_good else bad).append(pool_page)
             del self._runs[pool_page]
+        self._unpack_ns += len(good) * self._plant.unpack_page_ns
         self._copy_next()
         self._end(bad, good)
 
@@ -257,7 +260,12 @@ class CostDevice:
         num_decodes = plan.num_decodes
         num_prefill = plan.num_tokens - num_decodes
         context = sum(plan.context_lens.tolist())
-        step.compute_ns = round(self._plant.profile.step_ms(num_prefill, num_decodes, context) * MS)
+        compute_ms = self._plant.profile.step_ms(num_prefill, num_decodes, context)
+        if self._d2h.free_at_ns > step.started_at_ns:
+            compute_ms *= 1 + STORING_SHARE
+        host_ns = STEP_HOST_NS * self._plant.grain
+        step.compute_ns = round(compute_ms * MS + host_ns + self._unpack_ns)
+        self._unpack_ns = 0.0
         if not step.awaited:
             self._owner.later(step.compute_ns, partial(self._finish, step))
             return

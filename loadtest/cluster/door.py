@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from loadtest.cluster.measured import FRONTEND_TURN_NS
 from loadtest.cluster.shells.frontend import Frontend
 from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.timeline import SECOND
@@ -103,7 +105,7 @@ class SimulatedDoor:
             priority=ask.priority,
             agent=ask.agent,
         )
-        self._frontend.open(new, on_news)
+        self.after(FRONTEND_TURN_NS, partial(self._frontend.open, new, on_news))
 
     def announce(self, announce: Announce) -> None:
         expected_ns, agent = announce.expected_in_ns, announce.agent

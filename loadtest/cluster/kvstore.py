@@ -40,6 +40,13 @@ class LinkPeering(Peering):
         super().__init__(kvstore, others)
         self._mine = kvstore
         self._page_bytes = page_bytes
+        self._connections: dict[HostId, Link] = {}
+
+    def _connection(self, host_id: HostId) -> Link:
+        """What one kvstore takes from this other one."""
+        if (found := self._connections.get(host_id)) is None:
+            found = self._connections[host_id] = Link(self._mine.peer_bytes_per_s)
+        return found
 
     def _begin(self, host_id: HostId) -> None:
         batch = self._waiting[host_id][0]
@@ -47,7 +54,8 @@ class LinkPeering(Peering):
         assert isinstance(other, ClusterKvstore)
         now_ns = mine.deployment.timeline.now_ns
         num_bytes = sum(len(reads.pages) for reads in batch) * self._page_bytes
-        ends_at_ns = other.egress.take_through(mine.ingress, num_bytes, now_ns)
+        ends_at_ns = self._connection(host_id).take(num_bytes, now_ns)
+        ends_at_ns = max(ends_at_ns, other.egress.take_through(mine.ingress, num_bytes, now_ns))
         if num_below := sum(other.num_below(reads) for reads in batch):
             ends_at_ns = max(ends_at_ns, other.read(num_below * self._page_bytes))
         duration_ns = ends_at_ns - now_ns
@@ -65,7 +73,7 @@ class LinkPeering(Peering):
 class ClusterKvstore(Kvstore):
     """Attributes:
     stored: blocks on its disk.
-    ingress, egress: its host's link.
+    ingress, egress: its host's link; `peer_bytes_per_s`: of a connection over it.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class ClusterKvstore(Kvstore):
         super().__init__(deployment, redis, host_id, plant.arena_blocks * plant.num_layers)
         self._plant = plant
         self.stored: dict[BlockKey, PageFacts] = {}
+        self.peer_bytes_per_s = plant.peer_bytes_per_s
         self._reader = Link(plant.disk_read_bytes_per_s)
         self._writer = Link(plant.disk_write_bytes_per_s)
         self.ingress, self.egress = Link(plant.link_bytes_per_s), Link(plant.link_bytes_per_s)

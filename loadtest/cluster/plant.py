@@ -1,25 +1,25 @@
 """What a simulated cluster is built of: a model on GPUs, and the hosts' memory, disks and links.
 
-Published figures, with what becomes of them in use:
-
-- A100 80 GB: `shared.profiles` says where its figures come from.
-- PCIe 4.0 x16: 31.5 GB/s; 25 of them are seen in copies from pinned memory.
-- an NVMe disk of 4 TB (PCIe 4.0): 6.8 GB/s read and 4.0 written in long requests.
-- Ethernet of 100 Gb/s: 12.5 GB/s less 6% for headers; each host has one link.
-
-Source of the testbed: SYMPHONY, section 4, *Testbed Setup*.
+How fast each part is says `loadtest.cluster.measured`. Source of the testbed: SYMPHONY, section 4,
+*Testbed Setup*.
 """
 
 from dataclasses import dataclass, replace
 
+from loadtest.cluster.measured import (
+    DISK_READ_BYTES_PER_S,
+    DISK_WRITE_BYTES_PER_S,
+    LINK_SHARE,
+    PACKINGS,
+    PCIE_BYTES_PER_S,
+    PEER_BYTES_PER_S,
+    STAGE_NS_PER_PAGE,
+)
 from loadtest.cluster.options import ClusterOptions
+from loadtest.sim.timeline import SECOND
 from shared.blocks import BLOCK_TOKENS
 from shared.profiles import LatencyProfile, load_profile
 
-PCIE_BYTES_PER_S = 25e9
-DISK_READ_BYTES_PER_S = 6.8e9
-DISK_WRITE_BYTES_PER_S = 4.0e9
-LINK_SHARE = 0.94
 DRAM_SHARE = 0.9  # of a host's memory, for its arena
 GIB = 1 << 30
 COARSE_LAYERS = 4
@@ -35,10 +35,14 @@ class Plant:
     grain: tokens that are one here.
     block_tokens: of those.
     num_layers: in so many groups, layers move.
-    page_bytes: of a block's KV in such a group.
+    page_bytes: of a block's KV in such a group, below GPUs: smaller than there if it is packed.
     pool_blocks, arena_blocks: of a GPU, of a host.
     disk_bytes: of a host; `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of its disk.
-    link_bytes_per_s: of a host, into each direction.
+    link_bytes_per_s: of a host, into each direction; `peer_bytes_per_s`: of that, what one kvstore
+        takes from another.
+    pcie_bytes_per_s: of a worker, into each direction.
+    unpack_page_ns: GPU time to unpack a page that was loaded.
+    stage_block_ns: what the host computes for a block that is found below the pool.
     """
 
     profile: LatencyProfile
@@ -52,6 +56,10 @@ class Plant:
     disk_read_bytes_per_s: float
     disk_write_bytes_per_s: float
     link_bytes_per_s: float
+    peer_bytes_per_s: float
+    pcie_bytes_per_s: float
+    unpack_page_ns: float
+    stage_block_ns: float
 
 
 def build_plant(options: ClusterOptions) -> Plant:
@@ -68,7 +76,9 @@ def build_plant(options: ClusterOptions) -> Plant:
         num_layers, grain = min(num_layers, COARSE_LAYERS), COARSE_TOKENS
         block_tokens = BLOCK_TOKENS // grain * COARSE_BLOCKS
         profile = _coarse(profile, grain)
-    page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers
+    whole_page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers
+    packing = PACKINGS[options.packing]
+    page_bytes = int(whole_page_bytes * packing.share)
     share = options.host_share
     arena_bytes = int(options.dram_gb * share * DRAM_SHARE * GIB)
     return Plant(
@@ -83,6 +93,10 @@ def build_plant(options: ClusterOptions) -> Plant:
         disk_read_bytes_per_s=DISK_READ_BYTES_PER_S * share,
         disk_write_bytes_per_s=DISK_WRITE_BYTES_PER_S * share,
         link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE * share,
+        peer_bytes_per_s=PEER_BYTES_PER_S * share,
+        pcie_bytes_per_s=PCIE_BYTES_PER_S * options.gpus_per_worker,
+        unpack_page_ns=whole_page_bytes * SECOND / packing.unpack_bytes_per_s,
+        stage_block_ns=STAGE_NS_PER_PAGE * load_profile(options.profile).num_layers,
     )
 
 

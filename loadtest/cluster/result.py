@@ -35,10 +35,11 @@ class ClusterResult:
         the time.
     load_max_minus_min: how many turns more the fullest GPU has than the emptiest, in the mean over
         the time (Figure 15).
-    recomputed_tokens: of history that had been computed before.
+    history_tokens: of prompts, that had been computed before; `recomputed_tokens`: of those, again.
     prompt_tokens: of all turns, history included.
     cached_tokens: of those, by where their KV was when the turn came.
-    pages_by_tier: that were brought to GPUs, by where they were.
+    loaded_tokens: of KV that was brought to GPUs, for hints too, by where it was.
+    return_ttft_ms: of turns with history alone.
     workflow_s: from the first turn's arrival to the last one's end, of scripts that came to
         their end; `workflows` are all.
     spurious: advisories that were sent for nothing.
@@ -57,10 +58,12 @@ class ClusterResult:
     recomputed_tokens: int
     prompt_tokens: int
     prefetch: PrefetchCounts
-    pages_by_tier: dict[str, int]
+    loaded_tokens: dict[str, int]
     workflow_s: list[float] = field(default_factory=list)
     workflows: int = 0
     spurious: int = 0
     load_max_minus_min: float = 0.0
     cached_tokens: dict[str, int] = field(default_factory=dict)
+    history_tokens: int = 0
+    return_ttft_ms: Spread = Spread(0.0, 0.0, 0.0, 0.0)
     took_s: float = 0.0

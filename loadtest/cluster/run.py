@@ -29,7 +29,7 @@ def run_cluster(options: ClusterOptions, scripts: list[Script] | None = None) ->
         cluster = Cluster(options)
         cluster.run(scripts)
     took_s = time.perf_counter() - started_s
-    return cluster.stats.result(options.duration_ns, cluster.pages_by_tier(), took_s)
+    return cluster.stats.result(options.duration_ns, cluster.loaded_tokens(), took_s)
 
 
 @contextmanager

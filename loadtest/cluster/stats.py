@@ -78,7 +78,7 @@ class Stats:
         self.loads.clear()
         self.num_spurious = 0
 
-    def result(self, duration_ns: int, pages_by_tier: Counter[str], took_s: float) -> ClusterResult:
+    def result(self, duration_ns: int, loaded_tokens: Counter[str], took_s: float) -> ClusterResult:
         """Times of all that came when it was warm, and ended, after `duration_ns` from then too;
         rates of what ended within it."""
         warm_ns, lasts_ns = self.warm_ns, self.warm_ns + duration_ns
@@ -119,7 +119,9 @@ class Stats:
                 late=self.outcomes["late"],
                 missed=self.outcomes["missed"],
             ),
-            pages_by_tier=dict(pages_by_tier),
+            loaded_tokens=dict(loaded_tokens),
+            history_tokens=sum(each.num_history for each in done),
+            return_ttft_ms=_ttft([each for each in done if each.num_history]),
             workflow_s=self._workflows(done),
             workflows=len(self.num_turns_of),
             spurious=self.num_spurious,

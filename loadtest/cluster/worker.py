@@ -2,10 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from loadtest.cluster.device import CostDevice
 from loadtest.cluster.migration import Migration
+from loadtest.cluster.options import Without
+from loadtest.cluster.pinned import PinnedPool
 from loadtest.cluster.plant import Plant
 from loadtest.cluster.shells.engine_worker import EngineWorker
 from loadtest.cluster.shells.kv_process import Kvstore
@@ -16,12 +19,15 @@ from loadtest.sim.timeline import MS
 from services.worker.core.costs.costs import StepCosts
 from services.worker.core.effects import Ended, StageTurn
 from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
 from services.worker.core.splitting import Unsent
 from services.worker.core.step import StepResult
 from services.worker.core.turns.intake import ModelShape
+from shared.blocks import BlockKey
+from shared.hints import HintShares
 from shared.ids import TurnId
-from shared.wire.messages import TurnDelta
+from shared.wire.messages import KvStage, TurnDelta
 
 STEPS_KNOWN = 20
 STEPS_KEPT = 16
@@ -36,9 +42,10 @@ class ClusterWorker(EngineWorker):
 
     def __init__(
         self, deployment: SimDeployment, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
-        *, layerwise: bool, history_from: HistoryFrom, migration: Migration | None,
+        *, without: frozenset[Without], history_from: HistoryFrom, migration: Migration | None,
     ) -> None:  # fmt: skip
         super().__init__(deployment, kvstore, number)
+        self.new_pool = PinnedPool if "cooperative" in without else PagePool
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
@@ -51,7 +58,7 @@ class ClusterWorker(EngineWorker):
             max_model_len=model.max_model_len,
             prefill_tokens_max=PREFILL_TOKENS_MAX // plant.grain,
             turns_running_max=TURNS_RUNNING_MAX,
-            layerwise=layerwise,
+            layerwise="layerwise" not in without,
         )
         self._num_pages = plant.num_layers * plant.pool_blocks
         self._shape = ModelShape(
@@ -60,6 +67,12 @@ class ClusterWorker(EngineWorker):
             block_tokens=model.block_tokens,
             vocab_size=model.vocab_size,
         )
+
+    def on_start(self) -> None:
+        super().on_start()
+        if isinstance(self.core.pool, PinnedPool):  # and as much as there is
+            num_pages = self.core.pool.num_pages
+            self.core.stager.hints.shares = HintShares(num_pages, num_pages)
 
     def check(self) -> None:
         """Too dear after every event; at the end all is checked."""
@@ -133,6 +146,16 @@ class ClusterWorker(EngineWorker):
             self.later(0, lambda: then(None))
         else:
             self._stage(self.link.stage_turn(replace(effect, kv_at={})), effect.keys, then)
+
+    def _stage(self, message: KvStage, keys: list[BlockKey] | None, then: Any) -> None:
+        """What it costs the host comes on top."""
+
+        def later(staged: Staged | None) -> None:
+            num_blocks = 0 if staged is None else staged.num_blocks
+            delay_ns = round(num_blocks * self._plant.stage_block_ns)
+            self.later(delay_ns, partial(then, staged))
+
+        super()._stage(message, keys, later)
 
     def _on_ended(self, ended: Ended) -> None:
         if ended.account is not None:

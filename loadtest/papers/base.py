@@ -34,17 +34,27 @@ COLOURS = {
 
 
 class Row(NamedTuple):
-    """A line of the table: what was measured, the paper's number if its text gives one, ours, and
-    how ours was come to where that is not the same for a whole page."""
+    """A line of the table.
+
+    Attributes:
+        what: was measured.
+        paper: its number, if its text gives one.
+        how: ours was come to, where that is not the same for a whole page.
+        shares: of history by where it came from, where KV is what is measured.
+        mark: whether the paper's number is met, if that can be said.
+    """
 
     what: str
     paper: str
     ours: str
     how: str = ""
+    shares: str = ""
+    mark: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Its fields; without `how` if that is empty."""
-        return {name: text for name, text in self._asdict().items() if text or name != "how"}
+        """Its fields, but for those of the last three that are empty."""
+        always = {"what", "paper", "ours"}
+        return {name: text for name, text in self._asdict().items() if text or name in always}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +230,11 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
+
+
+def marked(*, is_met: bool) -> str:
+    """Of a row: whether the paper's number is met."""
+    return "met" if is_met else "**missed**"
 
 
 def colour(policy: str) -> str:

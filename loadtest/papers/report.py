@@ -94,6 +94,9 @@ def _table(run: str, rows: list[dict[str, str]]) -> list[str]:
         columns["how"] = "how"
     elif how := hows.pop():
         above = [how[0].upper() + how[1:] + ".", ""]
+    for name, title in (("shares", "history, %"), ("mark", "mark")):
+        if any(row.get(name) for row in rows):
+            columns[name] = title
     if not any(row["paper"] for row in rows):
         del columns["paper"]
     return [

@@ -13,6 +13,7 @@ from loadtest.papers.base import (
     Work,
     colour,
     label,
+    marked,
     new_drawing,
     ratio,
     searches,
@@ -83,6 +84,13 @@ def rows_13(results: Results) -> list[Row]:
         )
         for number, rate in results["by_threads"].items()
     ]
+    first = results["by_threads"].get("1", 0)
+    for number, rate in results["by_threads"].items():
+        if int(number) > 1:
+            times = ratio(rate, first)
+            is_met = marked(is_met=times >= 0.9 * int(number))
+            what = f"scheduler alone, {number} threads over one, times"
+            lines.append(Row(what, number, f"{times:.2f}", mark=is_met))
     lines += [
         Row(f"one thread, {number} GPUs, requests/s", "no effect", f"{rate:,}")
         for number, rate in results["by_gpus"].items()

@@ -8,7 +8,8 @@ knows of waiting, of memory that is full and of uneven load, and so decides.
 from dataclasses import dataclass
 from math import ceil, inf
 
-from loadtest.cluster.plant import DISK_READ_BYTES_PER_S, DRAM_SHARE, GIB
+from loadtest.cluster.measured import DISK_READ_BYTES_PER_S
+from loadtest.cluster.plant import DRAM_SHARE, GIB
 from loadtest.cluster.worker import TURNS_RUNNING_MAX
 from loadtest.planning.demand import Demand
 from loadtest.planning.machines import Machines

@@ -1,5 +1,4 @@
-"""`sharegpt-like`: people who read and type. `sharegpt-busy`: who only type. `prefill-heavy` and
-`prefill-busy`: the same people with long prompts and short answers.
+"""`sharegpt-like`: people who read and type. `sharegpt-busy`: who only type.
 
 The paper takes ShareGPT, of which only lengths are at hand. So people type what is in dialogues
 that are written out (OpenAssistant's, MT-Bench-101's), and answers are as long as ShareGPT's; 73.4%
@@ -13,7 +12,7 @@ most one in ten of those who read is being answered (Little's law). The paper ha
 for its numbers of users, and for short runs: a session's next turn comes soon.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from random import Random
@@ -107,34 +106,6 @@ def sharegpt_like(num_users: int, duration_ns: int, seed: int) -> list[Script]:
 def sharegpt_busy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """The same people, who begin to type when they have their answer."""
     return _people(num_users, duration_ns, seed, reads=False)
-
-
-def prefill_heavy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
-    """The people of `sharegpt-like` at the same pace, but whatever they send has 1,024 tokens, and
-    the answer one (SYMPHONY, section 4.5 and Figure 18)."""
-    return _heavy(sharegpt_like(num_users, duration_ns, seed))
-
-
-def prefill_busy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
-    """The same for the people of `sharegpt-busy`."""
-    return _heavy(sharegpt_busy(num_users, duration_ns, seed))
-
-
-def _heavy(scripts: list[Script]) -> list[Script]:
-    return [
-        replace(
-            script,
-            turns=tuple(
-                replace(
-                    turn,
-                    parts=(Part(turn.parts[-1].name, HEAVY_PROMPT),),
-                    num_output=HEAVY_ANSWER,
-                )
-                for turn in script.turns
-            ),
-        )
-        for script in scripts
-    ]
 
 
 def _people(num_users: int, duration_ns: int, seed: int, *, reads: bool) -> list[Script]:

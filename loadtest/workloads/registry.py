@@ -1,6 +1,6 @@
 """Workloads by name."""
 
-from loadtest.workloads import appending, burstgpt, chats, metagpt, mooncake, open_loads
+from loadtest.workloads import appending, burstgpt, chats, documents, metagpt, mooncake, open_loads
 from loadtest.workloads.people import SPEEDS
 from loadtest.workloads.script import Workload
 from loadtest.workloads.traces import path_of
@@ -11,11 +11,11 @@ _CHATS = (*_PEOPLE, chats.DIALOGUES, chats.LENGTHS, chats.WRITTEN, burstgpt.FILE
 # With the files that each needs.
 _KNOWN: dict[str, tuple[Workload, tuple[str, ...]]] = {
     "sharegpt-like": (chats.sharegpt_like, _CHATS),
-    "prefill-heavy": (chats.prefill_heavy, _CHATS),
     "sharegpt-busy": (chats.sharegpt_busy, _CHATS),
-    "prefill-busy": (chats.prefill_busy, _CHATS),
     "burstgpt": (burstgpt.burstgpt, (*_PEOPLE, burstgpt.FILE)),
     "burstgpt-10x": (burstgpt.burstgpt_squeezed, (*_PEOPLE, burstgpt.FILE)),
+    "prefill-documents": (documents.prefill_documents, (*_CHATS, mooncake.FILE)),
+    "documents": (documents.documents, (*_CHATS, mooncake.FILE)),
     "mooncake": (mooncake.mooncake, (*_CHATS, mooncake.FILE)),
     "metagpt": (metagpt.metagpt, (metagpt.FILE,)),
     "metagpt-4": (metagpt.with_files(4), (metagpt.FILE,)),

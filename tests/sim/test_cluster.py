@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.cluster.cluster import Cluster
 from loadtest.cluster.links import Link
+from loadtest.cluster.measured import FRONTEND_TURN_NS, STEP_HOST_NS
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.plant import build_plant
 from loadtest.cluster.result import ClusterResult
@@ -72,8 +73,8 @@ def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
     result = run(options, scripts)
     assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
     assert result.cached_tokens["disk"] > 0, "it is not told where history was"
-    assert result.pages_by_tier["disk"] > 0, "the arenas were large enough for all"
-    assert result.pages_by_tier["peer"] > 0, "nobody's history was at another host"
+    assert result.loaded_tokens["disk"] > 0, "the arenas were large enough for all"
+    assert result.loaded_tokens["peer"] > 0, "nobody's history was at another host"
     assert result.prompt_tokens == 24 * sum(FIRST + turn * (MORE + ANSWER) for turn in range(3))
     assert run(options, scripts) == result
 
@@ -89,17 +90,47 @@ def test_hinted_turns_wait_for_less_than_others_and_no_history_is_computed_again
     assert hinted.ttft_ms.p50 < missed.ttft_ms.p50
 
 
-def test_without_the_cooperation_of_pools_history_is_brought_up_again(
-    small: ClusterOptions,
-) -> None:
+def test_where_pools_keep_nothing_history_is_brought_up_again(small: ClusterOptions) -> None:
     options = replace(small, dram_gb=4.0)
     whole = run(options, chats(6))
-    without = run(replace(options, without=frozenset({"cooperative"})), chats(6))
-    assert sum(without.pages_by_tier.values()) > sum(whole.pages_by_tier.values())
+    without = run(replace(options, without=frozenset({"prefix-cache"})), chats(6))
+    assert sum(without.loaded_tokens.values()) > sum(whole.loaded_tokens.values())
+
+
+def test_prefetched_history_that_is_pinned_keeps_turns_waiting(small: ClusterOptions) -> None:
+    """Each pool has room for six sessions, and hints of others come long before their turns."""
+    scripts = [
+        replace(
+            script,
+            turns=tuple(
+                replace(turn, wait_ns=30 * SECOND, hint=Hint(lead_ns=30 * SECOND))
+                if number
+                else turn
+                for number, turn in enumerate(script.turns)
+            ),
+        )
+        for script in chats(36, num_turns=2)
+    ]
+    options = replace(small, dram_gb=4.0, duration_ns=60 * SECOND)
+    whole = run(options, scripts)
+    pinned = run(replace(options, without=frozenset({"cooperative"})), scripts)
+    assert pinned.ttft_ms.mean > 3 * whole.ttft_ms.mean
+
+
+def test_kv_that_is_packed_below_takes_less_room_there_and_gpu_time_to_unpack(
+    small: ClusterOptions,
+) -> None:
+    plain, packed = build_plant(small), build_plant(replace(small, packing="cachegen"))
+    assert packed.pool_blocks == plain.pool_blocks
+    assert packed.arena_blocks == pytest.approx(3.5 * plain.arena_blocks, rel=0.01)
+    unpack_ns = packed.unpack_page_ns * packed.num_layers * packed.pool_blocks
+    pool_bytes = plain.page_bytes * plain.num_layers * plain.pool_blocks
+    assert plain.unpack_page_ns == 0
+    assert unpack_ns == pytest.approx(pool_bytes / 250)
 
 
 def test_history_that_is_not_kept_is_computed_in_every_turn(small: ClusterOptions) -> None:
-    options = replace(small, policy="recompute", without=frozenset({"cooperative"}))
+    options = replace(small, policy="recompute", without=frozenset({"prefix-cache"}))
     result = run(options, chats(6, num_turns=3))
     # of each last token of a turn nothing was computed before, and the tail of a block is not kept
     known = 6 * sum(FIRST - 1 + turn * (MORE + ANSWER) + ANSWER for turn in range(2))
@@ -179,9 +210,11 @@ def test_a_link_takes_one_transfer_after_the_other() -> None:
 
 def test_the_first_token_of_a_lone_turn_takes_one_pass(small: ClusterOptions) -> None:
     result = run(small, chats(1, num_turns=1))
-    profile = build_plant(small).profile
-    assert result.ttft_ms.mean == pytest.approx(profile.step_ms(FIRST, 0, FIRST), abs=4.0)
-    assert result.tpot_ms.mean == pytest.approx(profile.step_ms(0, 1, FIRST), rel=0.02)
+    profile, host_ms = build_plant(small).profile, STEP_HOST_NS / 1e6
+    frontend_ms = FRONTEND_TURN_NS / 1e6
+    first_ms = profile.step_ms(FIRST, 0, FIRST) + host_ms + frontend_ms
+    assert result.ttft_ms.mean == pytest.approx(first_ms, abs=4.0)
+    assert result.tpot_ms.mean == pytest.approx(profile.step_ms(0, 1, FIRST) + host_ms, rel=0.02)
 
 
 def test_what_was_asked_before_it_was_warm_does_not_count(small: ClusterOptions) -> None:
@@ -189,7 +222,7 @@ def test_what_was_asked_before_it_was_warm_does_not_count(small: ClusterOptions)
     warmed = replace(options, warm_ns=16 * SECOND, duration_ns=options.duration_ns - 16 * SECOND)
     whole, cluster = run(options, scripts), Cluster(warmed)
     cluster.run(scripts)
-    late = cluster.stats.result(warmed.duration_ns, cluster.pages_by_tier(), 0.0)
+    late = cluster.stats.result(warmed.duration_ns, cluster.loaded_tokens(), 0.0)
     asked = [each.arrived_at_ns for each in cluster.stats.turns.values()]
     assert whole.turns == len(asked) == 4 * 6
     assert late.turns == sum(at_ns >= warmed.warm_ns for at_ns in asked) < whole.turns

@@ -93,6 +93,7 @@ class EngineWorker(Process):
     """
 
     deployment: SimDeployment
+    new_pool: type[PagePool] = PagePool
     _limits: EngineLimits
     _num_pages: int
     _shape: ModelShape
@@ -111,7 +112,7 @@ class EngineWorker(Process):
         self._num_reports = 0
         self._telling = SpeedReports()
         self._num_opens = 0
-        pool = PagePool(
+        pool = self.new_pool(
             self._num_pages,
             model.num_layers,
             self.deployment.eviction,

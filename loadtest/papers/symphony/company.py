@@ -3,18 +3,24 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
+from loadtest.papers.symphony.evidence import mark, shares_text
 from loadtest.papers.symphony.runs import COLOURS, SYSTEMS, options, run_all
 from loadtest.papers.symphony.skipping import unless_skipped
 from loadtest.sim.timeline import SECOND
 
 FILES = [4, 8, 12]
-SHOWN = {"symphony": "ours", "recompute": "vLLM", "sticky": "in place of Parrot"}
+SHOWN = {
+    "symphony": "ours",
+    "no hints": "ours without hints",
+    "recompute": "vLLM",
+    "sticky": "in place of Parrot",
+}
 
 
 def measure(work: Work, effort: Effort) -> Results:
     """Seconds of a workflow, by files and system."""
-    files = effort.pick([4], FILES, FILES)
-    num_workflows = effort.pick(4, 16, 32)
+    files = effort.pick([4], FILES[-1:], FILES)
+    num_workflows = effort.pick(4, 48, 96)
     seconds = effort.pick(60, 3600, 3600)  # at most: a run ends with its last workflow
     asked = [
         options(
@@ -48,9 +54,9 @@ def draw(results: Results) -> Drawing:
     drawing = new_drawing(1)
     axes = drawing.add_subplot()
     for place, (system, runs) in enumerate(results.get("runs", {"": []}).items()):
-        where = [each + (place - 1) * 0.27 for each in range(len(runs))]
+        where = [each + (place - 1.5) * 0.2 for each in range(len(runs))]
         seconds = [each["workflow_s"] for each in runs]
-        axes.bar(where, seconds, 0.25, color=COLOURS.get(system), label=system or "no data")
+        axes.bar(where, seconds, 0.18, color=COLOURS.get(system), label=system or "no data")
     axes.set_xticks(range(len(results.get("files", []))), results.get("files", []))
     label(axes, "a workflow of MetaGPT", "files", "seconds")
     axes.legend(fontsize=7)
@@ -65,23 +71,29 @@ def rows(results: Results) -> list[Row]:
     times = {
         system: [each["workflow_s"] for each in runs] for system, runs in results["runs"].items()
     }
-    lines = [
-        Row(
-            f"{system} ({SHOWN[system]}) over ours, {'/'.join(map(str, results['files']))} files",
-            f"up to {paper}",
-            " / ".join(
-                f"{ratio(each, ours):.2f}"
-                for each, ours in zip(times[system], times["symphony"], strict=True)
-            ),
-            source,
+    runs, lines = results["runs"], []
+    for system, paper, least in (
+        ("recompute", "up to 2.8", 2.8), ("sticky", "up to 1.7", 1.7), ("no hints", "", 0.0)
+    ):  # fmt: skip
+        better = [
+            ratio(each, ours) for each, ours in zip(times[system], times["symphony"], strict=True)
+        ]
+        files = "/".join(map(str, results["files"]))
+        lines.append(
+            Row(
+                f"{system} ({SHOWN[system]}) over ours, {files} files",
+                paper,
+                " / ".join(f"{each:.2f}" for each in better),
+                source,
+                shares_text(runs["symphony"][-1]),
+                mark(runs["symphony"], [each >= least for each in better]) if paper else "",
+            )
         )
-        for system, paper in (("recompute", "2.8"), ("sticky", "1.7"))
-    ]
     for system, values in times.items():
         seconds = " / ".join(f"{each:.1f}" for each in values)
-        unfinished = sum(each["unfinished"] for each in results["runs"][system])
+        unfinished = sum(each["unfinished"] for each in runs[system])
         what = f"{system}, s a workflow ({unfinished} turns not over)"
-        lines.append(Row(what, "", seconds, source))
+        lines.append(Row(what, "", seconds, source, shares_text(runs[system][-1])))
     return lines
 
 

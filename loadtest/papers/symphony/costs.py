@@ -4,8 +4,9 @@ from dataclasses import asdict
 
 from matplotlib.figure import Figure as Drawing
 
+from loadtest.cluster.measured import PCIE_BYTES_PER_S
 from loadtest.cluster.options import ClusterOptions
-from loadtest.cluster.plant import PCIE_BYTES_PER_S, build_plant
+from loadtest.cluster.plant import build_plant
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
 from loadtest.papers.symphony.runs import NAMES
 from loadtest.papers.symphony.skipping import unless_skipped
@@ -37,7 +38,7 @@ def measure_profile(work: Work, effort: Effort) -> Results:
         "recompute_ms": [profile.step_ms(each, 0) for each in HISTORY],
         "swap_ms": [_copy_ms(profile, each, PCIE_BYTES_PER_S) for each in HISTORY],
         "migrate_ms": [
-            _copy_ms(profile, each, plant.link_bytes_per_s)
+            _copy_ms(profile, each, plant.peer_bytes_per_s)
             + _copy_ms(profile, each, PCIE_BYTES_PER_S)
             for each in HISTORY
         ],
@@ -131,7 +132,7 @@ def rows_of_ways(results: Results) -> list[Row]:
 
 def measure_distributed(work: Work, effort: Effort) -> Results:
     """Computing again, swapping, and swapping with migration, on all GPUs."""
-    users = effort.pick([64], [256, 1024], [256, 512, 1024])
+    users = effort.pick([64], [256], [128, 256, 384])
     return sweep(work, effort, ["recompute", "sticky", "migrate-sticky", "symphony"], users)
 
 
@@ -175,8 +176,8 @@ FIGURE_4 = Figure(
     measure_profile,
     draw_ways,
     rows_of_ways,
-    "By the latency profile, the PCIe of an A100 and the testbed's link, unused by others. "
-    "The paper's numbers are of LLaMA-7B, whose KV is four times as large.",
+    "By the latency profile, the PCIe of an A100 and what one kvstore takes from another, unused "
+    "by others. The paper's numbers are of LLaMA-7B, whose KV is four times as large.",
 )
 FIGURE_6 = Figure(
     "6",
@@ -185,5 +186,6 @@ FIGURE_6 = Figure(
     draw_distributed,
     rows_of_distributed,
     "The paper finds that computing again is best of the three on 8 GPUs, though it wastes most: "
-    "swapping makes sessions stick, and migrating waits for the link.",
+    "swapping makes sessions stick, and migrating waits for the link. The load is that of Figure "
+    "11, beyond what host memory holds.",
 )

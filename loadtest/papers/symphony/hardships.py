@@ -1,55 +1,42 @@
-"""Figures 18 to 21: prompts alone, hints that are missing or wrong, and urgent sessions."""
+"""Figures 19 to 21: hints that are missing or wrong, and urgent sessions."""
 
 from typing import Any
 
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.symphony.runs import COLOURS, LLAMA_13B, NAMES, SYSTEMS, options, run_all
-from loadtest.papers.symphony.skipping import unless_skipped
-from loadtest.papers.symphony.sweeps import (
-    METRICS,
-    draw_sweep,
-    how,
-    row_of_ratio,
-    rows_of_values,
-    sweep,
+from loadtest.papers.symphony.evidence import mark, shares_text, verdict
+from loadtest.papers.symphony.runs import (
+    CHATS,
+    COLOURS,
+    LLAMA_13B,
+    NAMES,
+    SYSTEMS,
+    options,
+    run_all,
 )
+from loadtest.papers.symphony.skipping import unless_skipped
+from loadtest.papers.symphony.sweeps import METRICS, how
 from loadtest.sim.timeline import SECOND
 
-MISSED = [0.0, 0.1, 0.25, 0.5, 1.0]
-SPURIOUS = [0.0, 0.2, 0.4, 0.6, 1.0]
+MISSED = [0.0, 0.1, 0.5, 1.0]
+SPURIOUS = [0.0, 0.6, 1.0]
 URGENT = [0.1, 0.3, 0.5]
-USERS = 1024
-
-
-def measure_prefill(work: Work, effort: Effort) -> Results:
-    """Prompts of 1,024 tokens, answers of one."""
-    users = effort.pick([64], [512, 1024], [256, 512, 1024])
-    policies = ["symphony", "sticky", "migrate-sticky", "recompute"]
-    return sweep(work, effort, policies, users, trace="prefill-busy")
-
-
-def draw_prefill(results: Results) -> Drawing:
-    """TTFT and throughput by users."""
-    return draw_sweep(results, ["ttft_ms", "requests_per_s"])
-
-
-@unless_skipped
-def rows_prefill(results: Results) -> list[Row]:
-    return [
-        row_of_ratio(results, "ttft_ms", "sticky", "better"),
-        row_of_ratio(results, "ttft_ms", "migrate-sticky", "better"),
-        row_of_ratio(results, "requests_per_s", "sticky", "better"),
-        *rows_of_values(results, ["ttft_ms", "requests_per_s", "load_max_over_median"]),
-    ]
+USERS = 256  # of documents: more than host memory holds
+USERS_13B = 1024  # as in the paper
 
 
 def _by_share(
-    work: Work, effort: Effort, option: str, shares: list[float], beside: str = "", **changes: Any
+    work: Work,
+    effort: Effort,
+    option: str,
+    shares: list[float],
+    beside: str = "",
+    most: int = USERS,
+    **changes: Any,
 ) -> Results:
     """``{"shares", "runs": [summary by share], "beside": summary or None}``."""
-    users = effort.pick(64, USERS, USERS)
+    users = effort.pick(64, most, most)
     asked = [options(effort, users=users, **{option: each}, **changes) for each in shares]
     if beside:
         asked.append(options(effort, users=users, **SYSTEMS[beside], **changes))
@@ -67,18 +54,23 @@ def _by_share(
         "warm_s": first.warm_ns // SECOND,
         "runs": found[: len(shares)],
         "beside": found[-1] if beside else None,
+        "beside_name": beside,
     }
 
 
 def measure_missed(work: Work, effort: Effort) -> Results:
     """By the share of hints that are never sent; beside them InferCept."""
-    return _by_share(work, effort, "missed", effort.pick([0.0, 0.1], MISSED, MISSED), "sticky")
+    shares = effort.pick([0.0, 0.1], [0.0, 0.1, 1.0], MISSED)
+    return _by_share(work, effort, "missed", shares, "sticky")
 
 
 def measure_spurious(work: Work, effort: Effort) -> Results:
     """By hints without a turn, for each turn; the larger model, as in the paper."""
-    shares = effort.pick([0.0, 0.6], SPURIOUS, SPURIOUS)
-    return _by_share(work, effort, "spurious", shares, profile=LLAMA_13B)
+    shares = effort.pick([0.0, 0.6], SPURIOUS[:2], SPURIOUS)
+    return _by_share(
+        work, effort, "spurious", shares, "no hints",
+        most=USERS_13B, profile=LLAMA_13B, trace=CHATS,
+    )  # fmt: skip
 
 
 def _draw_shares(results: Results, metric: str, x: str) -> Drawing:
@@ -88,7 +80,13 @@ def _draw_shares(results: Results, metric: str, x: str) -> Drawing:
     values = [each[metric] for each in results.get("runs", [])]
     axes.plot(percents or [0], values or [0], ".-", color=COLOURS["symphony"], label="symphony")
     if beside := results.get("beside"):
-        axes.axhline(beside[metric], ls="--", lw=0.8, color=COLOURS["sticky"], label="sticky")
+        axes.axhline(
+            beside[metric],
+            ls="--",
+            lw=0.8,
+            color=COLOURS[results["beside_name"]],
+            label=results["beside_name"],
+        )
     axes.set_ylim(bottom=0)
     label(axes, results.get("profile", "no data"), x, METRICS[metric])
     axes.legend(fontsize=7)
@@ -105,68 +103,72 @@ def draw_spurious(results: Results) -> Drawing:
     return _draw_shares(results, "requests_per_s", "spurious hints for 100 turns")
 
 
+def row_of_load(results: Results) -> Row:
+    """Whether there is history at stake."""
+    found = verdict(results["runs"])
+    return Row("what this load is about", "KV beyond GPUs", found, how(results))
+
+
+def _rows_by_share(
+    results: Results, word: str, metric: str, paper: dict[float, str], most: float
+) -> list[Row]:
+    """By how many percent a metric is worse than without any, against what the paper has at most;
+    and TTFT of all."""
+    runs, text = results["runs"], METRICS[metric]
+    none = runs[0][metric]
+    sign = -1 if metric == "requests_per_s" else 1
+    lines = [row_of_load(results)]
+    for share, run in zip(results["shares"][1:], runs[1:], strict=True):
+        worse = 100 * sign * (ratio(run[metric], none) - 1)
+        lines.append(
+            Row(
+                f"{share:.0%} {word}: {text}, worse by, %",
+                paper.get(share, ""),
+                f"{worse:.1f} ({none:.2f} to {run[metric]:.2f})",
+                how(results),
+                shares_text(run),
+                mark([run], [worse <= most]) if share in paper else "",
+            )
+        )
+    lines += [
+        Row(
+            f"{share:.0%} {word}: TTFT of returning turns, ms, mean / p50 / p99",
+            "",
+            f"{run['ttft_ms']:.1f} / {run['ttft_p50_ms']:.1f} / {run['ttft_p99_ms']:.1f}",
+            how(results),
+            shares_text(run),
+        )
+        for share, run in zip(results["shares"], runs, strict=True)
+    ]
+    return lines
+
+
 @unless_skipped
 def rows_missed(results: Results) -> list[Row]:
-    none, beside = results["runs"][0]["normalized_ms"], results["beside"]["normalized_ms"]
     paper = {0.1: "6 (4.5); 14.6 (21.3 to 24.4 ms, same place and Figure 19)"}
-    lines = [
-        Row(
-            f"{share:.0%} of hints missed: more ms a token, %",
-            paper.get(share, ""),
-            f"{100 * (ratio(each['normalized_ms'], none) - 1):.1f} "
-            f"({none:.2f} to {each['normalized_ms']:.2f} ms)",
-            how(results),
-        )
-        for share, each in zip(results["shares"], results["runs"], strict=True)
-        if share
-    ]
-    last = results["runs"][-1]["normalized_ms"]
+    last, beside = results["runs"][-1], results["beside"]
+    times = ratio(last["normalized_ms"], beside["normalized_ms"])
     return [
-        *lines,
+        *_rows_by_share(results, "of hints missed", "normalized_ms", paper, 14.6),
         Row(
             f"{results['shares'][-1]:.0%} missed, ms a token over {NAMES['sticky']}",
             "1 (at 100%)",
-            f"{ratio(last, beside):.2f}",
+            f"{times:.2f}",
             how(results),
+            shares_text(beside),
+            mark([last], [times <= 1]),
         ),
-        *_prefetches(results, "missed"),
     ]
 
 
 @unless_skipped
 def rows_spurious(results: Results) -> list[Row]:
-    none = results["runs"][0]["requests_per_s"]
-    return [
-        *(
-            Row(
-                f"{share:.0%} spurious hints: less throughput, %",
-                "2.1" if share == 0.6 else "",
-                f"{100 * (1 - ratio(each['requests_per_s'], none)):.1f} "
-                f"({none:.2f} to {each['requests_per_s']:.2f} a second)",
-                how(results),
-            )
-            for share, each in zip(results["shares"], results["runs"], strict=True)
-            if share
-        ),
-        *_prefetches(results, "spurious"),
-    ]
-
-
-def _prefetches(results: Results, word: str) -> list[Row]:
-    return [
-        Row(
-            f"{share:.0%} {word}: TTFT, ms, mean / p99",
-            "",
-            f"{each['ttft_ms']:.1f} / {each['ttft_p99_ms']:.1f}",
-            how(results),
-        )
-        for share, each in zip(results["shares"], results["runs"], strict=True)
-    ]
+    return _rows_by_share(results, "spurious hints", "requests_per_s", {0.6: "2.1"}, 2.1)
 
 
 def measure_urgent(work: Work, effort: Effort) -> Results:
     """By the share of urgent sessions, ours and vLLM's."""
-    shares = effort.pick([0.3], URGENT, URGENT)
+    shares = effort.pick([0.3], URGENT[1:2], URGENT)
     results = _by_share(work, effort, "priority_share", shares)
     if "skipped" not in results:
         theirs = _by_share(work, effort, "priority_share", shares, **SYSTEMS["recompute"])
@@ -209,6 +211,8 @@ def rows_urgent(results: Results) -> list[Row]:
             f"{_tpot(theirs, who):.2f} / {_tpot(ours, who):.2f} "
             f"({ratio(_tpot(theirs, who), _tpot(ours, who)):.2f})",
             how(results),
+            shares_text(ours),
+            mark([ours], [_tpot(ours, who) < _tpot(theirs, who)]),
         )
         for share, ours, theirs in zip(
             results["shares"], results["runs"], results["recompute"], strict=True
@@ -217,15 +221,6 @@ def rows_urgent(results: Results) -> list[Row]:
     ]
 
 
-FIGURE_18 = Figure(
-    "18",
-    "Figure 18: prompts alone",
-    measure_prefill,
-    draw_prefill,
-    rows_prefill,
-    "Every turn has 1,024 new tokens and an answer of one (`prefill-busy`), so that there is no "
-    "TPOT; the paper gives no numbers in its text.",
-)
 FIGURE_19 = Figure(
     "19",
     "Figure 19: hints that are missed",
@@ -233,7 +228,7 @@ FIGURE_19 = Figure(
     draw_missed,
     rows_missed,
     "Milliseconds of a whole turn by its output tokens. The paper's 10% cost 3.1 of 21.3 ms, which "
-    "is 14.6%, and which its text calls 6%.",
+    "is 14.6%, and which its text calls 6%. 256 people with documents, as in Figure 11.",
 )
 FIGURE_20 = Figure(
     "20",
@@ -242,7 +237,7 @@ FIGURE_20 = Figure(
     draw_spurious,
     rows_spurious,
     "A user begins to type and does not send: a hint for a session that was here before, and no "
-    "turn. LLaMA-2 13B, as in the paper's text.",
+    "turn. LLaMA-2 13B, as in the paper's text, with the load of Figure 12.",
 )
 FIGURE_21 = Figure(
     "21",

@@ -2,28 +2,35 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult
 from loadtest.papers.base import Effort, Results, Work
+from loadtest.papers.symphony.evidence import shares_of
 from loadtest.sim.timeline import SECOND
 from loadtest.workloads.registry import why_absent
 
 TESTBED_GPUS = 8
 LLAMA_13B = "a100-llama2-13b"
-CHATS = "sharegpt-busy"
-NOTHING_KEPT = frozenset({"cooperative"})  # in pools, between turns
+LLAMA_70B = str(Path(__file__).with_name("a100x4-llama3.1-70b.json"))  # see FIGURE_70B
+DOCUMENTS = "documents"
+CHATS = "sharegpt-like"
+NOTHING_KEPT = frozenset({"prefix-cache"})  # in pools, between turns
 # With the options that make each. `recompute` and `migrate` by themselves would find what happens
 # to be in the worker's own pool, as vLLM does with its prefix cache; the paper's computed all.
+# LMCache loads when the turn is there, all of it before the pass, and unpacks it on the GPU.
 SYSTEMS: dict[str, dict[str, Any]] = {
     "symphony": {},
+    "no hints": {"missed": 1.0},
     "recompute": {"policy": "recompute", "without": NOTHING_KEPT},
     "prefix-cache": {"policy": "recompute"},
     "sticky": {"policy": "sticky"},
     "migrate": {"policy": "migrate", "without": NOTHING_KEPT},
     "migrate-sticky": {"policy": "migrate-sticky"},
-    "remote": {"policy": "remote"},
+    "remote": {"policy": "remote", "packing": "cachegen", "without": frozenset({"layerwise"})},
+    "symphony, int8 below": {"packing": "int8"},
     "without cooperative": {"without": frozenset({"cooperative"})},
     "without priority": {"without": frozenset({"priority"})},
     "without layerwise": {"without": frozenset({"layerwise"})},
@@ -31,6 +38,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 NAMES = {
     "symphony": "ours",
+    "no hints": "ours without hints",
     "recompute": "recompute (vLLM)",
     "prefix-cache": "recompute what is not in the pool (vLLM with its prefix cache)",
     "sticky": "sticky (InferCept)",
@@ -40,6 +48,7 @@ NAMES = {
 }
 COLOURS = {
     "symphony": "#c0392b",
+    "no hints": "#e6b0aa",
     "recompute": "#2e86c1",
     "sticky": "#239b56",
     "migrate": "#7d3c98",
@@ -47,24 +56,25 @@ COLOURS = {
     "remote": "#e08e45",
     "prefix-cache": "#85c1e9",
 }
-READING_WARM_NS = 180 * SECOND  # until most of who read an answer are at their second one
 _KNOWN: dict[ClusterOptions, Results] = {}
 
 
 def options(effort: Effort, **changes: Any) -> ClusterOptions:
-    """The paper's testbed, or half of it for short runs: users are scaled with it, so `users` are
-    always those of eight GPUs. Everybody has begun before anything counts."""
-    gpus = effort.pick(2, 4, TESTBED_GPUS)
+    """The paper's testbed, or a part of its hosts for short runs: users are scaled with it, so
+    `users` are always those of eight GPUs. Everybody has begun before anything counts."""
+    workers = changes.pop("workers", TESTBED_GPUS)
+    gpus = effort.pick(2, max(workers // 2, 2), workers)
     plain = ClusterOptions(
         gpus=gpus,
-        gpus_per_host=effort.pick(1, 2, 4),
-        dram_gb=effort.pick(64.0, 128.0, 256.0),
-        warm_ns=effort.pick(0, 20, 60) * SECOND,
-        duration_ns=effort.pick(5, 40, 60) * SECOND,
-        trace=CHATS,
+        gpus_per_host=gpus // 2,
+        host_share=gpus / workers,
+        warm_ns=effort.pick(0, 210, 210) * SECOND,
+        duration_ns=effort.pick(5, 60, 60) * SECOND,
+        trace=DOCUMENTS,
+        grouped=True,
     )
     asked = replace(plain, **changes)
-    return replace(asked, users=max(asked.users * gpus // TESTBED_GPUS, 1))
+    return replace(asked, users=max(asked.users * gpus // workers, 1))
 
 
 def run_all(work: Work, wanted: Iterable[ClusterOptions]) -> list[Results]:
@@ -85,20 +95,20 @@ def simulate(asked: ClusterOptions) -> Results:
 
 
 def summary(result: ClusterResult) -> Results:
-    """Of a run, what figures show: milliseconds are means."""
-    workflows = result.workflow_s
-    history = result.recomputed_tokens
+    """Of a run, what figures show: milliseconds are means. TTFT is that of returning turns."""
+    workflows, ttft = result.workflow_s, result.return_ttft_ms
     return {
         "turns": result.turns,
         "unfinished": result.unfinished,
-        "ttft_ms": round(result.ttft_ms.mean, 2),
-        "ttft_p99_ms": round(result.ttft_ms.p99, 2),
+        "ttft_ms": round(ttft.mean, 2),
+        "ttft_p50_ms": round(ttft.p50, 2),
+        "ttft_p99_ms": round(ttft.p99, 2),
         "tpot_ms": round(result.tpot_ms.mean, 3),
         "normalized_ms": round(result.normalized_ms.mean, 3),
         "requests_per_s": round(result.requests_per_s, 3),
         "load_max_over_median": round(result.load_max_over_median, 3),
         "load_max_minus_min": round(result.load_max_minus_min, 2),
-        "recomputed_percent": round(100 * history / max(result.prompt_tokens, 1), 2),
+        "shares": shares_of(result),
         "by_priority": {
             name: {what: round(spread.mean, 3) for what, spread in spreads.items()}
             for name, spreads in result.by_priority.items()

@@ -146,15 +146,31 @@ def test_busy_people_do_not_read() -> None:
     assert len(turns) > 3 * len(turns_of(made("sharegpt-like")))
 
 
-@pytest.mark.parametrize(("heavy", "plain"), [("heavy", "like"), ("busy", "busy")])
-def test_prefill_heavy_keeps_the_pace(heavy: str, plain: str) -> None:
-    def paces(name: str) -> list[tuple[int, int]]:
-        return [(turn.wait_ns, script.begins_ns) for script in made(name) for turn in script.turns]
+def test_sessions_begin_with_a_document_and_come_back_to_it() -> None:
+    scripts = made("documents")
+    for script in scripts:
+        begun: set[str] = set()
+        for turn in script.turns:
+            assert len(turn.parts) == (1 if turn.session in begun else 2)
+            if turn.session not in begun:
+                assert 8_000 <= turn.parts[0].num_tokens <= 60_000
+            begun.add(turn.session)
+    returns = [turn for turn in turns_of(scripts) if len(turn.parts) == 1]
+    assert median(turn.wait_ns for turn in returns) > 30 * SECOND
+    assert all(turn.hint and turn.hint.lead_ns < turn.wait_ns for turn in returns)
 
-    assert paces(f"prefill-{heavy}") == paces(f"sharegpt-{plain}")
-    for turn in turns_of(made(f"prefill-{heavy}")):
-        ((prompt,), num_output) = turn.parts, turn.num_output
-        assert (prompt.num_tokens, num_output) == (1024, 1)
+
+def test_prefill_documents_keep_the_pace_and_the_documents() -> None:
+    def paces(name: str) -> list[tuple[int, int, int]]:
+        return [
+            (turn.wait_ns, script.begins_ns, sum(part.num_tokens for part in turn.parts[:-1]))
+            for script in made(name)
+            for turn in script.turns
+        ]
+
+    assert paces("prefill-documents") == paces("documents")
+    for turn in turns_of(made("prefill-documents")):
+        assert (turn.parts[-1].num_tokens, turn.num_output) == (1024, 1)
 
 
 def test_burstgpt_has_the_sessions_and_pauses_of_its_file() -> None:

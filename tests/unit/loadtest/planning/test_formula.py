@@ -61,10 +61,10 @@ def test_history_that_memory_cannot_hold_takes_gpus_for_their_hosts() -> None:
 
 
 def test_history_is_rather_computed_where_that_takes_fewer() -> None:
-    """Ten hosts could read it, but have 64 GPUs each."""
+    """Some twenty hosts could read it, but have 64 GPUs each."""
     demand, machines = Demand(users=1000, context=30_000), Machines(gpus=64, dram_gb=1e-6)
-    assert of(demand, machines=replace(machines, gpus=1)).gpus < 20
-    assert 20 < of(demand, machines=machines).gpus < 200
+    assert of(demand, machines=replace(machines, gpus=1)).gpus < 30
+    assert 30 < of(demand, machines=machines).gpus < 200
 
 
 def test_below_the_least_there_is_not_the_work_of_answers_nor_their_memory() -> None:

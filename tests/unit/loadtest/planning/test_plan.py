@@ -33,7 +33,7 @@ GOOD = ClusterResult(
     turns=10, failed=0, unfinished=0, ttft_ms=ALL_EVEN, tpot_ms=ALL_EVEN, normalized_ms=ALL_EVEN,
     by_priority={}, requests_per_s=1.0, tokens_per_s=1.0, load_max_over_median=1.0,
     recomputed_tokens=100, prompt_tokens=1000, prefetch=PrefetchCounts(1, 0, 0, 0),
-    pages_by_tier={}, cached_tokens={"pool": 300, "host": 400, "disk": 150, "peer": 50},
+    loaded_tokens={}, cached_tokens={"pool": 300, "host": 400, "disk": 150, "peer": 50},
 )  # fmt: skip
 SLOW = replace(GOOD, ttft_ms=Spread(900.0, 800.0, 1500.0, 2000.0))
 
