@@ -27,6 +27,7 @@ from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
+from shared.eviction import EvictionName
 
 SPURIOUS_MAX = 100
 NOT_SEEN = (
@@ -114,9 +115,12 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
             if getattr(args, name) != getattr(known, name):
                 flag = name.replace("_", "-")
                 raise InvalidRequest(f"--{flag} is not what the real processes have", name)
-        if args.without or args.packing or args.coarse or args.grouped:
+        is_own = args.eviction == known.eviction
+        if args.without or args.packing or args.coarse or args.grouped or not is_own:
             raise InvalidRequest(
-                "--without, --packing, --coarse and --grouped: the simulation only has them", "real"
+                "--eviction, --without, --packing, --coarse and --grouped: the simulation only has "
+                "them",
+                "real",
             )
         if args.policy not in POLICIES:
             raise InvalidRequest(
@@ -138,6 +142,7 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         missed=args.missed,
         spurious=args.spurious,
         priority_share=args.priority_share,
+        eviction=args.eviction,
         without=frozenset(args.without),
         packing=args.packing,
         trace=args.trace,
@@ -165,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--missed", type=float, default=0.0, help="share of hints that are never sent")
     add("--spurious", type=float, default=0.0, help="hints for nothing, per turn")
     add("--priority-share", type=float, default=0.0, help="of people who are urgent")
+    add("--eviction", choices=get_args(EvictionName), default=known.eviction, help="order")
     add("--without", action="append", choices=get_args(Without), default=[], help="switched off")
     add("--packing", choices=list(PACKINGS), default="", help="of KV below GPUs (none)")
     add("--trace", choices=list(WORKLOADS), default=known.trace)

@@ -196,7 +196,7 @@ def _new_deployment(options: ClusterOptions, plant: Plant) -> SimDeployment:
         wires=wires,
         model=model,
         is_crowded=False,
-        eviction="lru" if "priority" in options.without else "layer",
+        eviction=options.eviction,
         is_cooperative="prefix-cache" not in options.without,
         is_scattered=False,
         disk_bytes_max=plant.disk_bytes,

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtest.sim.timeline import SECOND
+from shared.eviction import EvictionName
 
-Without = Literal["cooperative", "priority", "layerwise", "balance", "prefix-cache"]
+Without = Literal["cooperative", "layerwise", "balance", "prefix-cache"]
 Packed = Literal["", "int8", "cachegen"]
 
 
@@ -22,6 +23,7 @@ class ClusterOptions:
     missed: share of hints that are never sent.
     spurious: hints for turns that never come, per turn that does.
     priority_share: of sessions that are urgent.
+    eviction: order in which pools, arenas and disks evict.
     without: what is switched off.
     packing: how KV is stored below GPUs (`loadtest.cluster.measured.PACKINGS`).
     trace: workload, by its name.
@@ -44,6 +46,7 @@ class ClusterOptions:
     missed: float = 0.0
     spurious: float = 0.0
     priority_share: float = 0.0
+    eviction: EvictionName = "predicted"
     without: frozenset[Without] = frozenset()
     packing: Packed = ""
     trace: str = "sharegpt-like"

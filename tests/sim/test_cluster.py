@@ -69,7 +69,7 @@ def run(options: ClusterOptions, scripts: list[Script]) -> ClusterResult:
 def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
     small: ClusterOptions,
 ) -> None:
-    scripts, options = chats(24, num_turns=3), replace(small, policy="random")
+    scripts, options = chats(24, num_turns=3), replace(small, policy="random", missed=0.3)
     result = run(options, scripts)
     assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
     assert result.cached_tokens["disk"] > 0, "it is not told where history was"

@@ -18,21 +18,27 @@ LLAMA_70B = str(Path(__file__).with_name("a100x4-llama3.1-70b.json"))  # see FIG
 DOCUMENTS = "documents"
 CHATS = "sharegpt-like"
 NOTHING_KEPT = frozenset({"prefix-cache"})  # in pools, between turns
+LRU = {"eviction": "lru"}  # the order of the other systems
 # With the options that make each. `recompute` and `migrate` by themselves would find what happens
 # to be in the worker's own pool, as vLLM does with its prefix cache; the paper's computed all.
 # LMCache loads when the turn is there, all of it before the pass, and unpacks it on the GPU.
 SYSTEMS: dict[str, dict[str, Any]] = {
     "symphony": {},
     "no hints": {"missed": 1.0},
-    "recompute": {"policy": "recompute", "without": NOTHING_KEPT},
-    "prefix-cache": {"policy": "recompute"},
-    "sticky": {"policy": "sticky"},
-    "migrate": {"policy": "migrate", "without": NOTHING_KEPT},
-    "migrate-sticky": {"policy": "migrate-sticky"},
-    "remote": {"policy": "remote", "packing": "cachegen", "without": frozenset({"layerwise"})},
+    "recompute": {"policy": "recompute", "without": NOTHING_KEPT, **LRU},
+    "prefix-cache": {"policy": "recompute", **LRU},
+    "sticky": {"policy": "sticky", **LRU},
+    "migrate": {"policy": "migrate", "without": NOTHING_KEPT, **LRU},
+    "migrate-sticky": {"policy": "migrate-sticky", **LRU},
+    "remote": {
+        "policy": "remote",
+        "packing": "cachegen",
+        "without": frozenset({"layerwise"}),
+        **LRU,
+    },
     "symphony, int8 below": {"packing": "int8"},
     "without cooperative": {"without": frozenset({"cooperative"})},
-    "without priority": {"without": frozenset({"priority"})},
+    "without priority": LRU,
     "without layerwise": {"without": frozenset({"layerwise"})},
     "without balance": {"without": frozenset({"balance"})},
 }

@@ -30,7 +30,7 @@ def made_up(asked: ClusterOptions) -> ClusterResult:
     MADE.append(asked)
     slow = SLOWER.get(asked.policy, 1.2) + asked.missed + asked.spurious / 10
     if asked.policy == "symphony":
-        slow += len(asked.without) / 2
+        slow += (len(asked.without) + (asked.eviction != "predicted")) / 2
     tpot = Spread(*[slow * (10 + asked.users / 100)] * 4)
     return ClusterResult(
         turns=10,
