@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.blocks import BlockKey
 from shared.eviction.guard import Guard, Part
@@ -32,6 +33,7 @@ SLACK_SHARE, SLACK_MIN = 8, 2  # the end of a chain that a turn may lack and sti
 ARRIVAL_NS = 1_000_000_000  # what comes so soon after the last use is of the same turn
 TURN_NS = 5_000_000_000  # blocks that come later than that after the last are of a later turn
 REFIT_MIN, REFIT_SHARE = 64, 16  # samples, and part of all samples, until hazards are new
+SHARED_MIN = 3  # uses, from which on what shares a part is a kind of its own
 UNKNOWN = 0  # the kind of which nothing is known
 
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7)
@@ -73,6 +75,13 @@ class _Chain:
             return [Part(self.number, depth)]
         shared = Part(self.shares.number, self.num_shared)
         return [shared, Part(self.number, max(depth, self.num_shared))]
+
+
+def _name_of(shared: _Chain | None) -> int:
+    """What those that share it are called together: an agent's, if many do."""
+    if shared is None:
+        return 0
+    return shared.number if shared.num_turns >= SHARED_MIN else -1
 
 
 class ReturnModel:
@@ -210,7 +219,7 @@ class ReturnModel:
             turn = _TURNS[min(chain.num_turns, len(_TURNS) - 1)]
         pause = bin_of(pause_ns) // 2
         new = num_new.bit_length() // 2
-        by_shared = (turn, chain.shares.number if chain.shares is not None else 0)
+        by_shared = (turn, _name_of(chain.shares))
         path = ((turn,), by_shared, (*by_shared, new), (*by_shared, new, pause))
         chain.sample, chain.kind = self._samples.add(path, now_ns)
 
@@ -275,8 +284,9 @@ class _Samples:
         self._kinds: dict[tuple[int, ...], int] = {}
         self._paths: list[tuple[int, ...]] = [(0,)]  # by kind
         self._num_fitted = 0
-        self._returned: list[list[list[int]]] = []  # by level, its id, and bin
-        self._at_risk: list[list[list[float]]] = []
+        # By level: [id, bin], what returned, and of how many that had not before.
+        self._returned: list[npt.NDArray[np.float64]] = []
+        self._at_risk: list[npt.NDArray[np.float64]] = []
         self._indices: dict[int, list[float]] = {}
 
     def add(self, path: Sequence[object], now_ns: int) -> tuple[int, int]:
@@ -319,20 +329,18 @@ class _Samples:
         return found or 0
 
     def _hazards(self, kind: int) -> list[float]:
-        hazards = list(PRIOR_HAZARDS)
+        hazards = np.array(PRIOR_HAZARDS)
         for level, each in enumerate(self._paths[kind] if self._returned else ()):
             if each >= len(self._returned[level]):
                 break  # newer than the last fit
             prior = PRIOR_SAMPLES[level]
-            counts = zip(self._returned[level][each], self._at_risk[level][each], strict=True)
-            hazards = [
-                (returned + prior * before) / (at_risk + prior)
-                for (returned, at_risk), before in zip(counts, hazards, strict=True)
-            ]
-        return hazards
+            returned, at_risk = self._returned[level][each], self._at_risk[level][each]
+            hazards = (returned + prior * hazards) / (at_risk + prior)
+        found: list[float] = hazards.tolist()
+        return found
 
     def _fit(self, now_ns: int) -> None:
-        """Count again what returned at which age, of how many that had not before."""
+        """Count again what returned at which age: a few milliseconds for a full window."""
         self._num_fitted = self._num
         num = min(self._num, SAMPLES_MAX)
         began, ended = self._began_ns[:num], self._ended_ns[:num]
@@ -346,6 +354,6 @@ class _Samples:
             returned = np.bincount(cells[is_return], minlength=size).reshape(-1, NUM_BINS)
             reached = left[:, ::-1].cumsum(axis=1)[:, ::-1]
             # Those that left unseen were watched for half of the bin in the mean.
-            self._returned.append(returned.tolist())
-            self._at_risk.append((reached - (left - returned) / 2).tolist())
+            self._returned.append(returned.astype(np.float64))
+            self._at_risk.append(reached - (left - returned) / 2)
         self._indices.clear()
