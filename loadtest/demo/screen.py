@@ -19,8 +19,8 @@ SHORT: dict[Side, str] = {"without": "without", "with": "hinted"}
 COLUMNS = ("computed", *SIDES)
 COLUMN_HEADS = ("computed again", *HEADS.values())
 ROWS = {
-    "ttft_ms_median": ("first token, median", "ms"),
-    "ttft_ms_p99": ("first token, 99th percentile", "ms"),
+    "ttft_ms_median": ("first token, p50", "ms"),
+    "ttft_ms_p99": ("first token, p99", "ms"),
     "whole_s": ("whole time", "s"),
     "pool_percent": ("history next to the GPU", "%"),
     "host_percent": ("in host memory", "%"),
@@ -83,7 +83,7 @@ def cells_of(figures: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
     >>> bare = dict.fromkeys(ROWS, 316.2)
     >>> cells_of({"computed": {"turns": 18}, "without": bare, "with": bare})[0]
-    ('first token, median', ['', '316 ms', '316 ms'])
+    ('first token, p50', ['', '316 ms', '316 ms'])
     """
     return [
         (label, [_cell(figures[column].get(name), unit) for column in COLUMNS])

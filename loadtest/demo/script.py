@@ -119,13 +119,13 @@ class Sizes:
     reply_tokens: int = 40
     stagger_s: float = 1.2
     faster: float = 1.0
-    num_teams: int = 3
+    num_teams: int = 4
     num_rounds: int = 1
     system_tokens: int = 4_000
     brief_tokens: int = 10_000
     team_reply_tokens: int = 60
     tool_s: float = 1.5
-    num_pairs: int = 2
+    num_pairs: int = 1
 
 
 WHOLE = Sizes()

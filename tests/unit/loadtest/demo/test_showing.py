@@ -70,7 +70,7 @@ def test_hints_are_shown_as_the_deployment_counts() -> None:
 
 def test_cells_are_of_both_sides() -> None:
     found = dict(cells_of(part_figures(SEEN, "chat", {}, {})))
-    assert found["first token, median"] == ["170 ms", "300 ms", "40 ms"]
+    assert found["first token, p50"] == ["170 ms", "300 ms", "40 ms"]
     assert found["history next to the GPU"] == ["", "0 %", "99 %"]
     assert found["in host memory"] == ["", "99 %", "0 %"]
 
