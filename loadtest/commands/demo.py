@@ -110,18 +110,27 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
 
 def introduction(model: Model, sizes: Sizes) -> list[str]:
     """What is started, what to look at, and how sides are compared."""
-    fetch_s, compute_s = (f(sizes.document_tokens) for f in (model.fetch_s, model.compute_s))
+    num, rates = sizes.document_tokens, _rates(model)
+    takes = ", ".join(f"{model.move_s(num, rate):.2f} s from {place}" for place, rate in rates)
     return [
         "Symphony on a chat and on teams of agents: without hints, and with them.",
         "",
         "This starts a deployment of its own, two hosts with an emulated GPU each, and stops it."
         " Nothing is downloaded, and no other deployment is touched.",
-        f"There is room for {model.pool_tokens:,} tokens of history next to each GPU, less than"
-        " all of it. The rest waits in the host's memory, behind a link of"
-        f" {model.link_bytes_per_s / 1e6:g} MB/s. Of {sizes.document_tokens:,} tokens it takes"
-        f" {fetch_s:.1f} s to fetch them and {compute_s:.1f} s to compute them again.",
-        "Both sides say the same, on one deployment, in turn; the one that is first in a"
-        " round is second in the next. They share no history.",
+        f"The GPUs take the time of {model.profile}. Each has room for {model.pool_tokens:,} tokens"
+        f" of history, and its host's memory for {model.arena_tokens:,}; the rest is on disk. Pages"
+        f" are {model.scale} times as small as the model's, and so are rates: seconds are those of "
+        + ", ".join(f"{rate / 1e9:g} GB/s from {place}" for place, rate in rates)
+        + f". {num:,} tokens take {takes}, and {model.compute_s(num):.2f} s to compute them again.",
+        "Both sides say the same, on one deployment, round by round in turn, and share no history.",
+    ]
+
+
+def _rates(model: Model) -> list[tuple[str, float]]:
+    return [
+        ("host memory", model.bus_bytes_per_s),
+        ("the other host", model.peer_bytes_per_s),
+        ("disk", model.disk_read_bytes_per_s),
     ]
 
 

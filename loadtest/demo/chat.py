@@ -94,10 +94,13 @@ async def play_chat(
     rounds_s: dict[Side, list[float]] = {"without": [], "with": []}
     texts = {
         0: [
-            Message(who, 0, TEXTS.fill(f"{who}/{rng.random()}", sizes.document_tokens), 0.0, 0.0)
-            for who in PEOPLE[: sizes.num_people]
+            Message(
+                who, 0, TEXTS.fill(f"{who}/{rng.random()}", sizes.document_tokens),
+                place * sizes.stagger_s, 0.0,
+            )
+            for place, who in enumerate(PEOPLE[: sizes.num_people])
         ]
-    }
+    }  # fmt: skip
     texts |= {number: questions(sizes, number, rng) for number in range(1, 1 + sizes.num_questions)}
     people: dict[tuple[Side, str], Person] = {}
     for number, side in sides_in_turns(len(texts), rng):

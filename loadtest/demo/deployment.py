@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
@@ -39,30 +38,23 @@ def counts_of(url: str) -> Counts:
 
 
 def settings_of(model: Model) -> dict[str, str]:
-    """Variables of the deployment.
+    """Variables of the deployment: everything that is counted in bytes is `model.scale` times as
+    small as it stands in `model`.
 
     >>> settings_of(Model())["SYMPHONY_KV_BYTES"]
-    '18432000'
+    '73728000'
     """
+    token_bytes = model.scaled.kv_bytes_per_token
     return {
-        "SYMPHONY_KV_BYTES": str(model.pool_tokens * model.kv_bytes_per_token),
-        "SYMPHONY_ARENA_BYTES": str(model.arena_bytes),
-        **as_variables({"link_mb_s": f"{model.link_bytes_per_s / 1e6:g}"}),
-        "SYMPHONY_PEER_BYTES_PER_S": f"{model.link_bytes_per_s:g}",
-    }
-
-
-def profile_of(model: Model) -> dict[str, Any]:
-    """As `--emulate` reads it."""
-    return {
-        "name": model.name,
-        "base_ms": model.base_ms,
-        "prefill_ms_per_token": model.prefill_ms_per_token,
-        "decode_ms_per_turn": model.decode_ms_per_turn,
-        "num_layers": model.num_layers,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "max_model_len": model.max_model_len,
-    }
+        "SYMPHONY_KV_BYTES": str(model.pool_tokens * token_bytes),
+        "SYMPHONY_ARENA_BYTES": str(model.arena_tokens * token_bytes),
+        "SYMPHONY_DISK_BYTES_PER_S": f"{model.disk_write_bytes_per_s / model.scale:.0f}",
+        "SYMPHONY_PEER_BYTES_PER_S": f"{model.peer_bytes_per_s / model.scale:.0f}",
+        **as_variables({
+            "link_mb_s": f"{model.bus_bytes_per_s / model.scale / 1e6:g}",
+            "disk_read_mb_s": f"{model.disk_read_bytes_per_s / model.scale / 1e6:g}",
+        }),
+    }  # fmt: skip
 
 
 @contextmanager
@@ -77,7 +69,7 @@ def demo_deployment(model: Model, kept_logs: Path) -> Iterator[Deployment]:
     """
     with tempfile.TemporaryDirectory(prefix="symphony-demo-") as name:
         profile = Path(name) / "profile.json"
-        profile.write_bytes(orjson.dumps(profile_of(model)))
+        profile.write_bytes(orjson.dumps(model.scaled))
         options = ("--hosts", str(NUM_HOSTS), "--emulate", str(profile), "--true-pages")
         deployment = Deployment(Path(name) / "data", *options, settings=settings_of(model))
         try:

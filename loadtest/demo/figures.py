@@ -9,6 +9,7 @@ from loadtest.demo.seen import Seen, of_side, pairs
 from loadtest.users.measures import percentile
 
 Counts = Mapping[tuple[str, str], float]  # by metric and outcome
+HISTORY_PLACES = ("pool", "host", "disk", "peer")
 ADVISORIES, ANNOUNCED = "advisories_total", "agent_hints_total"
 SHOWN = {
     ADVISORIES: ("submitted", "used", "late", "expired", "invalidated"),
@@ -42,6 +43,16 @@ def hints_of(before: Counts, after: Counts) -> dict[str, dict[str, int]]:
     return found
 
 
+def ttft_figures(turns: Sequence[Seen]) -> dict[str, Any]:
+    """How soon the first token came."""
+    ttft = [each.ttft_ms for each in turns]
+    return {
+        "turns": len(turns),
+        "ttft_ms_median": round(median(ttft), 1),
+        "ttft_ms_p99": round(percentile(ttft, 99), 1),
+    }
+
+
 def side_figures(turns: Sequence[Seen], wholes_s: Sequence[float]) -> dict[str, Any]:
     """Of one side.
 
@@ -49,18 +60,21 @@ def side_figures(turns: Sequence[Seen], wholes_s: Sequence[float]) -> dict[str, 
         turns: that go on with a conversation.
         wholes_s: how long each round of the chat, or each team, took.
     """
-    ttft = [each.ttft_ms for each in turns]
     history = sum(each.num_history for each in turns)
-    near = sum(min(each.num_near, each.num_history) for each in turns)
+    recomputed = sum(each.num_recomputed for each in turns)
+    tokens = {
+        place: sum(each.cached.get(place, 0) for each in turns) for place in HISTORY_PLACES
+    } | {"computed": recomputed}
     return {
-        "turns": len(turns),
-        "ttft_ms_median": round(median(ttft), 1),
-        "ttft_ms_p95": round(percentile(ttft, 95), 1),
+        **ttft_figures(turns),
         "whole_s": round(sum(wholes_s) / len(wholes_s), 2) if wholes_s else 0.0,
         "history_tokens": history,
-        "recomputed_tokens": sum(each.num_recomputed for each in turns),
+        "recomputed_tokens": recomputed,
         "cached_tokens": sum(each.num_cached for each in turns),
-        "near_percent": round(100 * near / history, 1) if history else 0.0,
+        **{
+            f"{place}_percent": round(100 * num / history, 1) if history else 0.0
+            for place, num in tokens.items()
+        },
     }
 
 
@@ -78,13 +92,15 @@ def part_figures(
     wholes_s: Mapping[Side, Sequence[float]],
     hints: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
-    """Everything of a part.
+    """Everything of a part. `computed` are the turns that begin a conversation, as they come at the
+    same pace: what the others would take if their history had to be computed again.
 
     Args:
         wholes_s: by side, as `side_figures` takes them.
         hints: of `hints_of`.
     """
-    found: dict[str, Any] = {}
+    first = [each for each in seen if each.which.part == part and each.is_first]
+    found: dict[str, Any] = {"computed": ttft_figures(first)}
     for side in SIDES:
         turns = of_side(seen, part, side)
         num, ms = near_ms(turns)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from loadtest.demo.screen import HEADS, cells_of, hints_line
-from loadtest.demo.script import SIDES, Part
+from loadtest.demo.screen import COLUMN_HEADS, cells_of, hints_line
+from loadtest.demo.script import Part
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -47,7 +47,7 @@ def page(
 
 
 def _table(figures: Mapping[str, Any]) -> str:
-    heads = "".join(f"<th>{HEADS[side]}</th>" for side in SIDES)
+    heads = "".join(f"<th>{head}</th>" for head in COLUMN_HEADS)
     rows = "".join(
         f"<tr><td>{escape(label)}</td>{''.join(f'<td>{escape(each)}</td>' for each in values)}</tr>"
         for label, values in cells_of(figures)

@@ -13,15 +13,21 @@ from loadtest.demo.seen import Seen, Which, where
 ROWS_MAX = 14  # the newest turns; more do not fit a small terminal
 NAME_WIDTH, WHERE_WIDTH = 14, 9
 COLOURS: dict[Side, str] = {"without": "red", "with": "green"}
+TABLE_COLOURS: dict[str, str] = {"computed": "yellow"} | {side: COLOURS[side] for side in SIDES}
 HEADS: dict[Side, str] = {"without": "without hints", "with": "with hints"}
 SHORT: dict[Side, str] = {"without": "without", "with": "hinted"}
+COLUMNS = ("computed", *SIDES)
+COLUMN_HEADS = ("computed again", *HEADS.values())
 ROWS = {
-    "ttft_ms_median": ("first token, median", "ms"),
-    "ttft_ms_p95": ("first token, 95th percentile", "ms"),
+    "ttft_ms_median": ("first token, p50", "ms"),
+    "ttft_ms_p99": ("first token, p99", "ms"),
     "whole_s": ("whole time", "s"),
-    "near_percent": ("history next to the GPU", "%"),
-    "recomputed_tokens": ("history computed again", "tokens"),
-    "turns": ("turns that went on", ""),
+    "pool_percent": ("history next to the GPU", "%"),
+    "host_percent": ("in host memory", "%"),
+    "disk_percent": ("on disk", "%"),
+    "peer_percent": ("on the other host", "%"),
+    "computed_percent": ("computed again", "%"),
+    "turns": ("turns", ""),
 }
 
 
@@ -65,25 +71,28 @@ def table_of(figures: Mapping[str, Any], title: str) -> Table:
     """A part's figures."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
     table.add_column("")
-    for side in SIDES:
-        table.add_column(HEADS[side], justify="right", style=COLOURS[side])
+    for column, head in zip(COLUMNS, COLUMN_HEADS, strict=True):
+        table.add_column(head, justify="right", style=TABLE_COLOURS[column])
     for label, values in cells_of(figures):
         table.add_row(label, *values)
     return table
 
 
 def cells_of(figures: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Each figure's name, and its text for each side.
+    """Each figure's name, and its text for each of `COLUMNS`.
 
-    >>> bare = {"ttft_ms_median": 316.2, "ttft_ms_p95": 1348.0, "whole_s": 12.34, "near_percent": 0.4,
-    ...         "recomputed_tokens": 1200, "turns": 18}
-    >>> cells_of({"without": bare, "with": bare})[:2]
-    [('first token, median', ['316 ms', '316 ms']), ('first token, 95th percentile', ['1,348 ms', '1,348 ms'])]
-    """  # noqa: E501
+    >>> bare = dict.fromkeys(ROWS, 316.2)
+    >>> cells_of({"computed": {"turns": 18}, "without": bare, "with": bare})[0]
+    ('first token, p50', ['', '316 ms', '316 ms'])
+    """
     return [
-        (label, [f"{_number(figures[side][name], unit)} {unit}".strip() for side in SIDES])
+        (label, [_cell(figures[column].get(name), unit) for column in COLUMNS])
         for name, (label, unit) in ROWS.items()
     ]
+
+
+def _cell(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{_number(value, unit)} {unit}".strip()
 
 
 def _number(value: float, unit: str) -> str:

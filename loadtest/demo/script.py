@@ -1,22 +1,31 @@
 """What the demonstration plays: the deployment's sizes, who says what, and in which order the two
 sides have their turns.
 
-Both sides are played by the same deployment, one after the other, and neither is always first. What
-they say is the same word for word. They share no KV: each conversation has a salt of its own.
+Both sides are played by the same deployment, round by round in turn. What they say is the same word
+for word. They share no KV: each conversation has a salt of its own.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
+from loadtest.cluster.plant import (
+    DISK_READ_BYTES_PER_S,
+    DISK_WRITE_BYTES_PER_S,
+    GROUPED_LAYERS,
+    LINK_SHARE,
+    PCIE_BYTES_PER_S,
+)
 from loadtest.users.life import Habits
+from shared.profiles import LatencyProfile, load_profile
 
 Side = Literal["without", "with"]
 Part = Literal["chat", "team"]
 SIDES: tuple[Side, Side] = ("without", "with")
 PARTS: tuple[Part, Part] = ("chat", "team")
 
+LINK_GBIT = 100
 TYPING_WPM = Habits().typing_wpm
 PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 QUESTIONS = (
@@ -31,40 +40,59 @@ TOOLS = {"engineer": "pytest", "qa": "review"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """An emulated model on an emulated GPU.
+    """A model on a GPU, both emulated, and what is around it. Rates are those of
+    `loadtest.cluster.plant`, which says where they come from.
+
+    Pages are `scale` times as small as the model's and rates are divided by as much, so that moving
+    a token takes the same seconds.
 
     Attributes:
+        profile: of `shared.profiles`.
+        num_layers: groups of layers, in which history moves.
         pool_tokens: of history that have room beside the GPU, on each host.
-        link_bytes_per_s: at which history comes to it, from its host or from the other one.
-        arena_bytes: memory of each host for history.
+        arena_tokens: that have room in each host's memory.
+        bus_bytes_per_s: from there to the GPU.
+        disk_read_bytes_per_s, disk_write_bytes_per_s: of each host's disk.
+        peer_bytes_per_s: from one host to the other.
     """
 
     name: str = "scale-model"
-    base_ms: float = 10.5
-    prefill_ms_per_token: float = 0.25
-    decode_ms_per_turn: float = 0.05
-    num_layers: int = 8
-    kv_bytes_per_token: int = 1024
-    max_model_len: int = 32_768
-    pool_tokens: int = 18_000
-    link_bytes_per_s: float = 8e6
-    arena_bytes: int = 128 * 1024**2
+    profile: str = "a100-llama3-8b"
+    scale: int = 128
+    num_layers: int = GROUPED_LAYERS
+    pool_tokens: int = 72_000
+    arena_tokens: int = 72_000
+    bus_bytes_per_s: float = PCIE_BYTES_PER_S
+    disk_read_bytes_per_s: float = DISK_READ_BYTES_PER_S
+    disk_write_bytes_per_s: float = DISK_WRITE_BYTES_PER_S
+    peer_bytes_per_s: float = LINK_GBIT / 8 * 1e9 * LINK_SHARE
 
-    def fetch_s(self, num_tokens: int) -> float:
-        """How long so much history takes to come up, if nothing else does.
+    @property
+    def scaled(self) -> LatencyProfile:
+        """What workers emulate."""
+        true = load_profile(self.profile)
+        return replace(
+            true,
+            name=self.name,
+            num_layers=self.num_layers,
+            kv_bytes_per_token=true.kv_bytes_per_token // self.scale,
+        )
 
-        >>> Model().fetch_s(4_000)
-        0.512
+    def move_s(self, num_tokens: int, bytes_per_s: float) -> float:
+        """How long so much history takes at this rate, if nothing else moves.
+
+        >>> round(Model().move_s(16_000, Model().disk_read_bytes_per_s), 2)
+        0.31
         """
-        return num_tokens * self.kv_bytes_per_token / self.link_bytes_per_s
+        return num_tokens * load_profile(self.profile).kv_bytes_per_token / bytes_per_s
 
     def compute_s(self, num_tokens: int) -> float:
         """How long computing it again takes.
 
-        >>> Model().compute_s(4_000)
-        1.0
+        >>> round(Model().compute_s(16_000), 2)
+        1.5
         """
-        return num_tokens * self.prefill_ms_per_token / 1e3
+        return num_tokens * load_profile(self.profile).prefill_ms_per_token / 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +115,17 @@ class Sizes:
 
     num_people: int = len(PEOPLE)
     num_questions: int = 2
-    document_tokens: int = 4_000
+    document_tokens: int = 16_000
     reply_tokens: int = 40
     stagger_s: float = 1.2
     faster: float = 1.0
-    num_teams: int = 3
+    num_teams: int = 4
     num_rounds: int = 1
-    system_tokens: int = 1_000
-    brief_tokens: int = 2_500
+    system_tokens: int = 4_000
+    brief_tokens: int = 10_000
     team_reply_tokens: int = 60
     tool_s: float = 1.5
-    num_pairs: int = 2
+    num_pairs: int = 1
 
 
 WHOLE = Sizes()
@@ -108,15 +136,11 @@ QUICK = Sizes(
 
 
 def sides_in_turns(num_rounds: int, rng: Random) -> list[tuple[int, Side]]:
-    """Rounds of both sides, so that what changes with time meets both alike: a side that was first
-    in one round is second in the next. Chance says who begins.
+    """Rounds of both sides, always in the same order, which chance decides: each conversation goes
+    on when one round of the other side, and no more, has come between.
     """
-    first, second = rng.sample(SIDES, 2)
-    return [
-        (number, side)
-        for number in range(num_rounds)
-        for side in ((second, first) if number % 2 else (first, second))
-    ]
+    sides = rng.sample(SIDES, 2)
+    return [(number, side) for number in range(num_rounds) for side in sides]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class KvstoreConfig(ServiceConfig):
     tenant_adapters_max: int = constant(10_000)
     # Files of an adapter without a name stay for turns that run: longer than a turn may last.
     adapter_keep_s: float = constant(7200.0)
+    # Read from the disk, in 1e6 bytes/s; 0: as fast as it is.
+    disk_read_mb_s: float = constant(0.0)
     # Of this deployment on this machine, which share what sizes are decided by: `up --hosts`.
     num_hosts_here: int = constant(1)
     # A session is written to the object store when it got no new blocks for this long.

@@ -16,6 +16,8 @@ from services.kvstore.leases import LeaseFiles, lock_directory
 from services.kvstore.peers.transport import PeerOptions, TcpTransport
 from services.kvstore.ports import Ports
 from services.kvstore.room import decide_sizes
+from services.kvstore.tiers.disk import BlockStore
+from services.kvstore.tiers.disk.slow_disk import SlowDisk
 from services.kvstore.tiers.disk.start import Started, start_disk
 from services.kvstore.tiers.executors import ThreadExecutor
 from services.kvstore.tiers.memory.arenas import Arenas, remove_arenas
@@ -64,8 +66,11 @@ async def open_ports(runtime: Runtime, config: KvstoreConfig, sizes: TierSizes) 
     def fail(error: BaseException) -> None:
         loop.call_soon_threadsafe(runtime.fail, "a thread failed", error)
 
+    disk: BlockStore = started.disk
+    if config.disk_read_mb_s:
+        disk = SlowDisk(disk, config.disk_read_mb_s * 1e6)
     return Ports(
-        disk=started.disk,
+        disk=disk,
         scan=started.scan,
         was_reset=started.was_reset,
         memory=memory,

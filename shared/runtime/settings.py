@@ -61,9 +61,9 @@ SETTINGS = frozenset({
 """Fields of the settings classes that variables set."""
 
 DEVELOPMENT_FIELDS = frozenset({
-    "adapter_keep_s", "adapters_max", "body_values_max", "cooperative", "eviction",
-    "give_up_s", "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max", "layerwise",
-    "link_mb_s", "lora_start", "num_hosts_here", "objects_rest_s", "oneshot_profile_s",
+    "adapter_keep_s", "adapters_max", "body_values_max", "cooperative", "disk_read_mb_s",
+    "eviction", "give_up_s", "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max",
+    "layerwise", "link_mb_s", "lora_start", "num_hosts_here", "objects_rest_s", "oneshot_profile_s",
     "prompt_sent_bytes_max", "report_interval_ms", "resubmit_silent_s", "resubmit_unpulled_s",
     "scheduler_dead_after_s", "scheduler_learning_s", "scheduler_lease", "scheduler_lease_beat_ms",
     "scheduler_lease_ttl_ms", "scheduler_queue_max", "slow_request_s", "stalled_reader_s",

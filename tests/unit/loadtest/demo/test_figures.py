@@ -36,20 +36,23 @@ def test_the_median_is_that_of_statistics(values: list[float]) -> None:
 def test_a_part_is_summed_up() -> None:
     found = figures([300, 310, 320, 10], [40, 50, 60, 20])
     assert found["without"] == {
-        "turns": 4, "ttft_ms_median": 305, "ttft_ms_p95": 320, "whole_s": 5.0,
-        "history_tokens": 404, "recomputed_tokens": 0, "cached_tokens": 400, "near_percent": 0.0,
+        "turns": 4, "ttft_ms_median": 305, "ttft_ms_p99": 320, "whole_s": 5.0,
+        "history_tokens": 404, "recomputed_tokens": 0, "cached_tokens": 400,
+        "pool_percent": 0.0, "host_percent": 99.0, "disk_percent": 0.0, "peer_percent": 0.0,
+        "computed_percent": 0.0,
         "near_turns": 0, "near_ttft_ms_median": 0.0,
     }  # fmt: skip
-    assert found["with"]["near_percent"] == 99.0 and found["with"]["near_turns"] == 4
+    assert found["with"]["pool_percent"] == 99.0 and found["with"]["near_turns"] == 4
     assert (found["pairs"], found["sooner_with"], found["median_ratio"]) == (4, 3, 6.78)
 
 
-def test_first_turns_do_not_count() -> None:
+def test_first_turns_count_as_computed_and_on_no_side() -> None:
     first = Seen(
         which=Which("chat", 0, "Ada", 0), side="with", ttft_ms=9e9, num_prompt=9, num_history=0
     )
     found = part_figures([first, *turns("with", [10.0])], "chat", {}, {})
-    assert found["with"]["turns"] == 1 and found["with"]["ttft_ms_p95"] == 10
+    assert found["with"]["turns"] == 1 and found["with"]["ttft_ms_p99"] == 10
+    assert found["computed"] == {"turns": 1, "ttft_ms_median": 9e9, "ttft_ms_p99": 9e9}
 
 
 def test_hints_are_what_counters_grew_by() -> None:

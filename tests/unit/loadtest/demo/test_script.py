@@ -1,5 +1,7 @@
 """Who speaks when, and in which order the two sides have their turns."""
 
+import json
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -7,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.cluster.plant import LINK_SHARE
+from loadtest.demo.deployment import settings_of
 from loadtest.demo.script import (
     PEOPLE,
     QUICK,
@@ -23,18 +27,14 @@ from loadtest.demo.script import (
     typing_s,
 )
 from shared.hints import SHARE_OF_ONE
+from shared.profiles import load_profile
 
 
 @given(st.integers(1, 9), st.integers())
-def test_each_round_has_both_sides_and_the_first_one_changes(num: int, seed: int) -> None:
+def test_between_two_rounds_of_a_side_is_one_of_the_other(num: int, seed: int) -> None:
     order = sides_in_turns(num, Random(seed))
-    assert len(order) == 2 * num
-    for number in range(num):
-        pair = order[2 * number : 2 * number + 2]
-        assert [each for each, _ in pair] == [number, number]
-        assert {side for _, side in pair} == set(SIDES)
-    firsts = [side for _, side in order[::2]]
-    assert all(one != other for one, other in pairwise(firsts))
+    assert [number for number, _ in order] == [number for number in range(num) for _ in SIDES]
+    assert all(one[1] != other[1] for one, other in pairwise(order))
 
 
 def test_either_side_may_begin() -> None:
@@ -69,12 +69,38 @@ def test_agents_hand_their_work_around(num_rounds: int) -> None:
 def test_the_deployment_is_too_small_for_all_and_large_enough_for_what_is_expected() -> None:
     """Else there is nothing to bring up, or hints take each other's room."""
     model, both_pools = Model(), 2 * Model().pool_tokens
+    both_arenas = 2 * model.arena_tokens
     chat, team = WHOLE.document_tokens, WHOLE.system_tokens + WHOLE.brief_tokens
-    assert 2 * WHOLE.num_people * chat > both_pools
-    assert WHOLE.num_teams * len(ROLES) * team > both_pools
+    assert 2 * WHOLE.num_people * chat > max(both_pools, both_arenas)
+    assert WHOLE.num_teams * len(ROLES) * team > max(both_pools, both_arenas)
     assert typing_s("a b c d e") / WHOLE.stagger_s * chat < both_pools * SHARE_OF_ONE
-    assert WHOLE.num_teams * 2 * team < both_pools * SHARE_OF_ONE, "who works, and who is next"
-    assert model.fetch_s(chat) < model.compute_s(chat)
+    assert WHOLE.num_teams * team < both_pools * SHARE_OF_ONE, "who is next"
+    assert WHOLE.num_teams * 2 * team < both_pools, "who works, and who is next"
+
+
+def test_history_takes_what_it_takes_on_machines_of_today() -> None:
+    """Pages and rates are scaled alike, and no rate is below what is on sale."""
+    model = Model()
+    assert 25e9 / 8 * LINK_SHARE <= model.peer_bytes_per_s <= 100e9 / 8
+    assert 3e9 <= model.disk_read_bytes_per_s <= 7e9
+    assert 25e9 <= model.bus_bytes_per_s <= 64e9
+    true = load_profile(model.profile)
+    assert replace(
+        model.scaled, name=true.name, num_layers=true.num_layers,
+        kv_bytes_per_token=model.scaled.kv_bytes_per_token * model.scale,
+    ) == true  # fmt: skip
+    settings = settings_of(model)
+    constants = json.loads(settings["SYMPHONY_DEVELOPMENT"])
+    token_bytes = model.scaled.kv_bytes_per_token
+    for scaled, true_rate in (
+        (float(constants["link_mb_s"]) * 1e6, model.bus_bytes_per_s),
+        (float(constants["disk_read_mb_s"]) * 1e6, model.disk_read_bytes_per_s),
+        (float(settings["SYMPHONY_DISK_BYTES_PER_S"]), model.disk_write_bytes_per_s),
+        (float(settings["SYMPHONY_PEER_BYTES_PER_S"]), model.peer_bytes_per_s),
+    ):
+        assert 16_000 * token_bytes / scaled == pytest.approx(
+            model.move_s(16_000, true_rate), rel=1e-3
+        )
 
 
 def test_a_quick_one_is_small() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from loadtest.demo.deployment import profile_of
 from loadtest.demo.figures import part_figures
 from loadtest.demo.page import page
 from loadtest.demo.plots import draw
@@ -71,13 +70,14 @@ def test_hints_are_shown_as_the_deployment_counts() -> None:
 
 def test_cells_are_of_both_sides() -> None:
     found = dict(cells_of(part_figures(SEEN, "chat", {}, {})))
-    assert found["first token, median"] == ["300 ms", "40 ms"]
-    assert found["history next to the GPU"] == ["0 %", "99 %"]
+    assert found["first token, p50"] == ["170 ms", "300 ms", "40 ms"]
+    assert found["history next to the GPU"] == ["", "0 %", "99 %"]
+    assert found["in host memory"] == ["", "99 %", "0 %"]
 
 
 def test_its_profile_is_one_that_workers_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_bytes(orjson.dumps(profile_of(Model())))
+    path.write_bytes(orjson.dumps(Model().scaled))
     profile = load_profile(str(path))
     assert (profile.name, profile.kv_bytes_per_token) == (Model().name, 1024)
     assert profile.num_kv_tokens > Model().pool_tokens

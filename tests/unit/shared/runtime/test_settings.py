@@ -29,7 +29,8 @@ from shared.runtime.settings import (
 CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
 ]  # fmt: skip
-NEW_CONSTANTS = {"num_hosts_here", "prompt_sent_bytes_max"}  # that were settings in no release
+# That were settings in no release:
+NEW_CONSTANTS = {"disk_read_mb_s", "num_hosts_here", "prompt_sent_bytes_max"}
 NAME = re.compile(rf"\b{ENV_PREFIX}([A-Z][A-Z_]*[A-Z])\b(?!_)")
 
 
