@@ -9,7 +9,7 @@ from loadtest.bench.core.driver import CoreBench
 from loadtest.bench.core.timing import Took
 from services.tracker.core import Effect, Expect, Limits, TrackerCore
 from shared.blocks import KEY_BYTES
-from shared.ids import SessionId, TenantId
+from shared.ids import HostId, SessionId, TenantId
 from shared.wire.messages import (
     Advisory,
     AdvisoryKey,
@@ -70,6 +70,7 @@ class TrackerBench(CoreBench[Effect]):
                 expected_arrival=arrival_s,
                 frontend_id=samples.FRONTEND,
                 place="10.0.0.1",
+                kv_at={HostId("host"): SHARED_BLOCKS},
             )
             for at, session_id in enumerate(sessions)
         )
