@@ -87,7 +87,8 @@ class ReturnModel:
         found, at = self._find(keys)
         depth = first + max(at + 1, num_here)
         if found is not None and found.is_continued(first + at + 1):
-            if now_ns - found.used_at_ns >= ARRIVAL_NS and not found.is_running:
+            # Not all who begin a turn tell of its end: engines beside a connector do not.
+            if now_ns - found.used_at_ns >= (TURN_NS if found.is_running else ARRIVAL_NS):
                 self._continue(found, first + len(keys) - depth, now_ns)
         else:
             found = self._begin(keys, first, depth, now_ns, found)
