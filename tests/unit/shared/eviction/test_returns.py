@@ -219,3 +219,16 @@ def test_memory_does_not_grow_with_what_has_come(monkeypatch: pytest.MonkeyPatch
         turn(model, prompt + keys(random.randrange(1000), random.randint(1, 60)), number * 10**9)
     assert len(model._chains) == 50
     assert largest_table(model) <= 50 * returns.ANCHORS_MAX
+
+
+def test_a_chain_that_returns_does_not_make_room_for_what_it_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the one used longest ago, and its shared part is forgotten."""
+    monkeypatch.setattr(returns, "CHAINS_MAX", 2)
+    model, prompt = ReturnModel(), keys("system", 32)
+    turn(model, prompt + keys("a", 20), 0)
+    turn(model, prompt + keys("b", 20), MINUTE_NS, num_here=32)
+    turn(model, keys("c", 20), 2 * MINUTE_NS)
+    turn(model, prompt + keys("b", 22), 3 * MINUTE_NS)
+    assert (2, 54, 32) in chains(model)
