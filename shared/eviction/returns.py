@@ -115,7 +115,8 @@ class ReturnModel:
         for guard, num in found_in:
             guard.on_arrival(parts, first, len(keys), num)
         if found is not None and found.is_continued(first + at + 1):
-            if now_ns - found.used_at_ns >= ARRIVAL_NS and not found.is_running:
+            # Not all who begin a turn tell of its end: engines beside a connector do not.
+            if now_ns - found.used_at_ns >= (TURN_NS if found.is_running else ARRIVAL_NS):
                 self._continue(found, first + len(keys) - depth, now_ns)
         else:
             found = self._begin(keys, first, depth, now_ns, found)
@@ -131,7 +132,8 @@ class ReturnModel:
         """A turn has used or made these blocks: its chain rests from now on, unless more come."""
         found, at = self._find(keys)
         depth = first + at + 1
-        if found is None or not found.is_continued(depth):
+        is_part = found is not None and found.is_running and first + len(keys) <= found.num_blocks
+        if found is None or not (is_part or found.is_continued(depth)):
             found = self._begin(keys, first, depth, now_ns, found)
         elif not found.is_running and now_ns - found.used_at_ns >= TURN_NS:
             self._continue(found, first + len(keys) - depth, now_ns)
@@ -163,6 +165,7 @@ class ReturnModel:
 
     def _continue(self, chain: _Chain, num_new: int, now_ns: int) -> None:
         pause_ns = now_ns - chain.used_at_ns
+        self._chains.move_to_end(id(chain))  # or it may be the one that makes room just now
         self._samples.end(chain.sample, now_ns, is_return=True)
         chain.num_turns += 1
         if chain.shares is not None:

@@ -29,7 +29,8 @@ class _Group:
 class IdleGroups:
     """A block is in the group whose number it has, and leaves it without a word. Within a group
     the highest layer of all blocks goes first, and within a layer the deepest block; or, under the
-    policy `lru`, the deepest block with all its layers. Which group is next says `EvictionOrder`.
+    policy `lru` and in a group that goes whole, the deepest block with all its layers. Which group
+    is next says `EvictionOrder`.
 
     Args:
         highest_layer: of which any of these blocks has a page.
@@ -56,16 +57,22 @@ class IdleGroups:
         self._groups: dict[int, _Group] = {}
         self._next_number = 1
 
-    def add(self, blocks: list[Block], now_ns: int, expected_until_ns: int) -> None:
+    def add(
+        self, blocks: list[Block], now_ns: int, expected_until_ns: int, *, goes_whole: bool = False
+    ) -> None:
         """These, of one kind, were used until now. Until `expected_until_ns` prefetches for other
         sessions spare them.
+
+        Args:
+            goes_whole: they have no copies from which single layers could be loaded again.
         """
+        goes_whole |= self._is_whole
         number = self._next_number
         self._next_number += 1
         for block in blocks:
             block.group = number
-        layer = ALL_LAYERS if self._is_whole else self._num_layers - 1
-        self._groups[number] = _Group(blocks, layer, len(blocks), self._is_whole)
+        layer = ALL_LAYERS if goes_whole else self._num_layers - 1
+        self._groups[number] = _Group(blocks, layer, len(blocks), goes_whole)
         kind = blocks[0].return_kind
         self._order.add(number, now_ns, layer, expected_until_ns, kind=kind)
         self.num_candidates += len(blocks)
@@ -85,7 +92,7 @@ class IdleGroups:
             prefetch_layer: of the page that is wanted for an announced turn, which must not take
                 what others need as much (see `EvictionOrder`); None: it is in use.
         """
-        num_blocks = -(-count // self._num_layers) if self._is_whole else count
+        num_blocks = count
         run: list[Block] = []
         layer = ALL_LAYERS
         while len(run) < num_blocks:
@@ -98,6 +105,8 @@ class IdleGroups:
             if run and group.layer != layer:
                 break
             layer, end = group.layer, group.num_left
+            if layer == ALL_LAYERS:
+                num_blocks = -(-count // self._num_layers)
             group.num_left = max(end - num_blocks + len(run), 0)
             some = reversed(group.blocks[group.num_left : end])
             there = [block for block in some if block.group == number]

@@ -222,7 +222,7 @@ class PagePool(PageTable):
         block.backed = False
 
     def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
-        """Make idle blocks takeable, those of one kind as a group, the most recently used."""
+        """Make idle blocks takeable, those that are alike as a group, the most recently used."""
         idle: list[Block] = []
         for block in blocks:
             if block.refs or block.loading:
@@ -238,14 +238,17 @@ class PagePool(PageTable):
             if block.group == 0:
                 self._count_idle(block, block.num_present)
             idle.append(block)
-        alike = [list(blocks) for _, blocks in groupby(idle, self._kind_of)]
-        for group in reversed(alike):  # of equal ones the first goes first: a sequence's end
-            self._idle.add(group, self._now_ns, expected_until_ns)
+        alike = [(each[1], list(blocks)) for each, blocks in groupby(idle, self._kind_of)]
+        for goes_whole, group in reversed(alike):  # of equal ones the first goes first: an end
+            self._idle.add(group, self._now_ns, expected_until_ns, goes_whole=goes_whole)
         if self._idle.num_candidates > CANDIDATES_MAX * max(len(self.blocks), ROWS_MIN):
             self._idle.sweep()
 
-    def _kind_of(self, block: Block) -> int:
-        return block.return_kind if self.eviction == "predicted" else UNKNOWN
+    def _kind_of(self, block: Block) -> tuple[int, bool]:
+        """How it returns, and whether it has no copy below: a part of it would be of no use."""
+        if self.eviction != "predicted":
+            return UNKNOWN, False
+        return block.return_kind, block.times_given_up > 0
 
     def withdraw(self, block: Block) -> None:
         """Take an idle block out of eviction's sight."""

@@ -447,9 +447,12 @@ class Host:
             assert block.is_alive and block.key == key and block.block_id in self.arena.holding
 
 
+_NAMES: dict[BlockKey, tuple[int, int]] = {}
+
+
 def name_of(key: BlockKey) -> tuple[int, int]:
-    """Inverse of `key_of`, of the first few."""
-    return next((s, i) for s in range(8) for i in range(-1, 12) if key_of(s, i) == key)
+    """Inverse of `key_of`, of those that it was asked for."""
+    return _NAMES[key]
 
 
 @cache
@@ -458,4 +461,5 @@ def key_of(sequence: int, index: int) -> BlockKey:
     key = root_key("f", str(sequence))
     for _ in range(index + 1):
         key = child_key(key, [sequence])
+    _NAMES[key] = sequence, index
     return key

@@ -32,7 +32,7 @@ from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, Host, key_of
 NUM_BLOCKS = 4  # of each session
 NUM_SESSIONS = 8
 NUM_TURNS = 40
-BIG = 1 << 40
+BIG = 1 << 60
 STEP_NS = 10
 
 
@@ -60,7 +60,12 @@ class Alone:
 
 
 class Tiers(Host):
-    """A host of so many blocks in each tier; `is_full`: the file system takes no block."""
+    """A host of so many blocks in each tier.
+
+    Attributes:
+        is_full: the file system takes no block.
+        reports: the worker tells what its turns ran on, as connectors of other engines do not.
+    """
 
     def __init__(
         self, arena: int, disk: int, objects: int = 0, eviction: EvictionName = "layer"
@@ -73,7 +78,7 @@ class Tiers(Host):
         self.saves: deque[SaveRun] = deque()
         self.saved: dict[Run, list[BlockKey]] = {}
         super().__init__(arena * LAYERS, eviction=eviction, limits=limits)
-        self.is_full = False
+        self.is_full, self.reports = False, True
         self.open()
         self.perform(self.core.objects.on_all_listed(self.now_ns))
 
@@ -122,6 +127,9 @@ class Tiers(Host):
         self.commit(names, pages, owner=self.owner)
         self.settle()
         self.release(staged.ticket)
+        if self.reports:
+            self.renew([], [], used=keys[-1:])
+            self.pass_time(0)
         self.settle()
         return staged.num_blocks
 
