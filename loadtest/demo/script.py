@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from loadtest.cluster.plant import (
-    DISK_READ_BYTES_PER_S,
-    DISK_WRITE_BYTES_PER_S,
-    GROUPED_LAYERS,
-    LINK_SHARE,
-    PCIE_BYTES_PER_S,
-)
+from loadtest.cluster.measured import LINK_SHARE
+from loadtest.cluster.plant import GROUPED_LAYERS
 from loadtest.users.life import Habits
 from shared.profiles import LatencyProfile, load_profile
 
@@ -26,6 +21,8 @@ SIDES: tuple[Side, Side] = ("without", "with")
 PARTS: tuple[Part, Part] = ("chat", "team")
 
 LINK_GBIT = 100
+PCIE_BYTES_PER_S = 25e9  # what copies reach on PCIe 4.0 x16
+DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S = 6.8e9, 4.0e9  # an NVMe disk's data sheet
 TYPING_WPM = Habits().typing_wpm
 PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 QUESTIONS = (

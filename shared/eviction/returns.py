@@ -165,7 +165,7 @@ class ReturnModel:
 
     def _continue(self, chain: _Chain, num_new: int, now_ns: int) -> None:
         pause_ns = now_ns - chain.used_at_ns
-        self._chains.move_to_end(id(chain))  # or it may be the one that makes room just now
+        self._chains.move_to_end(chain.number)  # or it may be the one that makes room just now
         self._samples.end(chain.sample, now_ns, is_return=True)
         chain.num_turns += 1
         if chain.shares is not None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.cluster.plant import LINK_SHARE
+from loadtest.cluster.measured import LINK_SHARE
 from loadtest.demo.deployment import settings_of
 from loadtest.demo.script import (
     PEOPLE,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.blocks import BlockKey
-from shared.eviction import UNKNOWN, ReturnModel, bin_of, returns
+from shared.eviction import UNKNOWN, Guard, ReturnModel, bin_of, returns
 from shared.eviction.hazard import NUM_BINS
 from shared.eviction.returns import ARRIVAL_NS, TURN_NS
 from tests.tables import largest_table
@@ -21,11 +21,16 @@ def keys(name: object, num: int, first: int = 0) -> list[BlockKey]:
     return [BlockKey(f"{name}/{at}".encode()) for at in range(first, num)]
 
 
+def here(num: int) -> list[tuple[Guard, int]]:
+    """So many of the first blocks are in a tier."""
+    return [(Guard(1000), num)]
+
+
 def turn(
     model: ReturnModel, blocks: list[BlockKey], at_ns: int, first: int = 0, num_here: int = 0
 ) -> None:
     """A turn that needs and uses these, and is over at once."""
-    model.arrive(blocks, at_ns, first, num_here)
+    model.arrive(blocks, at_ns, first, here(num_here))
     model.grow(blocks, at_ns, first)
 
 
@@ -43,7 +48,7 @@ def test_a_chain_is_recognized_after_its_blocks_are_gone() -> None:
     """Nothing of it is here, and the caller names no session."""
     model = ReturnModel()
     turn(model, keys("a", 40), 0)
-    model.arrive(keys("a", 50), MINUTE_NS, num_here=0)
+    model.arrive(keys("a", 50), MINUTE_NS)
     model.grow(keys("a", 52), MINUTE_NS)
     assert chains(model) == [(2, 52, 0)] and num_returned(model) == 1
 
@@ -191,7 +196,7 @@ def test_tables_are_bounded_and_agree_whatever_comes(
             elif call == "grow":
                 model.grow(blocks, now_ns, first)
             else:
-                model.arrive(blocks, now_ns, first, num_here=min(num_shared, num))
+                model.arrive(blocks, now_ns, first, here(min(num_shared, num)))
             check_tables(model)
 
 
