@@ -312,8 +312,8 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "a remnant counts as whole", RESIDENCY,
-        "if block is None or block.lost or not pool.is_whole(block):\n                return",
-        "if block is None or block.lost:\n                return",
+        "if block is None or block.lost or not pool.is_whole(block):\n                break",
+        "if block is None or block.lost:\n                break",
     ),
     Mutant(
         "leases outlive their connection", WRITEBACK,

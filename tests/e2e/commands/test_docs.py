@@ -55,7 +55,7 @@ if words[0] == "loadtest":
         sys.exit(0)
     open("loaded", "w").close()
     words = [each for each in words if each != "--watch"]
-    words += ["--users", "2", "--duration", "6", "--faster", "40"]
+    words += ["--users", "2", "--duration", "15", "--faster", "40"]
 os.execv(sys.executable, [sys.executable, "-P", "-m", "cli.main", *words])
 """
 SAYS_ERRORS = '#!/bin/sh\nexec {curl} --silent --show-error --fail-with-body "$@"\n'
