@@ -37,7 +37,8 @@ def _of(repository: str, path: str = "") -> str:
 
 FILES = (
     TraceFile(
-        "mooncake/conversation_trace.jsonl.gz", "mooncake", "Apache-2.0",
+        "mooncake/conversation_trace.jsonl.gz",
+        "mooncake, documents, prefill-documents", "Apache-2.0",
         _of("kvcache-ai/Mooncake", "FAST25-release/traces"),
     ),
     TraceFile(
