@@ -9,6 +9,6 @@ from shared.eviction.order import EvictionName as EvictionName
 from shared.eviction.order import EvictionOrder as EvictionOrder
 from shared.eviction.order import compute_share as compute_share
 from shared.eviction.order import layer_share as layer_share
-from shared.eviction.returns import UNKNOWN as UNKNOWN
+from shared.eviction.returns import UNKNOWN_KIND as UNKNOWN_KIND
 from shared.eviction.returns import Kinds as Kinds
 from shared.eviction.returns import ReturnModel as ReturnModel

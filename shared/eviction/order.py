@@ -26,10 +26,12 @@ from typing import Literal, TypeAlias
 
 from shared.eviction.guard import Guard
 from shared.eviction.hazard import EDGES_NS, NUM_BINS, bin_of
-from shared.eviction.returns import UNKNOWN, ReturnModel
+from shared.eviction.returns import UNKNOWN_KIND, ReturnModel
 
 EvictionName: TypeAlias = Literal["predicted", "layer", "lru"]
-Key: TypeAlias = tuple[float, float, int]
+Key: TypeAlias = tuple[
+    int, float, float
+]  # what gives last is 1, the others 0; then the least first
 
 RECENT_NS = 120_000_000_000
 STALE_MIN = 64
@@ -118,7 +120,7 @@ class EvictionOrder:
 
     def add(
         self, group: int, used_at_ns: int, layer: int, expected_until_ns: int = 0, *,
-        kind: int = UNKNOWN, worth: float = 1.0,
+        kind: int = UNKNOWN_KIND, worth: float = 1.0,
     ) -> None:  # fmt: skip
         """A group, by a number of its own, whose next pages are of `layer`.
 
@@ -128,8 +130,8 @@ class EvictionOrder:
         """
         each = self._groups[group] = _Group(used_at_ns, layer, expected_until_ns, kind, worth)
         if expected_until_ns:
-            self._expected.put(group, _warm_key(each))
-            self._changes.put(group, (expected_until_ns, 0, 0))
+            self._expected.put(group, self._expected_key(each))
+            self._changes.put(group, (0, expected_until_ns, 0))
         else:
             self._release(group, each, used_at_ns)
 
@@ -140,7 +142,7 @@ class EvictionOrder:
             return
         each.layer = layer
         if each.expected_until_ns:
-            self._expected.put(group, _warm_key(each))
+            self._expected.put(group, self._expected_key(each))
         elif self._policy == "layer":
             self._by_layer.put(group, _warm_key(each))
         elif self._policy == "predicted":
@@ -160,9 +162,7 @@ class EvictionOrder:
         """The group that gives a page that is needed now; None: there is none."""
         self._look_again(now_ns)
         first, expected = self._first_of_others(now_ns), self._expected.first()
-        if first is None or (
-            expected is not None and self._is_warm_before(expected, first, now_ns)
-        ):
+        if first is None or (expected is not None and expected < first):
             first = expected
         return None if first is None else first[1]
 
@@ -179,17 +179,6 @@ class EvictionOrder:
             if first is not None and self._groups[first[1]].layer <= layer:
                 return None
         return None if first is None else first[1]
-
-    def _is_warm_before(
-        self, expected: tuple[Key, int], other: tuple[Key, int], now_ns: int
-    ) -> bool:
-        """Whether an expected group gives before the first of the others."""
-        if self._policy == "layer":
-            is_warm = self._groups[other[1]].used_at_ns + RECENT_NS > now_ns
-            return is_warm and expected < other
-        if self._policy == "lru":
-            return self._use_of(expected[1]) < self._use_of(other[1])
-        return False
 
     def _first_of_others(self, now_ns: int) -> tuple[Key, int] | None:
         first = self._by_worth.first()
@@ -213,7 +202,7 @@ class EvictionOrder:
             for group, each in self._groups.items():
                 if not each.expected_until_ns:
                     self._release(group, each, now_ns)
-        while (first := self._changes.first()) is not None and first[0][0] <= now_ns:
+        while (first := self._changes.first()) is not None and first[0][1] <= now_ns:
             group = first[1]
             each = self._groups[group]
             del self._changes.keys[group]
@@ -227,18 +216,18 @@ class EvictionOrder:
         if self._policy == "layer":
             self._by_layer.put(group, _warm_key(each))
         if self._policy != "predicted":
-            self._by_worth.put(group, (0, each.used_at_ns, 0))
+            self._by_worth.put(group, _use_key(each))
             return
         age_bin = bin_of(now_ns - each.used_at_ns)
         each.rate = self._rate(each, age_bin)
         self._by_worth.put(group, _worth_key(each))
         for later in range(age_bin + 1, NUM_BINS):
             if self._rate(each, later) < each.rate:
-                self._changes.put(group, (each.used_at_ns + EDGES_NS[later], 0, 0))
+                self._changes.put(group, (0, each.used_at_ns + EDGES_NS[later], 0))
                 break
 
-    def _use_of(self, group: int) -> tuple[int, int]:
-        return self._groups[group].used_at_ns, group
+    def _expected_key(self, each: _Group) -> Key:
+        return _use_key(each) if self._policy == "lru" else _warm_key(each)
 
     def _rate(self, each: _Group, age_bin: int) -> float:
         if not self._is_trusted:
@@ -258,8 +247,12 @@ def layer_share(layer: int) -> float:
 
 
 def _worth_key(each: _Group) -> Key:
-    return each.rate * layer_share(each.layer), each.used_at_ns, 0
+    return 0, each.rate * layer_share(each.layer), each.used_at_ns
+
+
+def _use_key(each: _Group) -> Key:
+    return 0, each.used_at_ns, 0
 
 
 def _warm_key(each: _Group) -> Key:
-    return -each.layer, each.used_at_ns, 0
+    return 1, -each.layer, each.used_at_ns

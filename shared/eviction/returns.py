@@ -34,7 +34,7 @@ ARRIVAL_NS = 1_000_000_000  # what comes so soon after the last use is of the sa
 TURN_NS = 5_000_000_000  # blocks that come later than that after the last are of a later turn
 REFIT_MIN, REFIT_SHARE = 64, 16  # samples, and part of all samples, until hazards are new
 SHARED_MIN = 3  # uses, from which on what shares a part is a kind of its own
-UNKNOWN = 0  # the kind of which nothing is known
+UNKNOWN_KIND = 0  # the kind of which nothing is known
 
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7)
 
@@ -60,14 +60,18 @@ class _Chain:
     shares: "_Chain | None" = None
     anchors: deque[BlockKey] = field(default_factory=deque)
     sample: int = -1
-    kind: int = UNKNOWN
-    shared_kind: int = UNKNOWN
+    kind: int = UNKNOWN_KIND
+    shared_kind: int = UNKNOWN_KIND
     is_running: bool = False
 
     def is_continued(self, depth: int) -> bool:
         """By what begins with its first `depth` blocks."""
         slack = max(SLACK_MIN, self.num_blocks // SLACK_SHARE)
         return not self.is_shared and depth >= self.num_blocks - slack
+
+    @property
+    def kinds(self) -> "Kinds":
+        return Kinds(self.num_shared, self.shared_kind, self.kind)
 
     def parts(self, depth: int) -> list[Part]:
         """What its first `depth` blocks are of."""
@@ -124,7 +128,7 @@ class ReturnModel:
         self._extend(found, keys, first, now_ns)
         for guard, _ in found_in:
             guard.use(found.parts(found.num_blocks))
-        return Kinds(found.num_shared, found.shared_kind, found.kind)
+        return found.kinds
 
     def grow(
         self, keys: Sequence[BlockKey], now_ns: int, first: int = 0, guards: Sequence[Guard] = ()
@@ -142,14 +146,14 @@ class ReturnModel:
         self._samples.rest(found.sample, now_ns)
         for guard in guards:
             guard.use(found.parts(found.num_blocks))
-        return Kinds(found.num_shared, found.shared_kind, found.kind)
+        return found.kinds
 
     def kinds_of(self, keys: Sequence[BlockKey]) -> "Kinds | None":
         """Those of the chain that some of these blocks are known by; None: of none."""
         found, _ = self._find(keys)
         if found is None or found.is_shared:
             return None
-        return Kinds(found.num_shared, found.shared_kind, found.kind)
+        return found.kinds
 
     def index(self, kind: int, age_bin: int) -> float:
         """Returns per second of keeping what is of this kind from this age on."""
@@ -295,8 +299,8 @@ class _Samples:
     def add(self, path: Sequence[object], now_ns: int) -> tuple[int, int]:
         """One begins to rest: (its number, its kind)."""
         levels = (0, *map(self._level_id, range(1, LEVELS), path))
-        kind = self._kinds.get(levels, UNKNOWN)
-        if kind == UNKNOWN and len(self._paths) < KINDS_MAX:
+        kind = self._kinds.get(levels, UNKNOWN_KIND)
+        if kind == UNKNOWN_KIND and len(self._paths) < KINDS_MAX:
             kind = self._kinds[levels] = len(self._paths)
             self._paths.append(levels)
         at = self._num % SAMPLES_MAX

@@ -14,7 +14,8 @@ from typing import Any
 
 from cli.base.reporting import out
 from loadtest.bench.capacity.memories import Clairvoyant, Memory, Ordered, PlainLru
-from loadtest.bench.capacity.traces import BLOCK_TOKENS, TRACES, Ask, trace, why_no_trace
+from loadtest.bench.capacity.traces import TRACES, Ask, trace, why_no_trace
+from loadtest.workloads.mooncake import BLOCK_TOKENS
 from shared.errors import InvalidRequest
 from shared.profiles import PROFILES
 

@@ -7,11 +7,11 @@ from random import Random
 from typing import NamedTuple
 
 from loadtest.workloads import mooncake
+from loadtest.workloads.mooncake import ANSWER_MS_A_TOKEN, BLOCK_TOKENS
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
+from loadtest.workloads.traces import path_of
 
-BLOCK_TOKENS = 512
-ANSWER_NS_A_TOKEN = 20_000_000  # of scripted users' turns: the paper's TPOT at load
 USERS, DURATION_NS = 100, 3_600_000_000_000
 SECOND_NS = 1_000_000_000
 SESSION_BLOCKS = 20  # of made-up prompts
@@ -31,17 +31,15 @@ def trace(name: str) -> list[Ask]:
 
 def why_no_trace(name: str) -> str:
     """Which files of a trace are not there; empty: all are."""
-    return why_absent(FILES_OF[name]) if name in FILES_OF else ""
+    if (file := FILE_OF.get(name)) is not None:
+        return "" if path_of(file).is_file() else f"not in ../shared/traces: {file}"
+    return why_absent(name) if name in WORKLOADS else ""
 
 
 def _requests(file: str) -> Iterator[Ask]:
     # Requests of the trace's one instant (of 3 s) come one after the other.
     for number, request in enumerate(mooncake.load_requests(file)):
         yield Ask(request.at_ns + number, request.blocks)
-
-
-def _scripted(name: str) -> Callable[[], Iterator[Ask]]:
-    return lambda: of_scripts(WORKLOADS[name](USERS, DURATION_NS, 1))
 
 
 def of_scripts(scripts: Iterable[Script]) -> Iterator[Ask]:
@@ -60,7 +58,7 @@ def _asks(script: Script, ids: dict[tuple[object, ...], int]) -> Iterator[Ask]:
         now_ns += turn.wait_ns
         yield Ask(now_ns, tuple(history.blocks))
         history.add(f"{script.name}/{number}/answer", turn.num_output)
-        now_ns += turn.num_output * ANSWER_NS_A_TOKEN
+        now_ns += round(turn.num_output * ANSWER_MS_A_TOKEN * 1e6)
 
 
 class _Said:
@@ -123,11 +121,11 @@ def _shared() -> Iterator[Ask]:
         yield Ask(at_ns, _session(session) + _session(num_once)[: SESSION_BLOCKS // 2])
 
 
-FILES_OF = {"mooncake": "mooncake", "arxiv": "mooncake", "lmcache-agents": "lmcache-agents"}
+FILE_OF = {"mooncake": mooncake.FILE, "arxiv": mooncake.OLDER_FILE}
 TRACES: dict[str, Callable[[], Iterable[Ask]]] = {
     "mooncake": lambda: _requests(mooncake.FILE),
     "arxiv": lambda: _requests(mooncake.OLDER_FILE),
-    "lmcache-agents": _scripted("lmcache-agents"),
+    "lmcache-agents": lambda: of_scripts(WORKLOADS["lmcache-agents"](USERS, DURATION_NS, 1)),
     "cycle": _cycle,
     "zipf": _zipf(0.0, 1),
     "scans": _zipf(0.5, 1),

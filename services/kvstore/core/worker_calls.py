@@ -144,10 +144,11 @@ class WorkerCalls:
         """What pools used; returns its blocks, the one to evict first first."""
         used = event.used[:USED_MAX]
         sequences = self._tiers.use(used, event.page_bytes, now_ns, effects)
+        guards = self._arenas[event.page_bytes].guard, self._blocks.disk.guard
         for sequence in sequences:
-            guards = (self._arenas[event.page_bytes].guard, self._blocks.disk.guard)
-            kinds = self._returns.grow(sequence[::-1], now_ns, guards=guards)
-            self._tiers.learn(sequence, event.page_bytes, kinds)
+            keys = sequence[::-1]
+            kinds = self._returns.grow(keys, now_ns, guards=guards)
+            self._tiers.set_kinds(keys, event.page_bytes, kinds)
         return [key for key in dict.fromkeys(chain(*sequences)) if key in self._blocks]
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
@@ -288,9 +289,7 @@ class WorkerCalls:
             first = event.num_before
             found_in = self._found_in(event, blocks)
             kinds = self._returns.arrive(event.keys, now_ns, first, found_in)
-            for depth, block in enumerate(blocks, first):
-                block.return_kind = kinds.of(depth)
-                self._blocks.disk.set_kind(block.key, block.return_kind)
+            self._tiers.set_kinds([block.key for block in blocks], event.page_bytes, kinds, first)
 
     def _found_in(self, event: Stage, blocks: list[ArenaBlock]) -> list[tuple[Guard, int]]:
         """How many of the first of these blocks the arena has, and this host."""

@@ -29,7 +29,7 @@ class BlockTable:
         keys, parents: of the block in each row; a parent that is here is the very object that is
             its key.
         depth, num_children, is_saved, used_at_ns, noted_at_ns, expiry_ns, return_kind: as in
-            `StoredBlock`; a row is linked anew in its `UseOrder` when one of the last two changes.
+            `StoredBlock`; a row is linked again in its `UseOrder` when one of the last two changes.
         older, newer: rows beside it in its `UseOrder`.
     """
 

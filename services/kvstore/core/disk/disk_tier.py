@@ -231,11 +231,11 @@ class DiskTier:
         row = self._table.rows.get(key)
         if row is not None and self._table.return_kind[row] != return_kind:
             is_aside = self._order.is_aside(row)
-            self._order.unlink(row)
+            if not is_aside:
+                self._order.unlink(row)
             self._table.return_kind[row] = return_kind
-            self._order.link(row)
-            if is_aside:
-                self._order.set_aside(row)
+            if not is_aside:
+                self._order.link(row)
 
     def expiry_ns_of(self, owner: OwnerKey) -> int:
         """How long a session's blocks outlive its last use; 0: as the tier has it."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from shared import eviction
 from shared.blocks import NO_PARENT, BlockKey
+from shared.eviction import UNKNOWN_KIND
 from shared.owners import NO_OWNER, OwnerKey
 
 UNKNOWN = -1  # a depth that is still to be found
@@ -37,4 +37,4 @@ class StoredBlock:
     num_children: int = 0
     is_saved: bool = False
     expiry_ns: int = 0
-    return_kind: int = eviction.UNKNOWN
+    return_kind: int = UNKNOWN_KIND

@@ -5,13 +5,12 @@ room next.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace, merge
 
 import numpy as np
 
 from services.kvstore.core.disk.block_table import BlockTable
-from shared.eviction import UNKNOWN
+from shared.eviction import UNKNOWN_KIND
 
 
 class UseOrder:
@@ -37,7 +36,7 @@ class UseOrder:
         table = self._table
         expiry_ns = np.array(table.expiry_ns)
         _, first = np.unique(expiry_ns, return_index=True)
-        ends = {each: self._end(each, UNKNOWN) for each in expiry_ns[np.sort(first)].tolist()}
+        ends = {each: self._end(each, UNKNOWN_KIND) for each in expiry_ns[np.sort(first)].tolist()}
         older, newer = np.array(table.older), np.array(table.newer)
         for each_ns, end in ends.items():
             ring = np.concatenate([[end], np.flatnonzero(expiry_ns == each_ns), [end]])
@@ -94,28 +93,26 @@ class UseOrder:
         """All but those aside, those that are worth least first, as far as the ends of rings show
         that: with age, blocks are worth first more, then less. Nothing may change meanwhile."""
         table = self._table
-        rings = [_Rest(table.newer[end], table.older[end]) for end in self._ends.values()]
+        further = table.newer, table.older  # from the oldest of what is left, from the newest
+        rings = [[table.newer[end], table.older[end]] for end in self._ends.values()]
         heap = [
-            (worth(row), table.used_at_ns[row], number, is_newest)
-            for number, rest in enumerate(rings)
-            for row, is_newest in ((rest.oldest, False), (rest.newest, True))
+            (worth(row), table.used_at_ns[row], number, side)
+            for number, ends in enumerate(rings)
+            for side, row in enumerate(ends)
         ]
         heapify(heap)
         while heap:
-            _, _, number, is_newest = heap[0]
-            rest = rings[number]
-            if rest.is_over:
+            _, _, number, side = heap[0]
+            if not (ends := rings[number]):
                 heappop(heap)
                 continue
-            row = rest.newest if is_newest else rest.oldest
+            row = ends[side]
             yield row
-            rest.is_over = rest.oldest == rest.newest
-            row = table.older[row] if is_newest else table.newer[row]
-            if is_newest:
-                rest.newest = row
-            else:
-                rest.oldest = row
-            heapreplace(heap, (worth(row), table.used_at_ns[row], number, is_newest))
+            if ends[0] == ends[1]:
+                ends.clear()
+                continue
+            ends[side] = row = further[side][row]
+            heapreplace(heap, (worth(row), table.used_at_ns[row], number, side))
 
     def expired(self, is_expired: Callable[[int], bool]) -> Iterator[int]:
         """Those, but for those aside; nothing may change meanwhile."""
@@ -147,12 +144,3 @@ class UseOrder:
         while row != end:
             yield row
             row = newer[row]
-
-
-@dataclass(slots=True)
-class _Rest:
-    """What has not been walked over of a ring: from one row to another one."""
-
-    oldest: int
-    newest: int
-    is_over: bool = False

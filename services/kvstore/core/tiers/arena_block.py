@@ -8,7 +8,7 @@ from typing import NamedTuple
 from services.kvstore.core.base.arrived import Arrived
 from services.kvstore.core.tiers.source import Source
 from shared.blocks import NO_PARENT, BlockKey
-from shared.eviction import UNKNOWN
+from shared.eviction import UNKNOWN_KIND
 from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
@@ -73,7 +73,7 @@ class ArenaBlock:
     kind: int = 0
     num_pins: int = 0
     goes_whole: bool = False
-    return_kind: int = UNKNOWN
+    return_kind: int = UNKNOWN_KIND
     is_writing: bool = False
     is_alive: bool = True
 

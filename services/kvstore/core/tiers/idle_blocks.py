@@ -7,7 +7,7 @@ from itertools import count
 from services.kvstore.core.tiers.arena_block import NO_LAYER, ArenaBlock
 from shared.blocks import BlockKey
 from shared.eviction import (
-    UNKNOWN,
+    UNKNOWN_KIND,
     EvictionName,
     EvictionOrder,
     Guard,
@@ -111,7 +111,7 @@ class IdleBlocks:
         return pages, emptied
 
     def _kind_of(self, block: ArenaBlock) -> int:
-        return block.return_kind if self._is_valued else UNKNOWN
+        return block.return_kind if self._is_valued else UNKNOWN_KIND
 
     def _move(self, group: "_Group", layer: int) -> None:
         group.layer = layer

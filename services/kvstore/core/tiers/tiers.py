@@ -88,10 +88,16 @@ class Tiers:
                 sequences.append(list(sequence))
         return sequences
 
-    def learn(self, sequence: list[BlockKey], page_bytes: int, kinds: Kinds) -> None:
-        """Blocks of a sequence, its last first, were used in one of these kinds."""
+    def set_kinds(
+        self, keys: Sequence[BlockKey], page_bytes: int, kinds: Kinds, first: int = 0
+    ) -> None:
+        """These blocks of a sequence, in order, were used in one of these kinds.
+
+        Args:
+            first: how many blocks precede them.
+        """
         arena = self.arenas[page_bytes]
-        for depth, key in enumerate(reversed(sequence)):
+        for depth, key in enumerate(keys, first):
             self._disk.set_kind(key, kinds.of(depth))
             if (block := arena.blocks.get(key)) is not None:
                 arena.set_kind(block, kinds.of(depth))

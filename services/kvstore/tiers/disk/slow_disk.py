@@ -2,7 +2,6 @@
 that many fit a small machine, reads from it take what the model's would take from its disk.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from services.kvstore.tiers.disk.ports import BlockReader, BlockStore, BlockWrit
 from services.kvstore.tiers.disk.reading import StoredPage
 from shared.arena import Bytes
 from shared.blocks import BlockKey
+from shared.line import Line
 
 OVERSLEPT_NS = 5_000_000  # a thread that wakes late finds what the disk has read meanwhile
 
@@ -25,9 +25,7 @@ class SlowDisk:
 
     def __init__(self, disk: BlockStore, bytes_per_s: float) -> None:
         self._disk = disk
-        self._bytes_per_s = bytes_per_s
-        self._free_at_ns = 0  # when all that was begun is read
-        self._beginning = threading.Lock()
+        self._line = Line(bytes_per_s, OVERSLEPT_NS)
 
     @contextmanager
     def read(self) -> Iterator[BlockReader]:
@@ -45,9 +43,7 @@ class SlowDisk:
 
     def wait(self, num_bytes: int) -> None:
         """Until so much is read, behind what was begun before."""
-        with self._beginning:
-            begins_at_ns = max(time.monotonic_ns() - OVERSLEPT_NS, self._free_at_ns)
-            self._free_at_ns = over_at_ns = begins_at_ns + int(num_bytes * 1e9 / self._bytes_per_s)
+        over_at_ns = self._line.send(num_bytes, time.monotonic_ns())
         if (left_ns := over_at_ns - time.monotonic_ns()) > 0:
             time.sleep(left_ns / 1e9)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from services.worker.core.effects import NO_KEY
 from shared.blocks import BlockKey
-from shared.eviction import UNKNOWN
+from shared.eviction import UNKNOWN_KIND
 from shared.owners import NO_OWNER, OwnerKey
 
 NO_PAGE = -1
@@ -56,7 +56,7 @@ class Block:
     expiry_s: int = 0
     is_forgotten: bool = False
     is_gapped: bool = False
-    return_kind: int = UNKNOWN
+    return_kind: int = UNKNOWN_KIND
 
     @property
     def is_safe(self) -> bool:

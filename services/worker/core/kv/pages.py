@@ -15,7 +15,7 @@ from services.worker.core.effects import NO_KEY
 from services.worker.core.kv.idle_groups import ALL_LAYERS, IdleGroups
 from services.worker.core.kv.page_table import NO_PAGE, NO_ROW, ROWS_MIN, Block, Pages, PageTable
 from shared.blocks import BlockKey
-from shared.eviction import GUARDED_SHARE, UNKNOWN, EvictionName, Guard, ReturnModel
+from shared.eviction import GUARDED_SHARE, UNKNOWN_KIND, EvictionName, Guard, ReturnModel
 from shared.owners import OwnedKeys, OwnerKey
 
 __all__ = ["NO_KEY", "NO_PAGE", "NO_ROW", "ROWS_MIN", "Block", "PagePool", "Pages"]
@@ -247,7 +247,7 @@ class PagePool(PageTable):
     def _kind_of(self, block: Block) -> tuple[int, bool]:
         """How it returns, and whether it has no copy below: a part of it would be of no use."""
         if self.eviction != "predicted":
-            return UNKNOWN, False
+            return UNKNOWN_KIND, False
         return block.return_kind, block.times_given_up > 0
 
     def withdraw(self, block: Block) -> None:

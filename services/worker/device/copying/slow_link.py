@@ -2,13 +2,13 @@
 lies behind a bus. With it loads take, against this model, what they would take there.
 """
 
-import threading
 import time
 
 from kernels.page_sums.select import PageNumbers
 from services.worker.device.copying.copies import Copy, PageCopier, Store
 from shared.arena import Arena, Bytes
 from shared.blocks import BLOCK_TOKENS
+from shared.line import Line
 
 
 class _Crossing:
@@ -35,15 +35,13 @@ class SlowLink:
 
     def __init__(self, copier: PageCopier, bytes_per_s: float) -> None:
         self._copier = copier
-        self._bytes_per_s = bytes_per_s
-        self._free_at_ns = 0  # when all that was sent is over
-        self._sending = threading.Lock()
+        self._line = Line(bytes_per_s)
 
     def attach(self, arena: Arena) -> None:
         self._copier.attach(arena)
 
     def load(self, arena: Arena, arena_pages: PageNumbers, pool_pages: PageNumbers) -> Copy:
-        over_at_ns = self._send(len(pool_pages) * arena.page_bytes)
+        over_at_ns = self._line.send(len(pool_pages) * arena.page_bytes, time.monotonic_ns())
         return _Crossing(self._copier.load(arena, arena_pages, pool_pages), over_at_ns)
 
     def hold(self, copies: list[Copy]) -> None:
@@ -59,19 +57,12 @@ class SlowLink:
         return self._copier.store(pool_pages, arena, arena_pages, num_tokens)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
-        over_at_ns = self._send(data.nbytes)
+        over_at_ns = self._line.send(data.nbytes, time.monotonic_ns())
         self._copier.write(pool_pages, data)
         _sleep_until(over_at_ns)
 
     def close(self) -> None:
         self._copier.close()
-
-    def _send(self, num_bytes: int) -> int:
-        """When bytes that are sent now will have come, behind those that were sent before."""
-        with self._sending:
-            begins_at_ns = max(time.monotonic_ns(), self._free_at_ns)
-            self._free_at_ns = begins_at_ns + int(num_bytes * 1e9 / self._bytes_per_s)
-            return self._free_at_ns
 
 
 def _sleep_until(at_ns: int) -> None:

@@ -7,7 +7,8 @@ import pytest
 from loadtest.bench import capacity
 from loadtest.bench.capacity import replay, run
 from loadtest.bench.capacity.memories import Clairvoyant, Memory, Ordered, PlainLru
-from loadtest.bench.capacity.traces import BLOCK_TOKENS, TRACES, Ask, of_scripts, trace
+from loadtest.bench.capacity.traces import TRACES, Ask, of_scripts, trace
+from loadtest.workloads.mooncake import BLOCK_TOKENS
 from loadtest.workloads.script import Part, Script, ScriptedTurn
 from shared.errors import InvalidRequest
 

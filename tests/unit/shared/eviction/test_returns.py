@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.blocks import BlockKey
-from shared.eviction import UNKNOWN, Guard, ReturnModel, bin_of, returns
+from shared.eviction import UNKNOWN_KIND, Guard, ReturnModel, bin_of, returns
 from shared.eviction.hazard import NUM_BINS
 from shared.eviction.returns import ARRIVAL_NS, TURN_NS
 from tests.tables import largest_table
@@ -131,7 +131,7 @@ def test_of_what_is_not_known_no_kind_is_told() -> None:
     turn(model, keys("a", 40), 0)
     assert model.kinds_of(keys("b", 40)) is None
     assert model.kinds_of(keys("a", 40)) is not None
-    rates = [model.index(UNKNOWN, at) for at in range(20)]
+    rates = [model.index(UNKNOWN_KIND, at) for at in range(20)]
     assert rates == sorted(set(rates), reverse=True), "what is older goes first"
 
 
