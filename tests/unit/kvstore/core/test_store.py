@@ -13,7 +13,8 @@ from services.kvstore.core import (
 from services.kvstore.core.tiers.workers import SEQ_WINDOW
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
-from shared.eviction import EvictionName
+from shared.eviction import UNKNOWN_KIND, EvictionName
+from shared.eviction.returns import TURN_NS
 from shared.ids import SessionId, TenantId
 from shared.owners import owner_key
 from shared.wire.urgency import DEMAND_PRIORITY
@@ -157,6 +158,37 @@ def test_what_a_worker_used_in_its_pool_is_given_up_after_what_nobody_used() -> 
     assert TouchBlocks([key_of(0, 1), key_of(0, 0)]) in host.effects
     host.store(chain(2, 2))
     assert set(host.core.disk.keys) == {key_of(s, n) for s in (0, 2) for n in range(2)}
+
+
+@pytest.mark.parametrize("by", ["stage", "use in a pool"])
+def test_both_tiers_know_of_what_kind_a_sequence_is_that_a_turn_used(by: str) -> None:
+    """A turn that is only announced is none."""
+    host = Host()
+    host.open()
+    host.stage(0, 2)  # the first turn: nothing is here
+    host.store(chain(0, 2))
+    host.renew([], [], used=[key_of(0, 1)])  # it ends
+    (kind,) = kinds_of(host, 0, 2)
+    kinds = [UNKNOWN_KIND, kind]
+    for turn in range(1, 4):
+        host.now_ns = turn * TURN_NS
+        host.release(host.stage(0, 2, hinted_by="t").ticket)
+        assert kinds_of(host, 0, 2) == {kinds[-1]}
+        if by == "stage":
+            host.release(host.stage(0, 2).ticket)
+        else:
+            host.renew([], [], used=[key_of(0, 1)])
+        (kind,) = kinds_of(host, 0, 2)
+        kinds.append(kind)
+    assert len(set(kinds)) == len(kinds), "each has had one turn more"
+
+
+def kinds_of(host: Host, sequence: int, num_blocks: int) -> set[int]:
+    """Those of a sequence's blocks, in the arena and on disk."""
+    keys = [key_of(sequence, index) for index in range(num_blocks)]
+    on_disk = [stored.return_kind for key in keys if (stored := host.core.disk.get(key))]
+    assert len(on_disk) == num_blocks
+    return {*on_disk, *(host.arena.blocks[key].return_kind for key in keys)}
 
 
 def test_use_in_a_pool_counts_in_the_arena_where_that_is_the_lowest_tier(host: Host) -> None:
