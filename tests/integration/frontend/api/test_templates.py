@@ -107,7 +107,7 @@ async def failure(texts: Texts, tokenizer: ModelTokenizer, content: str = "hello
 def test_each_ends_by_itself_and_its_process_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "TEMPLATE_CPU_S", 0.1)
+    monkeypatch.setattr(subject, "TEMPLATE_CPU_S", 0.2)
     cases = [
         f"{{% if messages[0].content == {name!r} %}}{template}{{% endif %}}"
         for name, (template, _) in KINDS.items()
@@ -127,6 +127,7 @@ def test_each_ends_by_itself_and_its_process_goes_on(
                 broken = model(tmp_path / "demo", template)
                 assert await texts.template_names(broken) == frozenset()
                 assert "chat template" in await failure(texts, broken)
+            monkeypatch.undo()  # what is long takes its time, and more where the machine is busy
             wordy = model(tmp_path / "demo", "{% for m in messages %}{{ m | tojson }}{% endfor %}")
             long = [message for at in range(2500) for message in said('"' * 1000 + str(at))]
             text = await texts.render(wordy, long, {})

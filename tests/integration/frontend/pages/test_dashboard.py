@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,11 +41,22 @@ async def staff(it: Deployment) -> None:
     await it.bus.flush()
 
 
+async def view_of(it: Deployment) -> dict[str, Any]:
+    """The view now, of those that answered in time."""
+    view: dict[str, Any] = (await it.http.get("/v1/house")).json()
+    return view
+
+
+def is_of_all(view: dict[str, Any]) -> bool:
+    """Whether scheduler, kvstore and frontend answered in time."""
+    return bool(view["workers"] and view["hosts"] and view["services"])
+
+
 def test_it_is_told_once_and_again_and_again(servers: Servers) -> None:
     async def run() -> None:
         async with deployment(*servers) as it:
             await staff(it)
-            view = (await it.http.get("/v1/house")).json()
+            view = await eventually_answers(lambda: view_of(it), is_of_all)
             assert view["sessions"] == 5 and view["models"] == [MODEL]
             assert [worker["worker_id"] for worker in view["workers"]] == ["h-w0"]
             assert [host["host_id"] for host in view["hosts"]] == ["h"]
