@@ -183,6 +183,7 @@ class Worker:
             before_use=executor.mover.prepare,
             take_used=core.take_used,
             on_source=core.on_source,
+            on_copies_gone=core.pool.on_copies_gone,
         )
         ports = self._ports
         kv_id = WorkerId(f"{self._worker_id}-m{number}"[-64:])

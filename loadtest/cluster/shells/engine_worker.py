@@ -33,6 +33,7 @@ from services.worker.core.effects import (
 )
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
@@ -395,6 +396,7 @@ class EngineWorker(Process):
     def _on_renewed(self, reply: Any) -> None:
         if reply is not None:
             self.core.estimates.on_source(*self.link.on_renewed(reply))
+            self.core.pool.on_copies_gone(gone_blocks(reply))
         self.feed([])
 
     def _stage_turn(self, effect: StageTurn) -> None:

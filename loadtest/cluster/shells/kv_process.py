@@ -283,10 +283,12 @@ class Kvstore(PeerHost):
             message.page_bytes, unpack_ints(message.leased), message.heard,
             unpack_keys(message.used),
         )  # fmt: skip
-        self._perform(self.core.on_renew(event, self.now_ns))
+        gone, effects = self.core.on_renew(event, self.now_ns)
+        self._perform(effects)
         return m.KvRenewed(
             source_bytes_per_s=self.core.disk_speed.bytes_per_s,
             peer_bytes_per_s=self.core.peer_speeds,
+            gone=pack_keys(gone),
         )
 
     def _release(self, message: m.KvRelease) -> None:

@@ -66,6 +66,8 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     loads = Loads(limits, tiers, arenas, counts)
     shrinking = Shrinking(limits, tiers, counts)
     deleted = Deleted()
+    workers = Workers(first_ticket)
+    blocks.on_gone = workers.on_gone
     queue = WriteQueue(limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns)
     storing = Storing(tiers, loads, objects, shrinking, queue, counts)
     return Parts(
@@ -74,7 +76,7 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
         arenas=arenas,
         blocks=blocks,
         tiers=tiers,
-        workers=Workers(first_ticket),
+        workers=workers,
         loads=loads,
         shrinking=shrinking,
         objects=objects,

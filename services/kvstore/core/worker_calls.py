@@ -120,9 +120,12 @@ class WorkerCalls:
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
-    def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:
+    def on_renew(self, event: Renew, now_ns: int) -> tuple[list[BlockKey], list[Effect]]:
         """A worker still holds these tickets and leased pages; those that are gone are ignored.
         Pages that were leased to it long ago and that it does not name go back.
+
+        Returns:
+            Blocks that left this host since the worker's last renewal, and have not come again.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -138,7 +141,9 @@ class WorkerCalls:
             if found and (last := self._blocks.get(found[0])) is not None:
                 self._objects.on_used(last.owner, now_ns)
             self._write_again(event.page_bytes, reversed(found), now_ns)
-        return effects
+        gone = [key for key in dict.fromkeys(worker.gone) if not self._tiers.has(key)]
+        worker.gone.clear()
+        return gone, effects
 
     def _use_sequences(self, event: Renew, now_ns: int, effects: list[Effect]) -> list[BlockKey]:
         """What pools used; returns its blocks, the one to evict first first."""

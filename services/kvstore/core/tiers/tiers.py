@@ -136,6 +136,10 @@ class Tiers:
         if key in self._disk:
             self.evict(key, now_ns, effects)
 
+    def has(self, key: BlockKey) -> bool:
+        """Whether the block can be found on this host."""
+        return key in self._disk or self._find(key) is not None
+
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks that this session made; some come twice."""
         in_arenas = [key for arena in self.arenas.values() for key in arena.owned(owner)]

@@ -34,7 +34,7 @@ class PagePool(PageTable):
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
         num_takeable: pages of idle blocks.
-        num_unsafe: those of them that have no copy below, because it was abandoned.
+        num_unsafe: those of them that have no copy below: it was abandoned, or is gone.
         returns: learns what returns when.
     """
 
@@ -214,6 +214,25 @@ class PagePool(PageTable):
         for block in fresh:
             block.backed = True
         self.rest(fresh)
+
+    def on_copies_gone(self, keys: list[BlockKey]) -> None:
+        """There are no copies below of these any more: idle ones go whole, and what is only in part
+        here is of no use."""
+        by_group: dict[int, list[Block]] = {}
+        for key in keys:
+            block = self.blocks.get(key)
+            if block is None or not block.is_safe:
+                continue
+            if block.group and not self.is_whole(block):
+                self.drop(block)
+                continue
+            if block.group:
+                by_group.setdefault(block.group, []).append(block)
+                self.num_unsafe += block.num_present
+            block.times_given_up = 1
+        if self.eviction == "predicted":
+            for blocks in by_group.values():
+                self._idle.make_whole(blocks)
 
     def set_unbacked(self, block: Block) -> None:
         """A block whose copy below was abandoned is to have one after all."""
