@@ -227,7 +227,9 @@ class WorkerCalls:
                 continue
             if here is not None:
                 arena.forget(here, effects)  # what was computed is surer than what may come
-            block = new_block(arena, next(self._block_ids), new, event, self._loads.disk, now_ns)
+            parent = arena.blocks.get(new.parent) or self._blocks.disk.get(new.parent)
+            block_id, source = next(self._block_ids), self._loads.disk
+            block = new_block(arena, block_id, new, event, source, now_ns, parent)
             if stored is None:
                 writes.append(self._storing.writes.begin(block, new.expiry_s))
             else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from services.kvstore.core.base.arrived import Arrived
 from services.kvstore.core.base.effects import DiskWrite
 from services.kvstore.core.base.events import Commit, NewBlock
+from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.arena_block import Announced, ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.source import Source
@@ -116,10 +117,15 @@ def write_of(block: ArenaBlock, expiry_s: int | None) -> DiskWrite:
 
 
 def new_block(
-    arena: ArenaTier, block_id: int, new: NewBlock, event: Commit, disk: Source, now_ns: int
+    arena: ArenaTier,
+    block_id: int,
+    new: NewBlock,
+    event: Commit,
+    disk: Source,
+    now_ns: int,
+    parent: ArenaBlock | StoredBlock | None,
 ) -> ArenaBlock:
-    """A committed block as the arena's own."""
-    parent = arena.blocks.get(new.parent)
+    """A committed block as the arena's own, behind `parent` if that is here."""
     return ArenaBlock(
         block_id=block_id,
         key=new.key,

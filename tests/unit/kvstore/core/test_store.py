@@ -71,6 +71,13 @@ def test_a_block_that_is_stored_gives_its_pages_back(host: Host) -> None:
     assert set(pages) <= set(host.arena.free_pages)
 
 
+def test_a_new_block_stands_behind_those_that_only_the_disk_has(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.evict_all()
+    host.commit(chain(0, 4)[2:], host.lease(2 * LAYERS))
+    assert [host.arena.blocks[key_of(0, index)].depth for index in (2, 3)] == [2, 3]
+
+
 def test_two_stages_share_the_pages_in_flight(host: Host) -> None:
     host.store(chain(0, 2))
     host.evict_all()
