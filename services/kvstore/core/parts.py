@@ -69,7 +69,9 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     workers = Workers(first_ticket)
     blocks.on_gone = workers.on_gone
     queue = WriteQueue(limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns)
-    storing = Storing(tiers, loads, objects, shrinking, queue, counts)
+    storing = Storing(
+        tiers, loads, objects, shrinking, queue, counts, has_objects=limits.has_objects
+    )
     return Parts(
         limits=limits,
         counts=counts,

@@ -63,9 +63,13 @@ class Writes:
         writing = self._by_key.get(key)
         return writing.write if writing is not None and writing.block.is_alive else None
 
+    def block_of(self, write: DiskWrite) -> ArenaBlock:
+        """What is to be stored."""
+        return self._writing[write.block_id].block
+
     def is_wanted(self, write: DiskWrite) -> bool:
         """Whether the block can still be found."""
-        return self._writing[write.block_id].block.is_alive
+        return self.block_of(write).is_alive
 
     def set_expiry(self, owner: OwnerKey, expiry_s: int) -> None:
         """What a commit says of its session: it holds for what is still to be stored, too."""
