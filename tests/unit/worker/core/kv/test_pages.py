@@ -114,18 +114,6 @@ def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
     assert take_pages(pool, 2) is not None
 
 
-def test_without_cooperation_nothing_stays_that_nobody_runs_on() -> None:
-    pool = PagePool(6, LAYERS, is_cooperative=False)
-    clean, dirty, shared = cached(pool, "clean"), cached(pool, "dirty"), cached(pool, "shared")
-    dirty.backed = False
-    pool.acquire(shared)
-    pool.release([clean, dirty, shared])
-    assert list(pool.blocks.values()) == [dirty, shared]
-    pool.set_backed([dirty])
-    pool.release([shared])
-    assert not pool.blocks and pool.num_free == pool.num_pages
-
-
 def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
     pool = PagePool(4, LAYERS)
     blocks = [cached(pool, "a0"), cached(pool, "a1")]
