@@ -8,10 +8,11 @@ first are what those continue.
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
-from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import DiskWrite, Effect, WriteBlocks
-from services.kvstore.core.base.store_limits import COPY_REST_NS, WAIT_NS
+from services.kvstore.core.base.store_limits import COPY_REST_NS, SAVED_NS, WAIT_NS
+from shared.line import Line
 
 NEW_WAITING_BYTES = 32 * 1024 * 1024
 COPY_WAITS = 5  # times as long as what is new, while something is read
@@ -31,7 +32,7 @@ class WriteQueue:
     def __init__(
         self, bytes_per_s: float, wait_ns: int = WAIT_NS, copy_rest_ns: int = COPY_REST_NS
     ) -> None:
-        self._budget = Budget(bytes_per_s)
+        self._budget = Line(bytes_per_s or inf, SAVED_NS)
         self._wait_ns = wait_ns
         self._copy_rest_ns = copy_rest_ns
         self._new = _Waiting()
@@ -84,7 +85,7 @@ class WriteQueue:
             writes.append(write)
             self._sent[write.block_id] = _bytes_of(write)
             self._num_bytes_sent += _bytes_of(write)
-            self._budget.take(_bytes_of(write), now_ns)
+            self._budget.send(_bytes_of(write), now_ns)
         if writes:
             effects.append(WriteBlocks(writes))
         copies_max = max(COPY_WAITING_BYTES, int(COPY_SHARE_MAX * arena_bytes))
@@ -101,7 +102,7 @@ class WriteQueue:
     def _next(self, now_ns: int, is_reading: bool) -> DiskWrite | None:
         if self._new.num_bytes > NEW_WAITING_BYTES:  # whatever the budget: it has no other copy
             return self._new.pop()
-        if not self._budget.is_free(now_ns):
+        if self._budget.busy_ns(now_ns):
             return None
         if self._new.may_go(now_ns, is_reading, 0, self._wait_ns, NEW_WAITING_BYTES):
             return self._new.pop()
