@@ -17,6 +17,7 @@ class Uses:
 
     def __init__(self, parts: Parts) -> None:
         self._noted_ns = parts.limits.noted_ns
+        self._learns = parts.limits.eviction == "predicted"
         self._arenas = parts.arenas
         self._blocks = parts.blocks
         self._tiers = parts.tiers
@@ -62,8 +63,9 @@ class Uses:
         sequence: its last block first.
         """
         arena, keys = self._arenas[page_bytes], sequence[::-1]
-        kinds = self._returns.grow(keys, now_ns, guards=(arena.guard, self._blocks.disk.guard))
-        self._tiers.set_kinds(keys, page_bytes, kinds)
+        if self._learns:
+            kinds = self._returns.grow(keys, now_ns, guards=(arena.guard, self._blocks.disk.guard))
+            self._tiers.set_kinds(keys, page_bytes, kinds)
         found = [key for key in sequence if key in self._blocks]
         self.use(found, now_ns, effects)
         if found and (last := self._blocks.get(found[0])) is not None:

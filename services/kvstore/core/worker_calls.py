@@ -51,6 +51,7 @@ class WorkerCalls:
     def __init__(self, parts: Parts, uses: Uses) -> None:
         self._uses = uses
         self._limits = parts.limits
+        self._learns = parts.limits.eviction == "predicted"
         self._counts = parts.counts
         self._arenas = parts.arenas
         self._blocks = parts.blocks
@@ -268,7 +269,7 @@ class WorkerCalls:
 
     def _learn(self, event: Stage, blocks: list[ArenaBlock], now_ns: int) -> None:
         """A turn needs these; one that is only announced may never come."""
-        if event.hinted_by is None and event.keys:
+        if self._learns and event.hinted_by is None and event.keys:
             first = event.num_before
             found_in = self._found_in(event, blocks)
             kinds = self._returns.arrive(event.keys, now_ns, first, found_in)

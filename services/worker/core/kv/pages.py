@@ -179,10 +179,13 @@ class PagePool(PageTable):
 
     def arrive(self, keys: list[BlockKey], num_here: int) -> None:
         """A user of this sequence is here; the first `num_here` of its blocks are, too."""
-        self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
+        if self.eviction == "predicted":
+            self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
 
     def leave(self, blocks: list[Block]) -> None:
         """A user ran on `blocks`, a sequence from its beginning, until now; `release` is next."""
+        if self.eviction != "predicted":
+            return
         keys = [block.key for block in blocks]
         kinds = self.returns.grow(keys, self._now_ns, guards=(self._guard,))
         for depth, block in enumerate(blocks):
