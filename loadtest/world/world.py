@@ -146,6 +146,8 @@ class World:
         seed, timeline = self.seed, Timeline()
         expiries, twins = Random(f"expiries {seed}"), Random(f"twins {seed}")
         forms = Random(f"forms {seed}")
+        eviction = memory_random.choice(EVICTIONS)
+        memory_random.random()  # of no use any more: each seed stays the world that it was
         return SimDeployment(
             timeline=timeline,
             random=random,
@@ -155,7 +157,7 @@ class World:
             wires=Wires(timeline, Random(f"network {seed}")),
             model=model,
             is_crowded=is_crowded,
-            eviction=memory_random.choice(EVICTIONS),
+            eviction=eviction,
             is_scattered=num_hosts > 1 and memory_random.random() < SCATTERED_SHARE,
             disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
