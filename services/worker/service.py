@@ -403,7 +403,7 @@ def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -
     limits = replace(_limits(config, limits, info), prefill_tokens_max=most)
     return EngineCore(
         limits,
-        PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),
+        PagePool(info.num_pages, info.num_layers, config.eviction),
         info.page_bytes,
         info.end_token_ids,
         info.block_tokens,

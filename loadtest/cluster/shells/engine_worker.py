@@ -113,12 +113,7 @@ class EngineWorker(Process):
         self._num_reports = 0
         self._telling = SpeedReports()
         self._num_opens = 0
-        pool = self.new_pool(
-            self._num_pages,
-            model.num_layers,
-            self.deployment.eviction,
-            self.deployment.is_cooperative,
-        )
+        pool = self.new_pool(self._num_pages, model.num_layers, self.deployment.eviction)
         self.core = EngineCore(
             self._limits, pool, model.page_bytes, frozenset({model.end_token}),
             model.block_tokens, model.fingerprint,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from services.kvstore.core.base.steps import Steps
 from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.loading.finding import Finding
@@ -42,6 +43,7 @@ class Parts:
     tiers: Tiers
     workers: Workers
     loads: Loads
+    steps: Steps
     shrinking: Shrinking
     objects: Objects
     storing: Storing
@@ -64,7 +66,8 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     tiers = Tiers(arenas, blocks)
     objects = Objects(limits, disk, host_id, counts)
     loads = Loads(limits, tiers, arenas, counts)
-    shrinking = Shrinking(limits, tiers, counts)
+    steps = Steps()
+    shrinking = Shrinking(limits, tiers, steps, counts)
     deleted = Deleted()
     workers = Workers(first_ticket)
     blocks.on_gone = workers.on_gone
@@ -80,6 +83,7 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
         tiers=tiers,
         workers=workers,
         loads=loads,
+        steps=steps,
         shrinking=shrinking,
         objects=objects,
         storing=storing,

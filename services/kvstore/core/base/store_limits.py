@@ -6,6 +6,7 @@ from shared.eviction import EvictionName
 
 WAIT_NS = 1_000_000_000  # while something is read
 COPY_REST_NS = 1_000_000_000  # the turn that it came for needs the machine now
+SAVED_NS = 1_000_000_000  # for so long what may be written or asked is saved up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from math import inf
 from operator import itemgetter
 from sys import float_info
 
-from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import DiskWrite, Effect, WriteBlocks
-from services.kvstore.core.base.store_limits import COPY_REST_NS, WAIT_NS
+from services.kvstore.core.base.store_limits import COPY_REST_NS, SAVED_NS, WAIT_NS
 from shared.blocks import BlockKey
+from shared.line import Line
 
 MUST = inf  # worth of what is written in any case
 UNKNOWN = float_info.max
@@ -39,7 +39,7 @@ class WriteQueue:
     def __init__(
         self, bytes_per_s: float, wait_ns: int = WAIT_NS, copy_rest_ns: int = COPY_REST_NS
     ) -> None:
-        self._budget = Budget(bytes_per_s)
+        self._budget = Line(bytes_per_s or inf, SAVED_NS)
         self._wait_ns = wait_ns
         self._copy_rest_ns = copy_rest_ns
         self._new = _Waiting()
@@ -94,7 +94,7 @@ class WriteQueue:
             writes.append(write)
             self._sent[write.block_id] = _bytes_of(write)
             self._num_bytes_sent += _bytes_of(write)
-            self._budget.take(_bytes_of(write), now_ns)
+            self._budget.send(_bytes_of(write), now_ns)
         if writes:
             effects.append(WriteBlocks(writes))
         share, unknown_share = (int(a * arena_bytes) for a in (WAITING_SHARE, UNKNOWN_SHARE))
@@ -114,7 +114,7 @@ class WriteQueue:
     def _next(self, now_ns: int, is_reading: bool) -> DiskWrite | None:
         new, copies = self._new, self._copies
         rest_ns, wait_ns = self._copy_rest_ns, COPY_WAITS * self._wait_ns
-        is_free = self._budget.is_free(now_ns)
+        is_free = not self._budget.busy_ns(now_ns)
         may_copy = is_free and copies.may_go(
             now_ns, is_reading, rest_ns, wait_ns, COPY_WAITING_BYTES
         )

@@ -29,8 +29,6 @@ class PagePool(PageTable):
 
     Attributes:
         eviction: policy by which idle blocks give their pages.
-        is_cooperative: idle blocks of which there is a copy below stay until their pages are
-            needed; else they go at once, as without cooperative memory (SYMPHONY, section 4.5).
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
         num_takeable: pages of idle blocks.
@@ -39,7 +37,6 @@ class PagePool(PageTable):
     """
 
     eviction: EvictionName = "predicted"
-    is_cooperative: bool = True
     blocks: dict[BlockKey, Block] = field(default_factory=dict)
     forgotten: dict[int, Block] = field(default_factory=dict)
     num_takeable: int = 0
@@ -182,10 +179,13 @@ class PagePool(PageTable):
 
     def arrive(self, keys: list[BlockKey], num_here: int) -> None:
         """A user of this sequence is here; the first `num_here` of its blocks are, too."""
-        self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
+        if self.eviction == "predicted":
+            self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
 
     def leave(self, blocks: list[Block]) -> None:
         """A user ran on `blocks`, a sequence from its beginning, until now; `release` is next."""
+        if self.eviction != "predicted":
+            return
         keys = [block.key for block in blocks]
         kinds = self.returns.grow(keys, self._now_ns, guards=(self._guard,))
         for depth, block in enumerate(blocks):
@@ -251,9 +251,6 @@ class PagePool(PageTable):
                 continue
             if not block.backed:
                 continue  # comes again when its write ends
-            if not self.is_cooperative:
-                self.drop(block)
-                continue
             if block.group == 0:
                 self._count_idle(block, block.num_present)
             idle.append(block)

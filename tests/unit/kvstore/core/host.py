@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from services.kvstore.core import (
     Commit,
     DiskWrite,
-    DropMore,
+    DoMore,
     Effect,
     KvCore,
     Limits,
@@ -201,8 +201,8 @@ class Host:
                     (self.loads if peer is None else self.fetches[peer]).append(reads)
                 case WriteBlocks(writes):
                     self.writes += writes
-                case DropMore():
-                    self.perform(self.core.on_drop_more(self.now_ns))
+                case DoMore():
+                    self.perform(self.core.on_do_more(self.now_ns))
 
     def open(self, worker: WorkerId = WORKERS[0]) -> None:
         """As a new incarnation each time."""

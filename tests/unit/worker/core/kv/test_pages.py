@@ -114,16 +114,16 @@ def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
     assert take_pages(pool, 2) is not None
 
 
-def test_without_cooperation_nothing_stays_that_nobody_runs_on() -> None:
-    pool = PagePool(6, LAYERS, is_cooperative=False)
-    clean, dirty, shared = cached(pool, "clean"), cached(pool, "dirty"), cached(pool, "shared")
-    dirty.backed = False
-    pool.acquire(shared)
-    pool.release([clean, dirty, shared])
-    assert list(pool.blocks.values()) == [dirty, shared]
-    pool.set_backed([dirty])
-    pool.release([shared])
-    assert not pool.blocks and pool.num_free == pool.num_pages
+@pytest.mark.parametrize("at", ["its beginning", "its end"])
+@pytest.mark.parametrize("policy", get_args(EvictionName))
+def test_what_returns_is_learnt_where_the_policy_uses_it(policy: EvictionName, at: str) -> None:
+    pool = PagePool(2, LAYERS, policy)
+    block = cached(pool, "a")
+    if at == "its end":
+        pool.leave([block])
+    else:
+        pool.arrive([block.key], 0)
+    assert (pool.returns.kinds_of([block.key]) is not None) == (policy == "predicted")
 
 
 def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
