@@ -14,7 +14,7 @@ from zlib import crc32
 from services.scheduler.core import POLICIES, PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement.policy import Demand, burden
-from services.scheduler.core.placement.symphony import Symphony
+from services.scheduler.core.placement.least_cost import LeastCost
 
 HistoryFrom = Literal["any", "arena", "pool"]
 
@@ -84,7 +84,7 @@ class Scatter(PlacementPolicy):
         ), "balance"
 
 
-class Home(Symphony):
+class Home(LeastCost):
     """Ours without its balance: a session stays where its first turn went."""
 
     leaves_home: ClassVar[bool] = False
