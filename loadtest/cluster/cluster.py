@@ -17,8 +17,8 @@ from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
-from loadtest.cluster.pinned import PinnedPool
 from loadtest.cluster.plant import Plant, build_plant
+from loadtest.cluster.pools import PinnedPool
 from loadtest.cluster.shells.frontend import Frontend
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
@@ -197,7 +197,6 @@ def _new_deployment(options: ClusterOptions, plant: Plant) -> SimDeployment:
         model=model,
         is_crowded=False,
         eviction=options.eviction,
-        is_cooperative="prefix-cache" not in options.without,
         is_scattered=False,
         disk_bytes_max=plant.disk_bytes,
         has_peers=True,

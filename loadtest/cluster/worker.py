@@ -8,8 +8,8 @@ from typing import Any
 from loadtest.cluster.device import CostDevice
 from loadtest.cluster.migration import Migration
 from loadtest.cluster.options import Without
-from loadtest.cluster.pinned import PinnedPool
 from loadtest.cluster.plant import Plant
+from loadtest.cluster.pools import POOLS, PinnedPool
 from loadtest.cluster.shells.engine_worker import EngineWorker
 from loadtest.cluster.shells.kv_process import Kvstore
 from loadtest.cluster.stats import Stats
@@ -45,7 +45,7 @@ class ClusterWorker(EngineWorker):
         *, without: frozenset[Without], history_from: HistoryFrom, migration: Migration | None,
     ) -> None:  # fmt: skip
         super().__init__(deployment, kvstore, number)
-        self.new_pool = PinnedPool if "cooperative" in without else PagePool
+        self.new_pool = next((POOLS[each] for each in POOLS if each in without), PagePool)
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats

@@ -396,7 +396,7 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "what is left to let go of is forgotten", "services/kvstore/core/tiers/shrinking.py",
-        "            effects.append(DropMore())\n", "            pass\n",
+        "            self._steps.ask(effects)\n", "            pass\n",
     ),
     Mutant(
         "a restart forgets whose blocks are on disk", "services/kvstore/core/disk/disk_tier.py",

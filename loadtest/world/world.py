@@ -49,7 +49,6 @@ FORMS_SHARE = 0.2  # of worlds: some workers store KV as int8
 TWINS_SHARE = 0.15  # of worlds: people send the same session's next turn from two places
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
-UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 TOKEN_NS = (
     MS // 10,
     MS,
@@ -147,6 +146,8 @@ class World:
         seed, timeline = self.seed, Timeline()
         expiries, twins = Random(f"expiries {seed}"), Random(f"twins {seed}")
         forms = Random(f"forms {seed}")
+        eviction = memory_random.choice(EVICTIONS)
+        memory_random.random()  # of no use any more: each seed stays the world that it was
         return SimDeployment(
             timeline=timeline,
             random=random,
@@ -156,8 +157,7 @@ class World:
             wires=Wires(timeline, Random(f"network {seed}")),
             model=model,
             is_crowded=is_crowded,
-            eviction=memory_random.choice(EVICTIONS),
-            is_cooperative=memory_random.random() >= UNCOOPERATIVE_SHARE,
+            eviction=eviction,
             is_scattered=num_hosts > 1 and memory_random.random() < SCATTERED_SHARE,
             disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,

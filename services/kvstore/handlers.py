@@ -191,10 +191,12 @@ class Handlers:
     async def _renew(self, message: m.KvRenew) -> m.KvRenewed:
         self._refuse_if_closed()
         event = renew_event(message)
-        self._performer.perform(self._core.on_renew(event, self._clock.now_ns()))
+        gone, effects = self._core.on_renew(event, self._clock.now_ns())
+        self._performer.perform(effects)
         return m.KvRenewed(
             source_bytes_per_s=self._core.disk_speed.bytes_per_s,
             peer_bytes_per_s=self._core.peer_speeds,
+            gone=pack_keys(gone),
         )
 
     def _release(self, message: m.KvRelease) -> None:

@@ -8,7 +8,7 @@ from typing import ParamSpec
 
 from services.kvstore.core import (
     DeleteBlocks,
-    DropMore,
+    DoMore,
     DropRuns,
     DropSession,
     Effect,
@@ -132,8 +132,8 @@ class Performer:
                     self.objects.perform(effect)
                 case GrowArena(page_bytes, num_pages):
                     self._ports.memory.grow(page_bytes, num_pages)
-                case DropMore():
-                    self._loop.call_soon(self._drop_more)
+                case DoMore():
+                    self._loop.call_soon(self._do_more)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | ResetDisk():
                     self._writer.submit(effect)
         self.index.look()
@@ -162,9 +162,9 @@ class Performer:
         except TimeoutError:
             return False
 
-    def _drop_more(self) -> None:
+    def _do_more(self) -> None:
         if not self._is_closed:
-            self.perform(self._core.on_drop_more(self._clock.now_ns()))
+            self.perform(self._core.on_do_more(self._clock.now_ns()))
 
     def _on_loaded(self, results: LoadResults, duration_ns: int) -> None:
         LOAD_SECONDS.observe(duration_ns / NS_PER_S)

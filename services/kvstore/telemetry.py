@@ -27,6 +27,7 @@ _COUNTERS = {
     "num_pages_unread": counter("kv_unread_pages_total", "Pages not read, or not fetched"),
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
+    "num_blocks_refused": counter("kv_refused_blocks_total", "Blocks not worth a write to disk"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
     "num_tickets_expired": counter("kv_expired_tickets_total", "Stages not released in time"),
     "num_runs_saved": _OBJECT_EVENTS.labels("saved"),

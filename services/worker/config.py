@@ -68,7 +68,6 @@ class WorkerConfig(ServiceConfig):
 
     # Idle KV stays in the pool until its pages are needed, and KV of announced turns is prefetched
     # into it. Off: KV leaves the pool with its turn, as in the paper's ablation.
-    cooperative: bool = constant(True)
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
     # Which idle blocks leave the pool first.

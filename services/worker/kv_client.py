@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from services.worker import metrics
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
+from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
 from services.worker.core.splitting import commit_blocks_max
@@ -46,6 +47,7 @@ class KvHooks:
         take_used: returns which blocks below were used since it was called last.
         on_source: called with the speed at which pages come into the arena, bytes/s, 0: unknown;
             and with the speeds from other hosts.
+        on_copies_gone: called with blocks of which there is no copy below any more.
     """
 
     on_connected: Callable[[Arena, int], None]
@@ -54,6 +56,7 @@ class KvHooks:
     before_use: Callable[[Arena], None] = lambda arena: None
     take_used: Callable[[], list[BlockKey]] = list
     on_source: Callable[[float, Mapping[HostId, float]], None] = lambda own, others: None
+    on_copies_gone: Callable[[list[BlockKey]], None] = lambda keys: None
 
 
 class KvClient:
@@ -131,6 +134,7 @@ class KvClient:
             return
         try:
             self._hooks.on_source(*self._link.on_renewed(reply))
+            self._hooks.on_copies_gone(gone_blocks(reply))
         except MalformedMessage as error:
             _reject("renew", error)
 

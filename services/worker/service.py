@@ -183,6 +183,7 @@ class Worker:
             before_use=executor.mover.prepare,
             take_used=core.take_used,
             on_source=core.on_source,
+            on_copies_gone=core.pool.on_copies_gone,
         )
         ports = self._ports
         kv_id = WorkerId(f"{self._worker_id}-m{number}"[-64:])
@@ -410,7 +411,7 @@ def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -
     limits = replace(_limits(config, limits, info), prefill_tokens_max=most)
     return EngineCore(
         limits,
-        PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),
+        PagePool(info.num_pages, info.num_layers, config.eviction),
         info.page_bytes,
         info.end_token_ids,
         info.block_tokens,

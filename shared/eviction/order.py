@@ -154,6 +154,11 @@ class EvictionOrder:
         for queue in (self._by_worth, self._by_layer, self._expected, self._changes):
             queue.keys.pop(group, None)
 
+    def times_of(self, group: int) -> tuple[int, int]:
+        """When it was last used, and until when it is expected: as it was added."""
+        each = self._groups[group]
+        return each.used_at_ns, each.expected_until_ns
+
     def is_expected(self, group: int, now_ns: int) -> bool:
         """Whether an announced turn is to use it."""
         return now_ns < self._groups[group].expected_until_ns

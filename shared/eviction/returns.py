@@ -159,6 +159,10 @@ class ReturnModel:
         """Returns per second of keeping what is of this kind from this age on."""
         return self._samples.indices(kind)[age_bin]
 
+    def is_known(self, kind: int) -> bool:
+        """Whether `index` says more of this kind than what holds for whatever returns."""
+        return self._samples.is_known(kind)
+
     def _find(self, keys: Sequence[BlockKey]) -> tuple[_Chain | None, int]:
         """The chain of the last of these keys by which one is known, and where that stands."""
         by_key = self._by_key
@@ -321,6 +325,14 @@ class _Samples:
         if number > self._num - 1 - SAMPLES_MAX:
             self._ended_ns[number % SAMPLES_MAX] = now_ns
             self._is_return[number % SAMPLES_MAX] = is_return
+
+    def is_known(self, kind: int) -> bool:
+        """Whether there were samples of this kind, or of the next to most general one."""
+        return (
+            kind != UNKNOWN_KIND
+            and bool(self._returned)
+            and (self._paths[kind][1] < len(self._returned[1]))
+        )
 
     def indices(self, kind: int) -> list[float]:
         """By age."""

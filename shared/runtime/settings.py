@@ -61,7 +61,7 @@ SETTINGS = frozenset({
 """Fields of the settings classes that variables set."""
 
 DEVELOPMENT_FIELDS = frozenset({
-    "adapter_keep_s", "adapters_max", "body_values_max", "cooperative", "disk_read_mb_s",
+    "adapter_keep_s", "adapters_max", "body_values_max", "disk_read_mb_s",
     "eviction", "give_up_s", "image_bytes_max", "image_pixels_max", "inputs_max", "jobs_max",
     "layerwise", "link_mb_s", "lora_start", "num_hosts_here", "objects_rest_s", "oneshot_profile_s",
     "prompt_sent_bytes_max", "report_interval_ms", "resubmit_silent_s", "resubmit_unpulled_s",

@@ -76,7 +76,6 @@ def test_every_kind_of_fault_and_of_memory_is_drawn() -> None:
     assert set().union(*(world.faults.kinds for world in worlds)) == {*KINDS, *OWN_SHARES}
     assert any(world.deployment.twins for world in worlds)
     assert {world.deployment.eviction for world in worlds} == set(get_args(EvictionName))
-    assert {world.deployment.is_cooperative for world in worlds} == {True, False}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -34,6 +34,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.status import status_of
 from services.worker.core.engine_limits import EngineLimits
+from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.pages import PagePool
 from services.worker.core.kv.staged import Staged
@@ -113,12 +114,7 @@ class EngineWorker(Process):
         self._num_reports = 0
         self._telling = SpeedReports()
         self._num_opens = 0
-        pool = self.new_pool(
-            self._num_pages,
-            model.num_layers,
-            self.deployment.eviction,
-            self.deployment.is_cooperative,
-        )
+        pool = self.new_pool(self._num_pages, model.num_layers, self.deployment.eviction)
         self.core = EngineCore(
             self._limits, pool, model.page_bytes, frozenset({model.end_token}),
             model.block_tokens, model.fingerprint,
@@ -398,6 +394,7 @@ class EngineWorker(Process):
     def _on_renewed(self, reply: Any) -> None:
         if reply is not None:
             self.core.estimates.on_source(*self.link.on_renewed(reply))
+            self.core.pool.on_copies_gone(gone_blocks(reply))
         self.feed([])
 
     def _stage_turn(self, effect: StageTurn) -> None:

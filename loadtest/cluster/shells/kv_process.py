@@ -16,7 +16,7 @@ from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     DiskWrite,
-    DropMore,
+    DoMore,
     Effect,
     FoundBlocks,
     KvCore,
@@ -97,7 +97,7 @@ class Kvstore(PeerHost):
         self._opened: dict[WorkerId, tuple[int, int]] = {}
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
         self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
-        self._is_dropping = False
+        self._has_more = False
         self._perform(self.core.on_disk_found(FoundBlocks.of([]), self.now_ns))
         wires = self.deployment.wires
         wires.listen(self, KV_OPEN, self._answering(self._open), self.host_id)
@@ -283,10 +283,12 @@ class Kvstore(PeerHost):
             message.page_bytes, unpack_ints(message.leased), message.heard,
             unpack_keys(message.used),
         )  # fmt: skip
-        self._perform(self.core.on_renew(event, self.now_ns))
+        gone, effects = self.core.on_renew(event, self.now_ns)
+        self._perform(effects)
         return m.KvRenewed(
             source_bytes_per_s=self.core.disk_speed.bytes_per_s,
             peer_bytes_per_s=self.core.peer_speeds,
+            gone=pack_keys(gone),
         )
 
     def _release(self, message: m.KvRelease) -> None:
@@ -303,12 +305,12 @@ class Kvstore(PeerHost):
                 del self._holders[(worker_id, incarnation)]
                 self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
         self._perform(self.core.on_tick(self.now_ns))
-        if not self._is_dropping:
+        if not self._has_more:
             self.check_expired()
 
-    def _drop_more(self) -> None:
-        self._is_dropping = False
-        self._perform(self.core.on_drop_more(self.now_ns))
+    def _do_more(self) -> None:
+        self._has_more = False
+        self._perform(self.core.on_do_more(self.now_ns))
 
     def check_expired(self) -> None:
         """No tier keeps expired blocks."""
@@ -330,9 +332,9 @@ class Kvstore(PeerHost):
                     self._order(*writes)
                 case DeleteBlocks() | ResetDisk():
                     self._order(effect)
-                case DropMore():
-                    self._is_dropping = True
-                    self.later(0, self._drop_more)
+                case DoMore():
+                    self._has_more = True
+                    self.later(0, self._do_more)
         self._telling.look()
 
     def _begin_read(self) -> None:

@@ -25,13 +25,13 @@ INTRO = (
     "are placement policies with parts switched off, not those systems' own code, so compare "
     "shapes and ratios. The paper's column is empty where its text gives no number; where it "
     "contradicts itself, both are there, with the section. A run counts what happens once "
-    "everybody has begun, for a minute. *history* is where the KV came from of what had been "
+    "everybody has begun, for two minutes. *history* is where the KV came from of what had been "
     "computed before: still in the GPU's pool, loaded from host memory, disk or the other host "
     "(for a hint or for a turn), or computed again; of the most users, and of ours where a row "
     "compares. A row is *met* or *missed* only if at least 20% of that history was not in the "
     "pool; else its load does not touch what it is about: *not exercised*. Quick figures come "
-    "from half of each host and of the users (the users in the tables are those of the whole), "
-    "and fewer numbers of them: their last digits are noise. Ranges are over the numbers of users "
+    "from half of each host and of the users (the users in the tables are those of the whole): "
+    "their last digits are noise. Ranges are over the numbers of users "
     "of the same figure.\n\nLeft out: Figures 7 to 10, which are drawings of a design."
 )
 SET = FigureSet(

@@ -60,13 +60,13 @@ def _by_share(
 
 def measure_missed(work: Work, effort: Effort) -> Results:
     """By the share of hints that are never sent; beside them InferCept."""
-    shares = effort.pick([0.0, 0.1], [0.0, 0.1, 1.0], MISSED)
+    shares = effort.pick([0.0, 0.1], MISSED, MISSED)
     return _by_share(work, effort, "missed", shares, "sticky")
 
 
 def measure_spurious(work: Work, effort: Effort) -> Results:
     """By hints without a turn, for each turn; the larger model, as in the paper."""
-    shares = effort.pick([0.0, 0.6], SPURIOUS[:2], SPURIOUS)
+    shares = effort.pick([0.0, 0.6], SPURIOUS, SPURIOUS)
     return _by_share(
         work, effort, "spurious", shares, "no hints",
         most=USERS_13B, profile=LLAMA_13B, trace=CHATS,

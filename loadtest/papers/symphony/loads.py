@@ -17,7 +17,7 @@ MEASURES = {
 
 def measure(work: Work, effort: Effort) -> Results:
     """How even the load is by users: those of Figure 11."""
-    return sweep(work, effort, SHOWN, effort.pick([64], [256], [128, 384]))
+    return sweep(work, effort, SHOWN, effort.pick([64], [128, 384], [128, 384]))
 
 
 def draw(results: Results) -> Drawing:

@@ -75,7 +75,7 @@ def options(effort: Effort, **changes: Any) -> ClusterOptions:
         gpus_per_host=gpus // 2,
         host_share=gpus / workers,
         warm_ns=effort.pick(0, 210, 210) * SECOND,
-        duration_ns=effort.pick(5, 60, 60) * SECOND,
+        duration_ns=effort.pick(5, 120, 120) * SECOND,
         trace=DOCUMENTS,
         grouped=True,
     )

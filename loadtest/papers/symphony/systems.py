@@ -33,20 +33,20 @@ HOSTS_70B = 2  # with one worker each
 
 def measure_8b(work: Work, effort: Effort) -> Results:
     """All systems, LLaMA-3.1 8B."""
-    users = effort.pick([64], USERS_8B[1:2], USERS_8B)
+    users = effort.pick([64], USERS_8B, USERS_8B)
     return sweep(work, effort, COMPARED, users)
 
 
 def measure_13b(work: Work, effort: Effort) -> Results:
     """LLaMA-2 13B, whose KV is six times as large, with the paper's sessions and people who "
     "read."""
-    users = effort.pick([64], [512], [256, 512, 1024])
+    users = effort.pick([64], [512, 1024], [256, 512, 1024])
     return sweep(work, effort, FEW, users, profile=LLAMA_13B, trace=CHATS)
 
 
 def measure_70b(work: Work, effort: Effort) -> Results:
     """LLaMA-3.1 70B on all four GPUs of a host."""
-    users = effort.pick([16], [48], [24, 48, 64])
+    users = effort.pick([16], [24, 48], [24, 48, 64])
     return sweep(
         work, effort, FEW, users,
         profile=LLAMA_70B, workers=HOSTS_70B, gpus_per_worker=4,
@@ -55,20 +55,20 @@ def measure_70b(work: Work, effort: Effort) -> Results:
 
 def measure_burst(work: Work, effort: Effort) -> Results:
     """BurstGPT's sessions on LLaMA-2 13B, where they are more than GPUs hold."""
-    users = effort.pick([64], [1024], [512, 1024])
+    users = effort.pick([64], [512, 1024], [512, 1024])
     return sweep(work, effort, FEW, users, trace=BURST, profile=LLAMA_13B)
 
 
 def measure_remote(work: Work, effort: Effort) -> Results:
     """LMCache beside ours, also with compression."""
-    users = effort.pick([64], USERS_8B[1:2], USERS_8B)
+    users = effort.pick([64], USERS_8B, USERS_8B)
     systems = ["symphony", "symphony, int8 below", "no hints", "remote"]
     return sweep(work, effort, systems, users)
 
 
 def measure_prefill(work: Work, effort: Effort) -> Results:
     """Answers of one token, and 1,024 new tokens to every returning turn."""
-    users = effort.pick([64], USERS_8B[1:2], USERS_8B[:2])
+    users = effort.pick([64], USERS_8B[:2], USERS_8B[:2])
     systems = ["symphony", "no hints", "sticky", "migrate-sticky", "remote"]
     return sweep(work, effort, systems, users, trace="prefill-documents")
 

@@ -24,7 +24,6 @@ class SimDeployment:
     model: served by all workers.
     is_crowded: many busy sessions on one small worker over a slow disk.
     eviction: policy of all pools and arenas.
-    is_cooperative: of all pools.
     is_scattered: turns go to any worker, wherever their history is.
     disk_bytes_max: of each kvstore.
     has_peers: hosts give each other history.
@@ -46,7 +45,6 @@ class SimDeployment:
     model: Model
     is_crowded: bool
     eviction: EvictionName
-    is_cooperative: bool
     is_scattered: bool
     disk_bytes_max: int
     has_peers: bool

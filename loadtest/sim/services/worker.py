@@ -255,7 +255,6 @@ class Worker(Service):
             slo_ttft_ms=target_ns / MS if admission == "deferred" else 0,
             lora_start=admissions.choice(LORA_STARTS),
             eviction=deployment.eviction,
-            cooperative=deployment.is_cooperative,
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from services.kvstore.core.base.steps import Steps
 from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.loading.finding import Finding
@@ -42,6 +43,7 @@ class Parts:
     tiers: Tiers
     workers: Workers
     loads: Loads
+    steps: Steps
     shrinking: Shrinking
     objects: Objects
     storing: Storing
@@ -64,18 +66,24 @@ def make_parts(limits: Limits, first_ticket: int, host_id: HostId) -> Parts:
     tiers = Tiers(arenas, blocks)
     objects = Objects(limits, disk, host_id, counts)
     loads = Loads(limits, tiers, arenas, counts)
-    shrinking = Shrinking(limits, tiers, counts)
+    steps = Steps()
+    shrinking = Shrinking(limits, tiers, steps, counts)
     deleted = Deleted()
+    workers = Workers(first_ticket)
+    blocks.on_gone = workers.on_gone
     queue = WriteQueue(limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns)
-    storing = Storing(tiers, loads, objects, shrinking, queue, counts)
+    storing = Storing(
+        tiers, loads, objects, shrinking, queue, counts, has_objects=limits.has_objects
+    )
     return Parts(
         limits=limits,
         counts=counts,
         arenas=arenas,
         blocks=blocks,
         tiers=tiers,
-        workers=Workers(first_ticket),
+        workers=workers,
         loads=loads,
+        steps=steps,
         shrinking=shrinking,
         objects=objects,
         storing=storing,

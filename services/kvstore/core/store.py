@@ -24,6 +24,7 @@ from services.kvstore.core.parts import make_parts
 from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.backlog import TierSpeed
 from services.kvstore.core.tiers.locations import Locations
+from services.kvstore.core.uses import Uses
 from services.kvstore.core.worker_calls import WorkerCalls
 from shared.blocks import BlockKey
 from shared.ids import HostId, WorkerId
@@ -81,14 +82,15 @@ class KvCore:
         self.counts = parts.counts
         self.objects = parts.objects
         self._loads = parts.loads
-        self._shrinking = parts.shrinking
+        self._shrinking, self._steps = parts.shrinking, parts.steps
         self.peers, self.finding = parts.peers, parts.finding
         self._deleted = parts.deleted
         self._storing = parts.storing
         self._returns = parts.returns
         self._writes = parts.storing.writes
         self._disk_life = 1
-        calls = WorkerCalls(parts)
+        self._uses = Uses(parts)
+        calls = WorkerCalls(parts, self._uses)
         self.on_open = calls.on_open
         self.on_worker_gone = calls.on_worker_gone
         self.on_lease = calls.on_lease
@@ -233,10 +235,12 @@ class KvCore:
         self._storing.send(now_ns, effects)
         return effects + self.objects.on_tick(now_ns)
 
-    def on_drop_more(self, now_ns: int) -> list[Effect]:
-        """The shell has handled what was waiting when `DropMore` was emitted."""
+    def on_do_more(self, now_ns: int) -> list[Effect]:
+        """The shell has handled what was waiting when `DoMore` was emitted."""
         effects: list[Effect] = []
-        self._shrinking.go_on(now_ns, effects)
+        self._steps.begin()
+        self._shrinking.step(now_ns, effects)
+        self._uses.step(now_ns, effects)
         return effects
 
     def on_stop(self) -> list[Effect]:

@@ -1,11 +1,10 @@
 """Calls of workers: they open, lease pages, commit blocks, stage, renew and release."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, takewhile, zip_longest
 
-from services.kvstore.core.base.effects import DiskWrite, Effect, TouchBlocks
+from services.kvstore.core.base.effects import DiskWrite, Effect
 from services.kvstore.core.base.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.loading.loads import Coming
 from services.kvstore.core.loading.staging import blocks_below, fill_prefix, pin_prefix
@@ -14,10 +13,10 @@ from services.kvstore.core.tiers.arena_block import ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.workers import OpenWorker, Ticket
 from services.kvstore.core.tiers.writes import new_block
+from services.kvstore.core.uses import Uses
 from shared.blocks import BLOCK_TOKENS, BlockKey, child_key
 from shared.errors import InvalidRequest, NotFound
 from shared.eviction import GUARDED_SHARE, Guard
-from shared.expiry import NS_PER_S
 from shared.ids import WorkerId
 
 
@@ -46,14 +45,13 @@ def _check_block(block: NewBlock, num_layers: int) -> None:
         raise InvalidRequest("the key is not that of these tokens after this parent", "key")
 
 
-USED_MAX = 256  # sequences that one renewal may name
-
-
 class WorkerCalls:
     """Events return effects; those that answer a caller return the answer first."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, uses: Uses) -> None:
+        self._uses = uses
         self._limits = parts.limits
+        self._learns = parts.limits.eviction == "predicted"
         self._counts = parts.counts
         self._arenas = parts.arenas
         self._blocks = parts.blocks
@@ -120,9 +118,12 @@ class WorkerCalls:
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
-    def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:
+    def on_renew(self, event: Renew, now_ns: int) -> tuple[list[BlockKey], list[Effect]]:
         """A worker still holds these tickets and leased pages; those that are gone are ignored.
         Pages that were leased to it long ago and that it does not name go back.
+
+        Returns:
+            Blocks that left this host since the worker's last renewal, and have not come again.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -133,23 +134,11 @@ class WorkerCalls:
         if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):
             self._arenas[event.page_bytes].give(pages, effects)
         if event.used and event.page_bytes in self._arenas:
-            found = self._use_sequences(event, now_ns, effects)
-            effects += self._use(found, now_ns)
-            if found and (last := self._blocks.get(found[0])) is not None:
-                self._objects.on_used(last.owner, now_ns)
-            self._write_again(event.page_bytes, reversed(found), now_ns)
-        return effects
-
-    def _use_sequences(self, event: Renew, now_ns: int, effects: list[Effect]) -> list[BlockKey]:
-        """What pools used; returns its blocks, the one to evict first first."""
-        used = event.used[:USED_MAX]
-        sequences = self._tiers.use(used, event.page_bytes, now_ns, effects)
-        guards = self._arenas[event.page_bytes].guard, self._blocks.disk.guard
-        for sequence in sequences:
-            keys = sequence[::-1]
-            kinds = self._returns.grow(keys, now_ns, guards=guards)
-            self._tiers.set_kinds(keys, event.page_bytes, kinds)
-        return [key for key in dict.fromkeys(chain(*sequences)) if key in self._blocks]
+            self._uses.report(event.page_bytes, event.used)
+            self._uses.step(now_ns, effects)
+        gone = [key for key in dict.fromkeys(worker.gone) if not self._tiers.has(key)]
+        worker.gone.clear()
+        return gone, effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
         """Unpin, perhaps a part, and give back. What the worker does not hold is ignored: it was
@@ -222,7 +211,9 @@ class WorkerCalls:
                 continue
             if here is not None:
                 arena.forget(here, effects)  # what was computed is surer than what may come
-            block = new_block(arena, next(self._block_ids), new, event, self._loads.disk, now_ns)
+            parent = arena.blocks.get(new.parent) or self._blocks.disk.get(new.parent)
+            block_id, source = next(self._block_ids), self._loads.disk
+            block = new_block(arena, block_id, new, event, source, now_ns, parent)
             if stored is None:
                 writes.append(self._storing.writes.begin(block, new.expiry_s))
             else:
@@ -264,7 +255,7 @@ class WorkerCalls:
         coming = self._loads.queue(blocks, filled, event.priority)
         self._arrivals.keep(arena, blocks, now_ns)
         # The first block last: a prefix is worth more than what follows it.
-        effects += self._use([block.key for block in reversed(blocks)], now_ns)
+        self._uses.use([block.key for block in reversed(blocks)], now_ns, effects)
         self._storing.write_again(arena, blocks, now_ns)
         self._objects.on_used(blocks[-1].owner, now_ns)
         self._loads.send(effects)
@@ -285,7 +276,7 @@ class WorkerCalls:
 
     def _learn(self, event: Stage, blocks: list[ArenaBlock], now_ns: int) -> None:
         """A turn needs these; one that is only announced may never come."""
-        if event.hinted_by is None and event.keys:
+        if self._learns and event.hinted_by is None and event.keys:
             first = event.num_before
             found_in = self._found_in(event, blocks)
             kinds = self._returns.arrive(event.keys, now_ns, first, found_in)
@@ -318,19 +309,6 @@ class WorkerCalls:
             coming_from=None if num_here == len(blocks) else blocks[num_here].source.place,
             source_bytes_per_s=coming.bytes_per_s or self._loads.disk.speed.bytes_per_s,
         )
-
-    def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
-        """Blocks were used; the one to evict first comes first."""
-        stale: dict[int, list[BlockKey]] = defaultdict(list)  # by their expiry, seconds
-        for key in self._blocks.use(keys, now_ns, self._limits.noted_ns):
-            if (block := self._blocks.disk.get(key)) is not None:
-                stale[block.expiry_ns // NS_PER_S].append(key)
-        return [TouchBlocks(keys, expiry_s) for expiry_s, keys in stale.items()]
-
-    def _write_again(self, page_bytes: int, keys: Iterable[BlockKey], now_ns: int) -> None:
-        arena, memory = self._arenas[page_bytes], self._blocks.arena_only
-        blocks = [arena.blocks[key] for key in keys if key in memory and key in arena.blocks]
-        self._storing.write_again(arena, blocks, now_ns)
 
     def _arena(self, page_bytes: int) -> ArenaTier:
         if (arena := self._arenas.get(page_bytes)) is None:

@@ -159,10 +159,14 @@ class KvRenew:
 class KvRenewed:
     """How fast pages load lately from where they are when they are not in the arena: on disk, or
     on another host.
+
+    `gone` names blocks that left the arena and the disk since the renewal before, the latest of
+    them: parts of them in the worker's pool are of no use.
     """
 
     source_bytes_per_s: float = 0.0  # 0: not known
     peer_bytes_per_s: dict[HostId, float] = field(default_factory=dict)  # as far as measured
+    gone: str = ""  # packed keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

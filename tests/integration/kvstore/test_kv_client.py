@@ -17,6 +17,7 @@ from services.worker.device.base.executor import ModelInfo
 from services.worker.device.thread import DeviceThreads
 from services.worker.kv_client import KvClient, KvHooks
 from services.worker.ports import SharedFiles
+from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import NotFound, PeerUnavailable
 from shared.ids import HostId, WorkerId
@@ -130,7 +131,7 @@ def test_a_client_renews_what_it_holds(place: Place, monkeypatch: pytest.MonkeyP
     renewed: list[list[int]] = []
     on_renew = WorkerCalls.on_renew
 
-    def noted(self: WorkerCalls, event: Renew, now_ns: int) -> list[Effect]:
+    def noted(self: WorkerCalls, event: Renew, now_ns: int) -> tuple[list[BlockKey], list[Effect]]:
         renewed.append(event.tickets)
         return on_renew(self, event, now_ns)
 

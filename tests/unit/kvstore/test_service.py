@@ -56,7 +56,7 @@ class Hosts:
         self.deployment = SimDeployment(
             timeline=timeline, random=random, fault_random=random, agent_random=random,
             fault_kinds=frozenset(), wires=Wires(timeline, random), model=Model(num_layers=LAYERS),
-            is_crowded=False, eviction="layer", is_cooperative=True, is_scattered=False,
+            is_crowded=False, eviction="layer", is_scattered=False,
             disk_bytes_max=1 << 40, has_peers=has_peers, placement=DEFAULT_POLICY, expiries=None,
         )  # fmt: skip
         self.redis, self.store = server_on(timeline), Store()

@@ -103,13 +103,12 @@ def new_core(
     admission: AdmissionName = "eager",
     lora_start: LoraStart = "auto",
     eviction: EvictionName = "layer",
-    is_cooperative: bool = True,
     layerwise: bool = True,
     **limits: int,
 ) -> EngineCore:
     """A core whose pool holds `num_blocks` whole blocks."""
     limits = {"max_model_len": 1000, **limits}
-    pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS, eviction, is_cooperative)
+    pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS, eviction)
     bounds = EngineLimits(
         prefill_admission=admission, lora_start=lora_start, layerwise=layerwise, **limits
     )

@@ -13,14 +13,17 @@ from typing import Any, TypeVar, cast
 
 from services.worker.config import WorkerConfig
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
+from services.worker.core.engine.engine import EngineCore
+from services.worker.core.kv.pages import PagePool
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.device.base.executor import Finished, Launched, ModelInfo, RecordsNothing
 from services.worker.device.copying.mover import Loaded, Stored
 from services.worker.device.thread import DeviceThread
+from services.worker.kv_client import PROBE_S
 from services.worker.ports import OnMoved, TextModel, WorkerPorts
 from services.worker.service import Worker
 from shared.arena import Arena
-from shared.blocks import unpack_keys
+from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId
 from shared.service import Runtime
 from shared.wire.messages import (
@@ -97,6 +100,7 @@ class MemoryKvstore:
     def __init__(self) -> None:
         self.arena: dict[int, Content] = {}
         self.blocks: dict[Any, list[int]] = {}
+        self.gone: list[BlockKey] = []
         self._num_leased = 0
 
     async def listen(self, bus: MemoryBus) -> None:
@@ -110,7 +114,7 @@ class MemoryKvstore:
         return KvOpened(arena_path="arena", lease_path="lease")
 
     async def _on_renew(self, _: Any) -> KvRenewed:
-        return KvRenewed()
+        return KvRenewed(gone=pack_keys(self.gone))
 
     async def _on_lease(self, lease: KvLease) -> KvLeased:
         first = self._num_leased
@@ -293,6 +297,12 @@ class Life:
         await self._stack.aclose()
         assert self._runtime.exit_code == 0 and not self.files.locked
 
+    @property
+    def pool(self) -> PagePool:
+        core = self._runtime.parts["engine m"]
+        assert isinstance(core, EngineCore)
+        return core.pool
+
     async def say(self, turn_id: str, tokens: list[int], num_tokens: int) -> list[Any]:
         """The deltas of one turn."""
         prompt = Prompt(
@@ -334,6 +344,11 @@ def test_a_worker_runs_turns_without_threads_and_files() -> None:
             deltas = await worker.say("t2", longer, 3)
             assert [token for each in deltas for token in each.tokens] == reply_to(longer, 3)
             assert deltas[0].cached_in == {"host": 12}, "its history came from the arena"
+            pool = worker.pool
+            assert pool.num_takeable and not pool.num_unsafe
+            kvstore.gone = list(kvstore.blocks)
+            await asyncio.sleep(2 * PROBE_S)
+            assert pool.num_unsafe == pool.num_takeable, "it has learnt that the copies are gone"
         return bus
 
     before = threading.active_count()

@@ -126,8 +126,8 @@ class TouchBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class DropMore:
-    """There is more to drop: call `on_drop_more` when events that wait now were handled."""
+class DoMore:
+    """A step left something to do: call `on_do_more` when events that wait now were handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +166,4 @@ class DropSession:
 
 DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | ResetDisk | TouchBlocks
 ObjectEffect: TypeAlias = SaveRun | DropRuns | DropSession
-Effect: TypeAlias = SetWords | ReadPages | DropMore | GrowArena | DiskEffect | ObjectEffect
+Effect: TypeAlias = SetWords | ReadPages | DoMore | GrowArena | DiskEffect | ObjectEffect

@@ -6,6 +6,7 @@ from shared.eviction import EvictionName
 
 WAIT_NS = 1_000_000_000  # while something is read
 COPY_REST_NS = 1_000_000_000  # the turn that it came for needs the machine now
+SAVED_NS = 1_000_000_000  # for so long what may be written or asked is saved up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Counts:
     num_pages_unread: int = 0  # loads that failed for another reason
     num_blocks_committed: int = 0
     num_blocks_unwritten: int = 0  # dropped: the disk did not take them
+    num_blocks_refused: int = 0  # not written: the disk had no room or time, and others save more
     num_blocks_dropped: int = 0  # left the disk for age or size
     num_tickets_expired: int = 0
     num_disks_anew: int = 0  # databases reset for damage

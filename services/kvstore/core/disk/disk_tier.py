@@ -74,6 +74,10 @@ class DiskTier:
         capacity_bytes = self.capacity_bytes
         return self.num_bytes + num_bytes <= capacity_bytes - capacity_bytes // FREE_SHARE
 
+    def is_full_with(self, num_bytes: int) -> bool:
+        """Whether something has to go for so much more."""
+        return self.num_bytes + num_bytes > self.capacity_bytes
+
     def on_full(self) -> None:
         """A block found no room."""
         self._full_bytes = self.num_bytes
@@ -312,16 +316,35 @@ class DiskTier:
                 order.set_aside(row)
         return [table.keys[row] for row in out]
 
+    def worth_of(self, kind: int, used_at_ns: int, depth: int, now_ns: int) -> float | None:
+        """What it saves a second that such a block is here, in what computing the first of a
+        sequence takes; None: nothing is known of what returns, or it is not to be trusted.
+        """
+        returns = self._trusted
+        if returns is None or not returns.is_known(kind):
+            return None
+        return _worth(returns, kind, now_ns - used_at_ns, depth)
+
+    def least_worth(self, now_ns: int) -> float:
+        """The least of any block here, in the same measure; 0: there is none."""
+        first = next(self._in_order(now_ns), NO_ROW)
+        if (returns := self._trusted) is None or first == NO_ROW:
+            return 0.0
+        return self._worth_of_row(returns, now_ns, first)
+
+    @property
+    def _trusted(self) -> ReturnModel | None:
+        return self._returns if self.guard.is_trusted else None
+
     def _in_order(self, now_ns: int) -> Iterator[int]:
-        if (returns := self._returns) is None or not self.guard.is_trusted:
+        if (returns := self._trusted) is None:
             return self._order.by_use()
+        return self._order.by_worth(partial(self._worth_of_row, returns, now_ns))
+
+    def _worth_of_row(self, returns: ReturnModel, now_ns: int, row: int) -> float:
         table = self._table
-
-        def worth(row: int) -> float:
-            rate = returns.index(table.return_kind[row], bin_of(now_ns - table.used_at_ns[row]))
-            return rate * compute_share(table.depth[row])
-
-        return self._order.by_worth(worth)
+        age_ns = now_ns - table.used_at_ns[row]
+        return _worth(returns, table.return_kind[row], age_ns, table.depth[row])
 
     def is_expired(self, key: BlockKey, now_ns: int) -> bool:
         """Whether a block that is here has outlived its last use for as long as it may."""
@@ -383,6 +406,10 @@ class DiskTier:
         sequence; 0: those that continue it, or all, are to be counted."""
         if owner != NO_OWNER:
             self.on_change(owner, least)
+
+
+def _worth(returns: ReturnModel, kind: int, age_ns: int, depth: int) -> float:
+    return returns.index(kind, bin_of(age_ns)) * compute_share(depth)
 
 
 def is_noted_late(noted_at_ns: int, expiry_ns: int, now_ns: int, stale_ns: int) -> bool:

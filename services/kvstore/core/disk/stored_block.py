@@ -23,6 +23,7 @@ class StoredBlock:
         is_saved: the object store has it, too.
         expiry_ns: how long it outlives its last use; 0: as the tier has it.
         return_kind: of the sequence that it was last used in, as `shared.eviction` has it.
+        is_refused: it is in memory alone, since it was not worth a write.
     """
 
     key: BlockKey
@@ -38,3 +39,4 @@ class StoredBlock:
     is_saved: bool = False
     expiry_ns: int = 0
     return_kind: int = UNKNOWN_KIND
+    is_refused: bool = False

@@ -10,10 +10,11 @@ asks nothing while that is too much: together they keep to a limit without a cen
 from collections.abc import Iterable
 from heapq import nlargest
 
-from services.kvstore.core.base.budget import Budget
+from services.kvstore.core.base.store_limits import SAVED_NS
 from services.kvstore.core.loading.peers import ASKED_MAX
 from shared.blocks import BlockKey
 from shared.ids import HostId
+from shared.line import Line
 
 QUESTIONS_PER_S = 200  # of all hosts: what answering them costs each of them
 SAMPLE_MAX = 8  # blocks that are asked for
@@ -26,15 +27,15 @@ class Finding:
 
     def __init__(self, host_id: HostId) -> None:
         self._host_id = host_id
-        self._questions = Budget(QUESTIONS_PER_S)
+        self._questions = Line(QUESTIONS_PER_S, SAVED_NS)
 
     def may_ask(self, now_ns: int) -> bool:
         """Whether the deployment asks little enough."""
-        return self._questions.is_free(now_ns)
+        return not self._questions.busy_ns(now_ns)
 
     def on_question(self, now_ns: int) -> None:
         """A host asked, perhaps this one."""
-        self._questions.take(1, now_ns)
+        self._questions.send(1, now_ns)
 
     def is_enough(self, host_id: HostId, num: int, num_asked: int) -> bool:
         """Whether a host with `num` of the sample has all there is: its last block may be new."""

@@ -18,12 +18,14 @@ class HostBlocks:
     """Attributes:
     disk, arena_only: each block is in one of them.
     on_change: see `locations.Counted`. Moves from one to the other are not reported.
+    on_gone: called with every block that is in neither any more.
     """
 
     def __init__(self, disk: DiskTier, arena_only: ArenaOnlyBlocks) -> None:
         self.disk = disk
         self.arena_only = arena_only
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
+        self.on_gone: Callable[[BlockKey], None] = lambda key: None
         self._is_moving = False
         disk.on_change = self._report
         arena_only.on_change = self._report
@@ -152,6 +154,7 @@ class HostBlocks:
 
     def _on_gone(self, key: BlockKey) -> None:
         if not self._is_moving:
+            self.on_gone(key)
             self._report_all(self._owners_after(key))
 
     def _report_all(self, owners: list[OwnerKey]) -> None:

@@ -1,6 +1,7 @@
 """What leaves for age or room: some at a time, so that no caller waits for long."""
 
-from services.kvstore.core.base.effects import DropMore, Effect
+from services.kvstore.core.base.effects import Effect
+from services.kvstore.core.base.steps import Steps
 from services.kvstore.core.base.store_limits import Counts, Limits
 from services.kvstore.core.tiers.tiers import Tiers
 from shared.blocks import BlockKey
@@ -11,11 +12,11 @@ class Shrinking:
     next one, which the shell is asked for, or which a tick brings.
     """
 
-    def __init__(self, limits: Limits, tiers: Tiers, counts: Counts) -> None:
+    def __init__(self, limits: Limits, tiers: Tiers, steps: Steps, counts: Counts) -> None:
         self._num_max = limits.drops_max
         self._tiers = tiers
+        self._steps = steps
         self._counts = counts
-        self._is_asked_for = False  # the next step
 
     def step(self, now_ns: int, effects: list[Effect]) -> None:
         """Some of what is expired or too much."""
@@ -24,15 +25,8 @@ class Shrinking:
         expired = self._tiers.take_expired(now_ns, self._num_max)
         for key in expired:
             self._tiers.forget(key, effects)
-        num_most = max(len(evicted), len(expired))
-        if num_most >= self._num_max and not self._is_asked_for:
-            self._is_asked_for = True
-            effects.append(DropMore())
-
-    def go_on(self, now_ns: int, effects: list[Effect]) -> None:
-        """The step that was asked for."""
-        self._is_asked_for = False
-        self.step(now_ns, effects)
+        if max(len(evicted), len(expired)) >= self._num_max:
+            self._steps.ask(effects)
 
     def make_room(self, num_bytes: int, now_ns: int, effects: list[Effect]) -> None:
         """For so much at once: it finds no room."""

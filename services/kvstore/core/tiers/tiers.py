@@ -59,34 +59,27 @@ class Tiers:
         arena.unpin(ticket.blocks, effects)
 
     def use(
-        self, keys: Sequence[BlockKey], page_bytes: int, now_ns: int, effects: list[Effect]
-    ) -> list[list[BlockKey]]:
-        """These blocks and those before each were used from a pool: in the lowest tier that has
-        one, others go before it.
+        self, last: BlockKey, page_bytes: int, now_ns: int, effects: list[Effect]
+    ) -> list[BlockKey]:
+        """This block and those before it were used from a pool: in the lowest tier that has one,
+        others go before it.
 
         Returns:
-            Each sequence, as far as it is here without a gap, its last block first.
+            The sequence, as far as it is here without a gap, its last block first.
         """
         arena = self.arenas[page_bytes]
-        sequences: list[list[BlockKey]] = []
-        seen: set[BlockKey] = set()
-        for last in keys:
-            sequence: dict[BlockKey, None] = {}
-            key: BlockKey | None = last
-            while key is not None and key not in sequence:
-                before = self.blocks.parent_of(key)
-                block = None if key in self._disk else arena.blocks.get(key)
-                if block is not None:
-                    before = block.parent
-                    if key not in seen:
-                        arena.use(block, now_ns, effects)
-                if before is not None:
-                    sequence[key] = None
-                key = before
-            seen |= sequence.keys()
-            if sequence:
-                sequences.append(list(sequence))
-        return sequences
+        sequence: dict[BlockKey, None] = {}
+        key: BlockKey | None = last
+        while key is not None and key not in sequence:
+            before = self.blocks.parent_of(key)
+            block = None if key in self._disk else arena.blocks.get(key)
+            if block is not None:
+                before = block.parent
+                arena.use(block, now_ns, effects)
+            if before is not None:
+                sequence[key] = None
+            key = before
+        return list(sequence)
 
     def set_kinds(
         self, keys: Sequence[BlockKey], page_bytes: int, kinds: Kinds, first: int = 0
@@ -135,6 +128,10 @@ class Tiers:
         """What the disk has of a block is of no use, if it has any."""
         if key in self._disk:
             self.evict(key, now_ns, effects)
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether the block can be found on this host."""
+        return key in self._disk or self._find(key) is not None
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks that this session made; some come twice."""

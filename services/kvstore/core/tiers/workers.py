@@ -1,17 +1,19 @@
 """Open workers, the pages they lease, and the tickets they hold."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from services.kvstore.core.base.events import Open, Renew
 from services.kvstore.core.tiers.arena_block import ArenaBlock
+from shared.blocks import BlockKey
 from shared.errors import NotFound
 from shared.ids import TenantId, WorkerId
 from shared.owners import OwnerKey
 
 SEQ_WINDOW = 4096  # numbers behind the latest that are remembered
+GONE_MAX = 4096  # blocks that a renewal reports as gone: 128 KiB
 RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
 
 
@@ -61,6 +63,7 @@ class OpenWorker:
     Attributes:
         shapes: number of layers and page size in bytes, by model fingerprint.
         leased: pages it may write to, by page size.
+        gone: blocks that left this host since it renewed last, the latest of them.
     """
 
     worker_id: WorkerId
@@ -70,6 +73,7 @@ class OpenWorker:
     _seen: set[int] = field(default_factory=set)
     _latest_seq: int = 0
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    gone: deque[BlockKey] = field(default_factory=lambda: deque(maxlen=GONE_MAX))
 
     def is_repeated(self, seq: int) -> bool:
         """Whether this number was seen before, or is too old to know; 0 never is."""
@@ -183,6 +187,11 @@ class Workers:
         if len(self._retired) > RETIRED_MAX:
             self._retired.popitem(last=False)
         return self._workers.pop(worker_id)
+
+    def on_gone(self, key: BlockKey) -> None:
+        """No tier of this host has this block any more."""
+        for worker in self:
+            worker.gone.append(key)
 
     def is_retired(self, worker_id: WorkerId, incarnation: str) -> bool:
         """Whether this incarnation was open, and is not any more."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from services.kvstore.core.base.arrived import Arrived
 from services.kvstore.core.base.effects import DiskWrite
 from services.kvstore.core.base.events import Commit, NewBlock
+from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.arena_block import Announced, ArenaBlock
 from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.source import Source
@@ -62,9 +63,13 @@ class Writes:
         writing = self._by_key.get(key)
         return writing.write if writing is not None and writing.block.is_alive else None
 
+    def block_of(self, write: DiskWrite) -> ArenaBlock:
+        """What is to be stored."""
+        return self._writing[write.block_id].block
+
     def is_wanted(self, write: DiskWrite) -> bool:
         """Whether the block can still be found."""
-        return self._writing[write.block_id].block.is_alive
+        return self.block_of(write).is_alive
 
     def set_expiry(self, owner: OwnerKey, expiry_s: int) -> None:
         """What a commit says of its session: it holds for what is still to be stored, too."""
@@ -116,10 +121,15 @@ def write_of(block: ArenaBlock, expiry_s: int | None) -> DiskWrite:
 
 
 def new_block(
-    arena: ArenaTier, block_id: int, new: NewBlock, event: Commit, disk: Source, now_ns: int
+    arena: ArenaTier,
+    block_id: int,
+    new: NewBlock,
+    event: Commit,
+    disk: Source,
+    now_ns: int,
+    parent: ArenaBlock | StoredBlock | None,
 ) -> ArenaBlock:
-    """A committed block as the arena's own."""
-    parent = arena.blocks.get(new.parent)
+    """A committed block as the arena's own, behind `parent` if that is here."""
     return ArenaBlock(
         block_id=block_id,
         key=new.key,

@@ -7,17 +7,18 @@ the session's objects.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
-from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import DropRuns, DropSession, Effect, SaveOutcome
 from services.kvstore.core.base.runs import Run
-from services.kvstore.core.base.store_limits import Counts, Limits
+from services.kvstore.core.base.store_limits import SAVED_NS, Counts, Limits
 from services.kvstore.core.disk.disk_tier import DiskTier
 from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.locations import Locations
 from services.kvstore.core.tiers.object_tier import ObjectTier
 from services.kvstore.core.writing.saving import Saving
 from shared.ids import HostId
+from shared.line import Line
 from shared.locations import is_objects
 from shared.owners import OwnerKey
 
@@ -40,7 +41,7 @@ class Objects:
         self._disk = disk
         self.tier = ObjectTier(limits.objects_bytes_max, limits.objects_expiry_ns)
         self.locations = Locations(self.tier)
-        budget = Budget(limits.objects_bytes_per_s)
+        budget = Line(limits.objects_bytes_per_s or inf, SAVED_NS)
         self._saving = Saving(
             disk, limits.disk_bytes_max, self.tier, host_id, limits.objects_rest_ns, budget,
             packs=limits.packs_objects,

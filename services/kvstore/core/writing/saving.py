@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Set
 
 from services.kvstore.core.base.backoff import Backoff
-from services.kvstore.core.base.budget import Budget
 from services.kvstore.core.base.effects import Effect, SaveOutcome, SaveRun
 from services.kvstore.core.base.runs import BLOCKS_MAX, Run, named
 from services.kvstore.core.disk.disk_tier import DiskTier
@@ -14,6 +13,7 @@ from services.kvstore.core.disk.stored_block import StoredBlock
 from services.kvstore.core.tiers.object_tier import ObjectTier
 from shared.expiry import NS_PER_S
 from shared.ids import HostId
+from shared.line import Line
 from shared.owners import NO_OWNER, OwnerKey
 
 RUN_BYTES_MAX = 64 * 1024 * 1024
@@ -36,7 +36,7 @@ class Saving:
         objects: ObjectTier,
         host_id: HostId,
         rest_ns: int,
-        budget: Budget,
+        budget: Line,
         *,
         packs: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class Saving:
         while (
             len(self._saving) < RUNS_MAX
             and not self._failures.is_waiting(now_ns)
-            and self._budget.is_free(now_ns)
+            and not self._budget.busy_ns(now_ns)
             and num_looked_at < LOOKED_AT_MAX
         ):
             num_looked_at += 1
@@ -87,7 +87,7 @@ class Saving:
             keys = [block.key for block in blocks]
             num_bytes = sum(block.num_bytes for block in blocks)
             self._saving[run] = num_bytes
-            self._budget.take(num_bytes, now_ns)
+            self._budget.send(num_bytes, now_ns)
             effects.append(SaveRun(run, keys))
 
     def on_saved(

@@ -1,8 +1,8 @@
 """What becomes of blocks that are to be written to the disk, and which are written again.
 
-A block that the disk refuses stays in memory. So does one that it evicts (`Tiers.evict`). Both are
-written again when they are used and the disk has room for them; or makes room, if it is the larger
-tier: else it would miss what it held if it were the only one.
+A block that the disk refuses, or is not given (`Admission`), stays in memory. So does one that it
+evicts (`Tiers.evict`). All are written again when they are used and the disk has room for them; or
+makes room, if it is the larger tier: else it would miss what it held if it were the only one.
 """
 
 from collections import defaultdict
@@ -22,6 +22,7 @@ from services.kvstore.core.tiers.arena_tier import ArenaTier
 from services.kvstore.core.tiers.shrinking import Shrinking
 from services.kvstore.core.tiers.tiers import Tiers
 from services.kvstore.core.tiers.writes import Writes
+from services.kvstore.core.writing.admission import Admission
 from services.kvstore.core.writing.objects import Objects
 from services.kvstore.core.writing.write_queue import WriteQueue
 from shared.expiry import NS_PER_S, expiry_ns
@@ -36,9 +37,10 @@ class Storing:
 
     def __init__(
         self, tiers: Tiers, loads: Loads, objects: Objects, shrinking: Shrinking, queue: WriteQueue,
-        counts: Counts,
+        counts: Counts, *, has_objects: bool = False,
     ) -> None:  # fmt: skip
         self.writes = Writes()
+        self._admission = Admission(tiers.blocks, self.writes, is_way_on=has_objects)
         self.queue = queue
         self._tiers = tiers
         self._loads = loads
@@ -50,12 +52,19 @@ class Storing:
         """Have written what may be; what is not to be written gives its pages back, or stays in
         memory.
         """
+        admits = self._admission.judge(now_ns)
         unwritten = self.queue.send(
-            now_ns, self._loads.is_reading, self._tiers.arena_bytes, self.writes.is_wanted, effects
-        )
+            now_ns, self._loads.is_reading, self._tiers.arena_bytes,
+            lambda write: self.writes.is_wanted(write) and admits(write),
+            lambda write: self._admission.worth(write, now_ns), effects,
+        )  # fmt: skip
         for write in unwritten:
             block, _ = self.writes.end(write.block_id)
+            self._counts.num_blocks_refused += block.is_alive
             self._stay(block, write, now_ns)
+            kept = self._tiers.blocks.arena_only.get(block.key)
+            if block.is_alive and kept is not None:
+                kept.is_refused = True
             self._tiers.arenas[block.page_bytes].settle([block], effects)
 
     def write_again(self, arena: ArenaTier, blocks: list[ArenaBlock], now_ns: int) -> None:
@@ -67,7 +76,7 @@ class Storing:
         num_bytes = 0
         for block in blocks:
             write = memory.write_of(block.key)
-            if write is None or block.is_writing or not self._continues(block):
+            if write is None or block.is_writing or not self._admission.continues(block):
                 continue
             num_bytes += block.num_layers * block.page_bytes
             has_room = self._tiers.is_disk_larger or self._tiers.blocks.disk.has_room(num_bytes)
@@ -123,14 +132,6 @@ class Storing:
         if keys := self._tiers.blocks.set_expiry(owner, expiry_ns(expiry_s), now_ns):
             effects.append(TouchBlocks(keys, expiry_s))
         self._objects.set_expiry(owner, expiry_ns(expiry_s), now_ns)
-
-    def _continues(self, block: ArenaBlock) -> bool:
-        """Whether what is before a block is on disk, or will be."""
-        return (
-            block.depth == 0
-            or block.parent in self._tiers.blocks.disk
-            or self.writes.get(block.parent) is not None
-        )
 
     def _stay(
         self, block: ArenaBlock, write: DiskWrite, now_ns: int, expiry_s: int | None = None

@@ -211,7 +211,7 @@ class EngineCore:
         self.queue.add(turn)
         for owner in turn.request.announcements:
             self.announcements.withdraw(owner)
-            effects += self.stager.on_arrived(owner)
+            self.stager.on_arrived(owner)
         effects += self.adapters.use(turn.adapter, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 

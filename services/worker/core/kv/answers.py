@@ -5,7 +5,7 @@ thread that copies.
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, unpack_keys
 from shared.errors import MalformedMessage
-from shared.wire.messages import KvLeased, KvStaged, unpack_ints
+from shared.wire.messages import KvLeased, KvRenewed, KvStaged, unpack_ints
 
 PROMISE_MAX_NS = 3_600_000_000_000
 SPEED_MAX = 1e15  # bytes/s
@@ -36,10 +36,7 @@ def staged_blocks(
     Raises:
         MalformedMessage: the answer contradicts itself or the question.
     """
-    try:
-        known = unpack_keys(reply.keys) if keys is None else keys
-    except ValueError as error:
-        raise MalformedMessage(f"keys: {error}") from None
+    known = _keys(reply.keys, "keys") if keys is None else keys
     count = reply.num_blocks
     if not 0 <= count <= len(known):
         raise MalformedMessage(f"{count} blocks of {len(known)}")
@@ -68,6 +65,15 @@ def staged_blocks(
     )
 
 
+def gone_blocks(reply: KvRenewed) -> list[BlockKey]:
+    """Of which there is no copy below any more.
+
+    Raises:
+        MalformedMessage: they cannot be keys.
+    """
+    return _keys(reply.gone, "gone")
+
+
 def source_speed(bytes_per_s: float) -> float:
     """How fast pages are loaded, as the kvstore measured; 0: unknown.
 
@@ -77,6 +83,13 @@ def source_speed(bytes_per_s: float) -> float:
     if not 0.0 <= bytes_per_s <= SPEED_MAX:
         raise MalformedMessage(f"{bytes_per_s} bytes a second")
     return bytes_per_s
+
+
+def _keys(packed: str, name: str) -> list[BlockKey]:
+    try:
+        return unpack_keys(packed)
+    except ValueError as error:
+        raise MalformedMessage(f"{name}: {error}") from None
 
 
 def _pages(packed: str, num_arena_pages: int) -> list[int]:

@@ -77,6 +77,11 @@ class IdleGroups:
         self._order.add(number, now_ns, layer, expected_until_ns, kind=kind)
         self.num_candidates += len(blocks)
 
+    def make_whole(self, blocks: list[Block]) -> None:
+        """These of one group go whole from now on, and are a group of their own."""
+        used_at_ns, expected_until_ns = self._order.times_of(blocks[0].group)
+        self.add(blocks, used_at_ns, expected_until_ns, goes_whole=True)
+
     def is_expected(self, group: int, now_ns: int) -> bool:
         """Whether the group is of an expected session."""
         return self._order.is_expected(group, now_ns)

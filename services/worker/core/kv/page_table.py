@@ -28,8 +28,8 @@ class Block:
         refs: turns that run on it.
         backed: a copy exists below (or is not made): pages may be taken when `refs` is 0.
         times_given_up: how often copying it below failed, on the connection to a kvstore that is
-            `given_up_epoch`; 1 too if it was abandoned untried, for lack of room; 0: it has a copy,
-            or waits for its first.
+            `given_up_epoch`; 1 too if it was abandoned untried, for lack of room, or its copy is
+            gone; 0: it has a copy, or waits for its first.
         loading: how many pages are loading from the arena.
         is_late: a pass waited for some of those long enough: no pass waits for the rest.
         lost: a load failed; the block serves no new turn.

@@ -29,17 +29,14 @@ class PagePool(PageTable):
 
     Attributes:
         eviction: policy by which idle blocks give their pages.
-        is_cooperative: idle blocks of which there is a copy below stay until their pages are
-            needed; else they go at once, as without cooperative memory (SYMPHONY, section 4.5).
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
         num_takeable: pages of idle blocks.
-        num_unsafe: those of them that have no copy below, because it was abandoned.
+        num_unsafe: those of them that have no copy below: it was abandoned, or is gone.
         returns: learns what returns when.
     """
 
     eviction: EvictionName = "predicted"
-    is_cooperative: bool = True
     blocks: dict[BlockKey, Block] = field(default_factory=dict)
     forgotten: dict[int, Block] = field(default_factory=dict)
     num_takeable: int = 0
@@ -182,10 +179,13 @@ class PagePool(PageTable):
 
     def arrive(self, keys: list[BlockKey], num_here: int) -> None:
         """A user of this sequence is here; the first `num_here` of its blocks are, too."""
-        self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
+        if self.eviction == "predicted":
+            self.returns.arrive(keys, self._now_ns, found_in=((self._guard, num_here),))
 
     def leave(self, blocks: list[Block]) -> None:
         """A user ran on `blocks`, a sequence from its beginning, until now; `release` is next."""
+        if self.eviction != "predicted":
+            return
         keys = [block.key for block in blocks]
         kinds = self.returns.grow(keys, self._now_ns, guards=(self._guard,))
         for depth, block in enumerate(blocks):
@@ -215,6 +215,25 @@ class PagePool(PageTable):
             block.backed = True
         self.rest(fresh)
 
+    def on_copies_gone(self, keys: list[BlockKey]) -> None:
+        """There are no copies below of these any more: idle ones go whole, and what is only in part
+        here is of no use."""
+        by_group: dict[int, list[Block]] = {}
+        for key in keys:
+            block = self.blocks.get(key)
+            if block is None or not block.is_safe:
+                continue
+            if block.group and not self.is_whole(block):
+                self.drop(block)
+                continue
+            if block.group:
+                by_group.setdefault(block.group, []).append(block)
+                self.num_unsafe += block.num_present
+            block.times_given_up = 1
+        if self.eviction == "predicted":
+            for blocks in by_group.values():
+                self._idle.make_whole(blocks)
+
     def set_unbacked(self, block: Block) -> None:
         """A block whose copy below was abandoned is to have one after all."""
         assert block.backed, "it has no copy yet"
@@ -232,9 +251,6 @@ class PagePool(PageTable):
                 continue
             if not block.backed:
                 continue  # comes again when its write ends
-            if not self.is_cooperative:
-                self.drop(block)
-                continue
             if block.group == 0:
                 self._count_idle(block, block.num_present)
             idle.append(block)

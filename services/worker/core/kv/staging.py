@@ -328,26 +328,22 @@ class Stager:
         self.hold(staged.ticket)
         return effects
 
-    def on_arrived(self, owner: OwnerKey) -> list[Effect]:
+    def on_arrived(self, owner: OwnerKey) -> None:
         """A session's turn is here: what it needs will be its own, and the rest is anybody's."""
         for hint in self.hints.take_all(owner):
             self.pool.rest([self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks])
-        return [] if self.pool.is_cooperative else self._end_prefetches(owner)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
         not prefetched."""
-        return [*self.on_arrived(owner), *self._end_prefetches(owner)]
-
-    def _end_prefetches(self, owner: OwnerKey) -> list[Effect]:
+        self.on_arrived(owner)
         return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
-        """Start the prefetch loads for which there is spare room. Where the pool is not
-        cooperative, what was staged stays pinned in the arena until its turn is here."""
+        """Start the prefetch loads for which there is spare room."""
         self.pool.on_time(now_ns)
         effects = self._expire(now_ns)
-        if self.is_paused or not self.pool.is_cooperative:
+        if self.is_paused:
             return effects
         loads = PageGathering()
         while self._prefetches and self.flights.num_prefetching < PREFETCH_LOADS_MAX:

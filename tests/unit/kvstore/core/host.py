@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from services.kvstore.core import (
     Commit,
     DiskWrite,
-    DropMore,
+    DoMore,
     Effect,
     KvCore,
     Limits,
@@ -201,8 +201,8 @@ class Host:
                     (self.loads if peer is None else self.fetches[peer]).append(reads)
                 case WriteBlocks(writes):
                     self.writes += writes
-                case DropMore():
-                    self.perform(self.core.on_drop_more(self.now_ns))
+                case DoMore():
+                    self.perform(self.core.on_do_more(self.now_ns))
 
     def open(self, worker: WorkerId = WORKERS[0]) -> None:
         """As a new incarnation each time."""
@@ -335,10 +335,13 @@ class Host:
         worker: WorkerId = WORKERS[0],
         last_lease: int = 1,
         used: list[BlockKey] | None = None,
-    ) -> None:
+    ) -> list[BlockKey]:
+        """Blocks that are gone since the renewal before."""
         incarnation = self.incarnations[worker]
         event = Renew(worker, incarnation, tickets, PAGE_BYTES, leased, last_lease, used or [])
-        self.perform(self.core.on_renew(event, self.now_ns))
+        gone, effects = self.core.on_renew(event, self.now_ns)
+        self.perform(effects)
+        return gone
 
     def pass_time(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

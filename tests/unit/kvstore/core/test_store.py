@@ -1,5 +1,7 @@
 """The kvstore's decisions, one by one."""
 
+from typing import get_args
+
 import pytest
 
 from services.kvstore.core import (
@@ -69,6 +71,13 @@ def test_a_block_that_is_stored_gives_its_pages_back(host: Host) -> None:
     host.commit([(0, 0)], pages)
     assert not host.writes
     assert set(pages) <= set(host.arena.free_pages)
+
+
+def test_a_new_block_stands_behind_those_that_only_the_disk_has(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.evict_all()
+    host.commit(chain(0, 4)[2:], host.lease(2 * LAYERS))
+    assert [host.arena.blocks[key_of(0, index)].depth for index in (2, 3)] == [2, 3]
 
 
 def test_two_stages_share_the_pages_in_flight(host: Host) -> None:
@@ -181,6 +190,21 @@ def test_both_tiers_know_of_what_kind_a_sequence_is_that_a_turn_used(by: str) ->
         (kind,) = kinds_of(host, 0, 2)
         kinds.append(kind)
     assert len(set(kinds)) == len(kinds), "each has had one turn more"
+
+
+@pytest.mark.parametrize("by", ["stage", "use in a pool"])
+@pytest.mark.parametrize("eviction", get_args(EvictionName))
+def test_what_returns_is_learnt_where_the_order_of_eviction_uses_it(
+    eviction: EvictionName, by: str
+) -> None:
+    host = Host(eviction=eviction)
+    host.open()
+    host.store(chain(0, 2))
+    if by == "stage":
+        host.release(host.stage(0, 2).ticket)
+    else:
+        host.renew([], [], used=[key_of(0, 1)])
+    assert bool(host.core._returns._chains) == (eviction == "predicted")
 
 
 def kinds_of(host: Host, sequence: int, num_blocks: int) -> set[int]:

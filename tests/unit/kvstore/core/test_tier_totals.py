@@ -96,6 +96,23 @@ def test_where_no_worker_tells_when_turns_end(name: str) -> None:
     finds_as_much(found_by(tiers, name), 4 * ROOM, name)
 
 
+@pytest.mark.parametrize("name", ACCESS)
+@pytest.mark.parametrize(("arena", "disk"), [(2, 1), (1, 2), (2, 0)])
+def test_a_renewal_tells_of_every_block_that_no_tier_has_any_more(
+    arena: int, disk: int, name: str
+) -> None:
+    tiers = Tiers(arena * ROOM, disk * ROOM, eviction="predicted")
+    tiers.reports = False
+    core = tiers.core
+    for session, num_blocks, pause_ns in turns(name):
+        before = {*core.disk.keys, *tiers.arena.blocks}
+        tiers.now_ns += pause_ns
+        tiers.turn(session, num_blocks)
+        here, gone = {*core.disk.keys, *tiers.arena.blocks}, tiers.renew([], [])
+        assert before - here <= set(gone) and not here & set(gone)
+        assert tiers.renew([], []) == [], "once"
+
+
 @pytest.mark.parametrize(("arena", "disk"), [(10, 0), (1, 10), (10, 5), (5, 10)])
 def test_a_pass_over_more_than_the_largest_holds_finds_most_of_it(arena: int, disk: int) -> None:
     """By last use it finds nothing."""

@@ -50,6 +50,7 @@ from tests.unit.kvstore.peers.hosts import (
 )
 
 READY, MISSING, FAILED = LoadOutcome.READY, LoadOutcome.MISSING, LoadOutcome.FAILED
+MS = 1_000_000
 PAGE_BYTES = 300_000
 MUCH = Request(1, 0, PAGE_BYTES, 0, 60_000, [key(1)] * KEYS_MAX)  # 19 MB: no socket takes that
 
@@ -252,24 +253,24 @@ def test_pages_that_are_not_on_disk_come_from_the_arena(sender: Sender, tmp_path
 
 def test_a_budget_holds_back_what_comes_next() -> None:
     pace = Pace(1000.0)
-    assert pace.spend(500, now_s=10.0) == pytest.approx(0.5 - SAVED_S)
-    assert pace.spend(100, now_s=10.2) == pytest.approx(0.4 - SAVED_S)
-    assert pace.spend(100, now_s=99.0) == pytest.approx(0.1 - SAVED_S)
-    assert pace.most_at_once(1 << 20, now_s=99.2) == 100
+    assert pace.spend(500, now_ns=10000 * MS) == pytest.approx(0.5 - SAVED_S)
+    assert pace.spend(100, now_ns=10200 * MS) == pytest.approx(0.4 - SAVED_S)
+    assert pace.spend(100, now_ns=99000 * MS) == pytest.approx(0.1 - SAVED_S)
+    assert pace.most_at_once(1 << 20, now_ns=99200 * MS) == 100
     assert Pace(None).spend(1 << 60) == 0
     assert Pace(None).most_at_once(1 << 20) == 1 << 20
 
 
 def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
     """In a time of its own: each sends what it may, then pauses as it must."""
-    pace, now_s, num_bytes = Pace(1e9), 100.0, 0
-    wakes = [(now_s, number) for number in range(CONNECTIONS_MAX)]
-    while now_s < 110.0:
-        now_s, number = heapq.heappop(wakes)
-        sent = max(pace.most_at_once(1 << 30, now_s), PAGE_BYTES)
-        pause_s = pace.spend(sent, now_s)
+    pace, now_ns, num_bytes = Pace(1e9), 100_000 * MS, 0
+    wakes = [(now_ns, number) for number in range(CONNECTIONS_MAX)]
+    while now_ns < 110_000 * MS:
+        now_ns, number = heapq.heappop(wakes)
+        sent = max(pace.most_at_once(1 << 30, now_ns), PAGE_BYTES)
+        pause_s = pace.spend(sent, now_ns)
         assert pause_s < CLIENT_STALL_S * 0.6
-        heapq.heappush(wakes, (now_s + pause_s, number))
+        heapq.heappush(wakes, (now_ns + int(pause_s * 1e9), number))
         num_bytes += sent
     assert num_bytes == pytest.approx(10e9, rel=0.1)
 

@@ -1,6 +1,6 @@
 """What is dropped at once takes little time, and all of it goes."""
 
-from services.kvstore.core import DeleteBlocks, DropMore, Effect, FoundBlocks, KvCore, Limits
+from services.kvstore.core import DeleteBlocks, DoMore, Effect, FoundBlocks, KvCore, Limits
 from services.kvstore.core.disk.stored_block import StoredBlock
 from shared.blocks import BlockKey
 
@@ -24,20 +24,20 @@ def test_what_expires_at_once_goes_in_turns() -> None:
     kvstore = core()
     effects = kvstore.on_tick(106)
     seen = []
-    while DropMore() in effects:
-        assert effects.count(DropMore()) == 1
+    while DoMore() in effects:
+        assert effects.count(DoMore()) == 1
         seen.append(num_deleted(effects))
-        effects = kvstore.on_drop_more(106)
+        effects = kvstore.on_do_more(106)
     assert [*seen, num_deleted(effects)] == [3, 3, 3, 2]
     assert not len(kvstore.disk) and kvstore.counts.num_blocks_dropped == NUM
 
 
 def test_a_turn_is_asked_for_once_and_a_tick_goes_on_all_the_same() -> None:
     kvstore = core()
-    assert DropMore() in kvstore.on_tick(106)
+    assert DoMore() in kvstore.on_tick(106)
     left = []
     for _ in range(3):
-        assert DropMore() not in kvstore.on_tick(106)
+        assert DoMore() not in kvstore.on_tick(106)
         left.append(len(kvstore.disk))
     assert left == [5, 2, 0]
-    assert not kvstore.on_drop_more(106)
+    assert not kvstore.on_do_more(106)

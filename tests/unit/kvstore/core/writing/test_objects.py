@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.kvstore.core.base.backoff import RETRY_MAX_NS, RETRY_NS
-from services.kvstore.core.base.budget import BURST_NS, Budget
 from services.kvstore.core.base.effects import DropRuns, DropSession, Effect, SaveOutcome, SaveRun
 from services.kvstore.core.base.runs import BLOCKS_MAX, Run, named
 from services.kvstore.core.base.store_limits import Counts, Limits
@@ -173,17 +172,6 @@ def test_a_budget_is_kept() -> None:
     made.end(first)
     assert len(made.saves) == 1
     assert made.tick(SECOND), "a second was saved up, and three are owed"
-
-
-def test_a_budget_saves_up_no_more_than_its_burst() -> None:
-    budget = Budget(1e9)
-    assert budget.is_free(0)
-    budget.take(10 * BURST_NS, 1000 * BURST_NS)
-    assert not budget.is_free(1000 * BURST_NS + 9 * BURST_NS - 1)
-    assert budget.is_free(1000 * BURST_NS + 9 * BURST_NS)
-    free = Budget()
-    free.take(1 << 60, 0)
-    assert free.is_free(0)
 
 
 def test_a_write_that_fails_is_tried_again_ever_later() -> None:

@@ -7,8 +7,10 @@ from services.kvstore.core.base.store_limits import COPY_REST_NS, WAIT_NS
 from services.kvstore.core.writing.write_queue import (
     COPY_WAITING_BYTES,
     COPY_WAITS,
+    MUST,
     NEW_WAITING_BYTES,
     SENT_BYTES,
+    UNKNOWN,
     WriteQueue,
 )
 from shared.blocks import NO_PARENT, BlockKey
@@ -22,11 +24,15 @@ def write(number: int, parent: int | None = None, num_bytes: int = MIB) -> DiskW
     return DiskWrite(number, keys[0], keys[1], [0], "f", num_bytes // 2, [0, 1], [0, 0])
 
 
+def worth_one(_: DiskWrite) -> float:
+    return 1.0
+
+
 def sent(
     queue: WriteQueue, now_ns: int, *, is_reading: bool = False, dead: int | None = None
 ) -> list[int]:
     effects: list[Effect] = []
-    queue.send(now_ns, is_reading, 0, lambda each: each.block_id != dead, effects)
+    queue.send(now_ns, is_reading, 0, lambda each: each.block_id != dead, worth_one, effects)
     return [
         each.block_id
         for effect in effects
@@ -109,7 +115,7 @@ def test_a_budget_does_not_fill_the_arena() -> None:
     queue.add([write(number) for number in range(1, num_new + 3)], SECOND)
     queue.add_copies([write(number, num_bytes=8 * MIB) for number in range(100, 135)], SECOND)
     effects: list[Effect] = []
-    given_up = queue.send(2 * SECOND, False, 0, lambda each: True, effects)
+    given_up = queue.send(2 * SECOND, False, 0, lambda each: True, worth_one, effects)
     assert [
         [each.block_id for each in e.writes] for e in effects if isinstance(e, WriteBlocks)
     ] == [[1, 2]]
@@ -121,9 +127,10 @@ def test_a_large_arena_has_room_for_sessions_of_large_models() -> None:
     """One session of an 8B model is more than all that waits of a small one's."""
     queue, effects, num = WriteQueue(1.0), list[Effect](), 4 * COPY_WAITING_BYTES // (8 * MIB)
     queue.add_copies([write(number % 256, num_bytes=8 * MIB) for number in range(num)], 0)
-    assert not queue.send(0, False, 8 * 4 * COPY_WAITING_BYTES, lambda each: True, effects)
+    arena_bytes = 8 * 4 * COPY_WAITING_BYTES
+    assert not queue.send(0, False, arena_bytes, lambda each: True, worth_one, effects)
     assert len(queue) + sum(len(e.writes) for e in effects if isinstance(e, WriteBlocks)) == num
-    assert len(queue.send(0, False, 8 * 2 * COPY_WAITING_BYTES, lambda each: True, effects)) > 0
+    assert queue.send(0, False, arena_bytes // 2, lambda each: True, worth_one, effects)
 
 
 def test_a_stop_hands_over_everything() -> None:
@@ -134,3 +141,49 @@ def test_a_stop_hands_over_everything() -> None:
     queue.flush(lambda each: each.block_id != 7, effects)
     assert [len(effect.writes) for effect in effects if isinstance(effect, WriteBlocks)] == [198]
     assert not len(queue)
+
+
+@pytest.mark.parametrize(
+    ("worths", "parents", "given_up"),
+    [
+        ([3, 1, 2, 1, 3, 3], [None] * 6, [3, 1]),  # of equal ones the last that came
+        ([3, 1, 2, 2, 3, 3], [None, None, 1, None, None, None], [3, 2]),  # 1 leads to 2
+        ([1, 1, 3, 1, 3, 3], [None, 0, 1, 2, None, None], [3, 5]),
+        ([MUST, 1, MUST, MUST, MUST, MUST], [None] * 6, [1]),
+        ([3, UNKNOWN, 1, UNKNOWN, 2, UNKNOWN], [None] * 6, [2, 4]),
+    ],
+)
+def test_behind_a_slow_writer_what_is_worth_least_is_not_written(
+    worths: list[float], parents: list[int | None], given_up: list[int]
+) -> None:
+    """As many bytes may wait as four blocks have."""
+    queue, num_bytes = WriteQueue(0.0), NEW_WAITING_BYTES // 4
+    queue.add([write(200, num_bytes=SENT_BYTES)], 0)
+    assert sent(queue, 0) == [200]  # the writer has enough
+    queue.add([write(at, parent, num_bytes) for at, parent in enumerate(parents)], 0)
+    unwritten = queue.send(0, False, 0, lambda _: True, lambda each: worths[each.block_id], [])
+    assert [each.block_id for each in unwritten] == given_up
+    queue.on_written(200)
+    assert sent(queue, 0)[0] == min(set(range(6)) - set(given_up))
+
+
+def test_a_copy_does_not_wait_for_ever_behind_what_is_new() -> None:
+    queue = WriteQueue(0.0)
+    queue.add([write(200, num_bytes=SENT_BYTES)], 0)
+    queue.add_copies([write(1)], 0)
+    assert sent(queue, 0) == [200]
+    late_ns = COPY_WAITS * WAIT_NS
+    queue.add([write(2)], late_ns - WAIT_NS)
+    queue.add([write(3)], late_ns)
+    queue.on_written(200)
+    assert sent(queue, late_ns) == [2, 1, 3]
+
+
+@pytest.mark.parametrize(("worth", "share"), [(1.0, 8), (UNKNOWN, 2)])
+def test_more_may_wait_where_nothing_is_known_of_it(worth: float, share: int) -> None:
+    queue, arena_bytes = WriteQueue(0.0), 16 * NEW_WAITING_BYTES
+    queue.add([write(200, num_bytes=SENT_BYTES)], 0)
+    assert sent(queue, 0) == [200]
+    queue.add([write(at, num_bytes=arena_bytes // 32) for at in range(32)], 0)
+    unwritten = queue.send(0, False, arena_bytes, lambda _: True, lambda _: worth, [])
+    assert len(queue) == 32 - len(unwritten) == 32 // share

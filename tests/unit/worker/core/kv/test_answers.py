@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.worker.core.kv.answers import leased_pages, staged_blocks
+from services.worker.core.kv.answers import gone_blocks, leased_pages, staged_blocks
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import MalformedMessage
-from shared.wire.messages import KvLeased, KvStaged, pack_ints
+from shared.wire.messages import KvLeased, KvRenewed, KvStaged, pack_ints
 
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(3)]
 GOOD = KvStaged(
@@ -53,6 +53,13 @@ def test_pages_are_laid_out_by_layer() -> None:
 def test_an_answer_that_contradicts_itself_is_refused(bad: KvStaged) -> None:
     with pytest.raises(MalformedMessage):
         parse(bad)
+
+
+@pytest.mark.parametrize("keys", ["zz", "00"])
+def test_blocks_that_are_gone_and_no_keys_are_refused(keys: str) -> None:
+    assert gone_blocks(KvRenewed(gone=pack_keys(KEYS))) == KEYS
+    with pytest.raises(MalformedMessage, match="gone"):
+        gone_blocks(KvRenewed(gone=keys))
 
 
 @pytest.mark.parametrize("keys", ["zz", "00"])

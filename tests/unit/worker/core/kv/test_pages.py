@@ -114,16 +114,16 @@ def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
     assert take_pages(pool, 2) is not None
 
 
-def test_without_cooperation_nothing_stays_that_nobody_runs_on() -> None:
-    pool = PagePool(6, LAYERS, is_cooperative=False)
-    clean, dirty, shared = cached(pool, "clean"), cached(pool, "dirty"), cached(pool, "shared")
-    dirty.backed = False
-    pool.acquire(shared)
-    pool.release([clean, dirty, shared])
-    assert list(pool.blocks.values()) == [dirty, shared]
-    pool.set_backed([dirty])
-    pool.release([shared])
-    assert not pool.blocks and pool.num_free == pool.num_pages
+@pytest.mark.parametrize("at", ["its beginning", "its end"])
+@pytest.mark.parametrize("policy", get_args(EvictionName))
+def test_what_returns_is_learnt_where_the_policy_uses_it(policy: EvictionName, at: str) -> None:
+    pool = PagePool(2, LAYERS, policy)
+    block = cached(pool, "a")
+    if at == "its end":
+        pool.leave([block])
+    else:
+        pool.arrive([block.key], 0)
+    assert (pool.returns.kinds_of([block.key]) is not None) == (policy == "predicted")
 
 
 def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
@@ -135,6 +135,44 @@ def test_blocks_that_become_clean_together_give_their_high_layers_first() -> Non
     pool.set_backed(blocks)
     take_pages(pool, 2)
     assert [layers_left(pool, block) for block in blocks] == [[0], [0]]
+
+
+def test_blocks_whose_copies_are_gone_go_whole_and_as_old_as_they_are() -> None:
+    pool = PagePool(8, LAYERS)
+    old, new = [cached(pool, "a0"), cached(pool, "a1")], [cached(pool, "b0"), cached(pool, "b1")]
+    pool.release(old)
+    pool.on_time(1)
+    pool.release(new)
+    pool.on_time(2)
+    pool.on_copies_gone([old[1].key, new[1].key, BlockKey(b"unknown")])
+    assert pool.num_unsafe == 2 * LAYERS
+    seen = []
+    for _ in range(4):
+        take_pages(pool, 1)
+        seen.append([layers_left(pool, block) for block in (*old, *new)])
+    assert seen == [
+        [LOW, BOTH, BOTH, BOTH],
+        [LOW, BOTH, LOW, BOTH],
+        [NONE, BOTH, LOW, BOTH],
+        [NONE, NONE, LOW, BOTH],
+    ]
+
+
+def test_a_part_of_a_block_whose_copy_is_gone_is_dropped_unless_it_is_loading() -> None:
+    pool = PagePool(6, LAYERS)
+    part, loading = cached(pool, "a"), cached(pool, "b")
+    used = cached(pool, "c")
+    pool.release([part, loading])
+    take_pages(pool, 2)
+    pool.withdraw(loading)
+    loading.loading = 1
+    pool.on_copies_gone([part.key, loading.key, used.key])
+    assert list(pool.blocks.values()) == [loading, used] and pool.num_free == 1
+    pool.release([used])
+    assert pool.num_unsafe == pool.num_takeable == LAYERS
+    pool.set_unbacked(used)
+    pool.set_backed([used])
+    assert not used.is_safe, "until a copy was committed"
 
 
 @pytest.mark.parametrize("policy", get_args(EvictionName))
@@ -188,7 +226,7 @@ def test_pages_are_conserved(actions: list[tuple[int, int]], policy: EvictionNam
         block = blocks[choice % len(blocks)] if blocks else None
         if action == 0 and pool.num_available >= LAYERS:
             cached(pool, str(number)).backed = bool(choice % 2)
-        elif action == 1:
+        elif action == 1 and choice != 4:
             private += take_pages(pool, choice) or []
         elif action == 2:
             private += pool.take_idle(0, choice, choice % LAYERS)
@@ -201,6 +239,8 @@ def test_pages_are_conserved(actions: list[tuple[int, int]], policy: EvictionNam
             pool.release([block])
         elif block is not None and action == 3:
             pool.set_backed([block])
+        elif block is not None and action == 1 and choice == 4:
+            pool.on_copies_gone([block.key])
         elif block is not None and choice == 5:
             pool.acquire(block)
             if pool.num_available >= LAYERS - block.num_present:
@@ -215,6 +255,8 @@ def test_pages_are_conserved(actions: list[tuple[int, int]], policy: EvictionNam
         assert sorted([*pool._free_rows, *(b.row for b in held)]) == list(range(len(pool.table)))
         idle = [b for b in pool.blocks.values() if not b.refs and b.backed]
         assert pool.num_takeable == sum(b.num_present for b in idle)
+        assert pool.num_unsafe == sum(b.num_present for b in idle if not b.is_safe)
+        assert all(b.group for b in idle)
         assert all(b.num_present == LAYERS for b in pool.blocks.values() if b not in idle)
 
 

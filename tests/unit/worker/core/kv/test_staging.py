@@ -9,13 +9,12 @@ from services.worker.core.effects import (
     Prefetched,
     ReleaseTicket,
     StageSession,
-    StageTurn,
 )
 from services.worker.core.kv import staging
 from services.worker.core.kv.expecting import Expected
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
-from shared.owners import NO_OWNER, owner_key
+from shared.owners import NO_OWNER
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -255,27 +254,6 @@ class TestPrefetch:
         before = len(engine.effects)
         assert engine.step()[0].start == 12
         assert [layer for layer, _ in started(engine.effects[before:])] == [1, 1]
-
-    @pytest.mark.parametrize("why", ["arrived", "called back", "expired"])
-    def test_without_cooperation_it_stays_in_the_arena_until_its_turn_is_here(
-        self, why: str
-    ) -> None:
-        engine = Engine(new_core(num_blocks=8, is_cooperative=False))
-        engine.core.write_behind.connect(1)
-        (ask,) = announce(engine, SessionId("s"), expires_at_ns=500 * MS)
-        assert isinstance(ask, StageSession)
-        staged = staged_blocks(1, KEYS)
-        assert engine.core.on_session_staged(ask.number, staged, engine.now_ns) == []
-        assert engine.core.stager.holds(1)
-        if why == "arrived":
-            effects = engine.submit(new_turn("t", PROMPT, session_id=SessionId("s")))
-            assert [stage.keys for stage in of_kind(effects, StageTurn)] == [KEYS]
-        elif why == "called back":
-            effects = engine.core.on_unexpected(owner_key(DEFAULT_TENANT, SessionId("s")))
-        else:
-            effects = engine.core.stager.pump(500 * MS)
-        assert of_kind(effects, ReleaseTicket) == [ReleaseTicket(1)]
-        assert not engine.core.stager.holds(1) and not engine.core.pool.blocks
 
     def test_prefetches_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=4)

@@ -1,4 +1,4 @@
-"""GPU memory that does not cooperate: the paper's ablation (SYMPHONY, section 4.5)."""
+"""GPU KV pools of ablations and of systems that others have."""
 
 from heapq import heappop, heappush
 
@@ -7,8 +7,9 @@ from services.worker.core.kv.pages import PagePool
 
 
 class PinnedPool(PagePool):
-    """What was prefetched stays until its turn comes or its hint expires: running turns cannot take
-    those pages, and wait where there are no others."""
+    """Without cooperative memory (SYMPHONY, section 4.5): what was prefetched stays until its turn
+    comes or its hint expires. Running turns cannot take those pages, and wait where there are no
+    others."""
 
     def __post_init__(self) -> None:
         PagePool.__post_init__(self)
@@ -44,3 +45,21 @@ class PinnedPool(PagePool):
         super().rest(
             [each for each in blocks if not each.group and self.blocks.get(each.key) is each]
         )
+
+
+class RunningPool(PagePool):
+    """Without prefix cache: keeps the KV of running turns only, and what has no copy below yet.
+    Nothing is prefetched into it."""
+
+    def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
+        super().rest(blocks)
+        for block in blocks:
+            if block.group:
+                self.drop(block)
+
+    def take_idle(self, now_ns: int, count: int, layer: int) -> list[int]:
+        return []
+
+
+POOLS: dict[str, type[PagePool]] = {"cooperative": PinnedPool, "prefix-cache": RunningPool}
+"""By what a cluster is without."""
