@@ -225,9 +225,10 @@ def _check_load(worker: Worker) -> None:
     num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
     mixes: dict[ModelId, Mix] = {}
-    for turn in (*worker.turns.values(), *worker.peer_turns.values()):
-        model_id = turn.model_id or worker.only_model
-        mixes.setdefault(model_id, Mix()).add(turn.adapter, turn.target_ms)
+    for own in worker.turns.values():
+        mixes.setdefault(own.counted_in, Mix()).add(own.adapter, own.target_ms)
+    for other in worker.peer_turns.values():
+        mixes.setdefault(other.counted_in, Mix()).add(other.adapter, other.target_ms)
     for model_id, mix in worker.mixes.items():
         assert mix == mixes.get(model_id, Mix()), "adapters or targets are miscounted"
     expected = ExpectedTurns()

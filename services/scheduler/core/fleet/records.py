@@ -172,27 +172,25 @@ class Worker:
         return self.report.num_waiting_tokens + self.num_tokens_dispatched
 
     def room(self, model_id: ModelId) -> Room:
-        """Of one of its models; empty: of the only one."""
-        model_id = model_id or self.only_model
+        """Of one of its models."""
         if (room := self.rooms.get(model_id)) is None:
             room = self.rooms[model_id] = Room()
         return room
 
     def enter(self, turn: "Turn | PeerTurn") -> None:
         """A turn is there, which its room may have counted already."""
-        model_id = turn.model_id or self.only_model
-        if (mix := self.mixes.get(model_id)) is None:
-            mix = self.mixes[model_id] = Mix()
+        turn.counted_in = turn.model_id or self._only_model
+        if (mix := self.mixes.get(turn.counted_in)) is None:
+            mix = self.mixes[turn.counted_in] = Mix()
         mix.add(turn.adapter, turn.target_ms)
 
     def leave(self, turn: "Turn | PeerTurn") -> None:
         """A turn that entered is there no more."""
-        self.room(turn.model_id).give(turn.promise)
-        if (mix := self.mixes.get(turn.model_id or self.only_model)) is not None:
-            mix.remove(turn.adapter, turn.target_ms)
+        self.room(turn.counted_in).give(turn.promise)
+        self.mixes[turn.counted_in].remove(turn.adapter, turn.target_ms)
 
     @property
-    def only_model(self) -> ModelId:
+    def _only_model(self) -> ModelId:
         """The model that it has; empty: it has several."""
         models = self.report.models
         return models[0].model_id if len(models) == 1 else NO_MODEL
@@ -234,6 +232,7 @@ class Turn:
         awaited: the silent worker that it was alone on; whether that died decides about the turn.
         adapter: that it runs on, as far as is known; None: the base model.
         promise: what it takes of its worker.
+        counted_in: the model whose room and mix count it on its worker.
     """
 
     turn_id: TurnId
@@ -254,6 +253,7 @@ class Turn:
     awaited: Worker | None = None
     adapter: Adapter | None = None
     promise: Promise = NOTHING
+    counted_in: ModelId = NO_MODEL
 
     @property
     def model_id(self) -> ModelId:
@@ -286,6 +286,7 @@ class PeerTurn:
     model_id: ModelId = NO_MODEL
     promise: Promise = NOTHING
     target_ms: float | None = None
+    counted_in: ModelId = NO_MODEL
 
 
 @dataclass(frozen=True, slots=True)

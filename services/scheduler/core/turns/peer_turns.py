@@ -71,7 +71,7 @@ class PeerTurns:
         """What is not listed yet takes its room beside what the report counts."""
         for turn in worker.peer_turns.values():
             if turn.seen_seq < report.seq:
-                worker.room(turn.model_id).take(turn.promise)
+                worker.room(turn.counted_in).take(turn.promise)
 
     def on_ended(self, turn_id: TurnId) -> None:
         """Remove a peer's turn that has ended."""

@@ -171,7 +171,7 @@ class TurnTable:
         turn.submit = replace(submit, prompt="")
         if worker is not None:
             worker.enter(turn)
-            worker.room(turn.model_id).take(turn.promise)
+            worker.room(turn.counted_in).take(turn.promise)
 
     def raise_attempts(self, floor: int) -> None:
         """Raise the lowest attempt number."""

@@ -9,29 +9,23 @@ One that was on several lost workers without making a token runs alone (`quarant
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
-from math import ceil
 
 from services.scheduler.core.base.effects import (
     CancelTurn,
     CountTurn,
     Effect,
     FailTurn,
-    PlacementReason,
 )
-from services.scheduler.core.fleet.lengths import ReplyLengths
 from services.scheduler.core.fleet.mix import Adapter, adapter_named
 from services.scheduler.core.fleet.records import Ended, Turn, Worker
-from services.scheduler.core.fleet.room import Promise
-from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
-from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.context import TurnContext
+from services.scheduler.core.turns.dispatch import Dispatch
 from services.scheduler.core.turns.peer_turns import PeerTurns
+from services.scheduler.core.turns.promises import Promises
 from services.scheduler.core.turns.quarantine import Quarantine
-from services.scheduler.core.turns.queue_rates import QueueRates
 from services.scheduler.core.turns.reservations import Reservations
-from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
-from services.scheduler.core.turns.waiting import Rank
+from services.scheduler.core.turns.room_queue import RoomQueue
+from services.scheduler.core.turns.turn_table import TurnTable
 from shared.ids import ModelId, WorkerId
 from shared.wire.messages import TurnCancel, TurnEnd, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 from shared.wire.shards import Share
@@ -72,8 +66,9 @@ class Turns:
         self._table = TurnTable(context, attempt_floor=attempt_floor, on_room=self._on_room)
         self.peer_turns = PeerTurns(context, self._on_room)
         self._quarantine = Quarantine(context, self._table, self.peer_turns)
-        self._lengths = ReplyLengths()
-        self._queue_rates = QueueRates()
+        self._queue = RoomQueue(context, self._table)
+        self._promises = Promises()
+        self._dispatch = Dispatch(context, self._table, reservations, self._promises)
         self._with_room: dict[WorkerId, Worker] = {}  # workers on which waiting turns may fit
 
     @property
@@ -138,7 +133,7 @@ class Turns:
         turn = self._table.get(end.turn_id)
         if turn is not None and end.attempt >= turn.attempt:
             turn.attempt = end.attempt
-            self._lengths.learn(turn.model_id, end.num_generated)
+            self._promises.learn(turn, end)
             self._table.close(turn)
             self._out.append(CountTurn(end.reason))
 
@@ -162,30 +157,11 @@ class Turns:
         ]
         for turn in missed:
             turn.missed_by = worker
-        self._promise_again(worker, report)
+        self._promises.take_again(worker, report)
+        self.peer_turns.promise_again(worker, report)
         self._lose(missed, worker, now_ns)
         self._quarantine.on_report(worker)
         self._on_room(worker)
-
-    def _promise_again(self, worker: Worker, report: WorkerReport) -> None:
-        """Take room for what the report does not count: turns that it does not list yet, and what
-        is still to come of the replies of the others.
-        """
-        for turn in worker.turns.values():
-            room = worker.room(turn.model_id)
-            if turn.seen_seq < report.seq:
-                room.take(turn.promise)
-            elif (submit := turn.submit) is not None:
-                speeds = worker.speeds.get(submit.model_id, DEFAULT_SPEEDS)
-                num_tokens = self._lengths.remaining(
-                    submit.model_id, turn.num_generated, submit.max_tokens
-                )
-                num_used = submit.num_prompt_tokens + turn.num_generated
-                num_blocks = ceil((num_used + num_tokens) / speeds.block_tokens)
-                num_held = num_used // speeds.block_tokens + 1
-                room.grow(Promise(max(num_blocks - num_held, 0), num_tokens))
-                turn.promise = Promise(num_blocks, num_tokens)
-        self.peer_turns.promise_again(worker, report)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be unreachable: place its turns elsewhere."""
@@ -271,69 +247,14 @@ class Turns:
         elif self._quarantine.is_quarantined(turn):
             if not self._quarantine.start_alone(turn, submit, now_ns):
                 self._wait(turn, submit, now_ns)
-        elif self._is_behind(turn, submit):
+        elif self._queue.is_behind(turn, submit, now_ns):
             self._wait(turn, submit, now_ns)
         else:
-            self._place_beside(turn, submit, now_ns, avoid, among)
-
-    def _is_behind(self, turn: Turn, submit: TurnSubmit) -> bool:
-        """Whether others of the queue come first. One that runs already does not wait."""
-        first = self._table.waiting.first(submit.model_id)
-        return first is not None and first is not turn and submit.sent_to is None
-
-    def _place_beside(
-        self,
-        turn: Turn,
-        submit: TurnSubmit,
-        now_ns: int,
-        avoid: Worker | None,
-        among: Collection[Worker] | None,
-    ) -> None:
-        key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
-        is_first = turn.num_placements == 0
-        name = self._reservations.key_of(submit) if is_first else None
-        num_tokens = self._lengths.remaining(submit.model_id, turn.num_generated, submit.max_tokens)
-        demand = replace(Demand.of(submit), num_reply_tokens=num_tokens)
-        demand = self._reservations.with_prefix(name, demand)
-        reserved = self._reservations.peek(name, submit.model_id) if name else None
-        sent_to = self._fleet.get(submit.sent_to) if is_first and submit.sent_to else None
-        is_sent = sent_to is not None and sent_to.is_open and submit.model_id in sent_to.models
-        chosen: tuple[Worker, PlacementReason] | None
-        if reserved is not None and name is not None:
-            if not is_sent and not self._placer.has_room(reserved, demand):
+            did_wait = turn in self._table.waiting
+            if not self._dispatch.place(turn, submit, now_ns, avoid, among):
                 self._wait(turn, submit, now_ns)
-                return
-            self._reservations.take(name, submit.model_id)
-            is_there = sent_to is reserved
-            chosen = self._placer.keep_or_better(reserved, name, now_ns, demand, is_sent=is_there)
-            if chosen[0] is not reserved:
-                self._reservations.abandon(name, submit.model_id, reserved)
-        else:
-            chosen = self._placer.choose(
-                submit.model_id, key, now_ns, demand, avoid=avoid, among=among
-            )
-            if chosen is None and sent_to is not None and is_sent:
-                chosen = sent_to, "affinity"  # it runs there, or waits there
-            if chosen is None:
-                self._wait(turn, submit, now_ns)
-                return
-            if name is not None:
-                self._reservations.take(name, submit.model_id)
-        worker, reason = chosen
-        if turn in self._table.waiting:
-            self._queue_rates.on_admitted(submit.model_id, now_ns)
-        if sent_to is not None and sent_to is not worker:
-            self._cancel_sent(turn, sent_to)
-        is_expected = reserved is worker and name is not None and name != key
-        self._table.start(
-            turn,
-            submit,
-            worker,
-            reason if is_first else "replaced",
-            now_ns,
-            demand.promise(worker),
-            expected_as=name[1] if is_expected and name is not None else None,
-        )
+            elif did_wait:
+                self._queue.on_admitted(submit.model_id, now_ns)
 
     def _note_sent(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
         """The report of a turn that its frontend sent to the worker overtook the submit."""
@@ -342,11 +263,6 @@ class Turns:
         key = (submit.tenant, submit.session_id)
         reserved = self._reservations.take(key, submit.model_id, at=worker)
         self._table.note_arrival(submit, turn, worker, now_ns, is_reserved=reserved is worker)
-
-    def _cancel_sent(self, turn: Turn, worker: Worker) -> None:
-        """Cancel the attempt that a frontend sent to a worker which is not the turn's."""
-        sent = TurnRef(turn_id=turn.turn_id, attempt=SENT_ATTEMPT)
-        self._table.cancel_attempt(worker, sent)
 
     def _lose(self, turns: list[Turn], worker: Worker, now_ns: int) -> None:
         """Take lost turns from their worker and place them under higher attempts, elsewhere if
@@ -415,43 +331,11 @@ class Turns:
             return
         turn.waits_from_ns = now_ns
         is_alone = self._quarantine.is_quarantined(turn)
-        rank = None if is_alone else self._rank(turn, submit, now_ns)
-        if rank is not None and self._is_hopeless(turn, submit, rank, now_ns):
+        rank = None if is_alone else self._queue.rank(turn, submit, now_ns)
+        if rank is not None and self._queue.refuses(turn, submit, rank, now_ns):
             return
         self._table.wait(turn, submit, rank)
         self._wait_until(turn, now_ns + self._patience_ns(turn, submit))
-
-    def _rank(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> Rank:
-        """Its place in the queue. One that has begun before goes before all of its priority."""
-        until_ns = 0 if turn.num_placements else now_ns + self._queue_wait_ns(submit)
-        return -submit.priority, until_ns
-
-    def _is_hopeless(self, turn: Turn, submit: TurnSubmit, rank: Rank, now_ns: int) -> bool:
-        """Refuse a turn with a target that those before it will make it miss."""
-        if submit.slo_ttft_ms is None or turn.num_placements:
-            return False
-        wait_ns = self._wait_ns(submit.model_id)
-        if now_ns + wait_ns <= rank[1]:
-            return False
-        self._refuse_full(turn, submit, f"its turn would come in {wait_ns / 1e9:.1f} s")
-        return True
-
-    def _refuse_full(self, turn: Turn, submit: TurnSubmit, why: str) -> None:
-        wait_s = max(self._wait_ns(submit.model_id) / 1e9, 1.0)
-        message = f"all workers of this model are busy: {why}"
-        self._table.fail(turn, "overloaded", message, retry_after_s=wait_s)
-
-    def _wait_ns(self, model_id: ModelId) -> int:
-        """How long the next turn of a model's queue will wait, as far as can be said."""
-        num_before = self._table.waiting.num_queued(model_id)
-        return num_before * self._queue_rates.interval_ns(model_id)
-
-    def _queue_wait_ns(self, submit: TurnSubmit) -> int:
-        """How long a turn may wait for room."""
-        most_ns, target_ms = self._limits.queue_wait_ns, submit.slo_ttft_ms
-        if target_ms is None or not target_ms < most_ns / 1e6:
-            return most_ns
-        return int(max(target_ms, 0.0) * 1e6)
 
     def _patience_ns(self, turn: Turn, submit: TurnSubmit) -> int:
         if turn.awaited is not None:
@@ -460,7 +344,7 @@ class Turns:
             return self._limits.quarantine_wait_ns
         if not self._fleet.serving(submit.model_id):
             return self._limits.placement_wait_ns
-        return self._queue_wait_ns(submit)
+        return self._queue.wait_ns_max(submit)
 
     def _wait_until(self, turn: Turn, at_ns: int) -> None:
         turn.wait_until_ns = at_ns
@@ -482,11 +366,11 @@ class Turns:
             self._end_quarantine_wait(turn, submit, now_ns)
         elif turn.num_placements or now_ns < self._learning_until_ns:
             self._wait_until(turn, now_ns + RECHECK_NS)
-        elif now_ns < (until_ns := turn.waits_from_ns + self._queue_wait_ns(submit)):
+        elif now_ns < (until_ns := turn.waits_from_ns + self._queue.wait_ns_max(submit)):
             self._wait_until(turn, until_ns)
         else:
             waited_s = (now_ns - turn.waits_from_ns) / 1e9
-            self._refuse_full(turn, submit, f"it has waited for {waited_s:.1f} s")
+            self._queue.refuse(turn, submit, f"it has waited for {waited_s:.1f} s")
             self._admit_soon(submit.model_id)
 
     def _end_quarantine_wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:

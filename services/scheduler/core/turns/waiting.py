@@ -91,6 +91,10 @@ class WaitingTurns:
         of_model = self._by_model.get(model_id)
         return [] if of_model is None else list(of_model.alone.values())
 
+    def rank_of(self, turn: Turn) -> Rank:
+        """Of one that is in a queue."""
+        return self._by_model[turn.model_id].ranks[turn.turn_id][0]
+
     def num_queued(self, model_id: ModelId) -> int:
         """How many of a model are in its queue."""
         of_model = self._by_model.get(model_id)

@@ -111,7 +111,7 @@ def test_a_turn_waits_no_longer_than_its_target_or_the_limit() -> None:
         d = Driver(limits)
         full(d)
         d.submit("t", slo_ttft_ms=target_ms)
-        failed = []
+        failed: list[FailTurn] = []
         at_ns = d.now_ns
         while not failed:
             d.report("w1", *[(f"w1-{n}", 1) for n in range(HELD_MAX)], seats=SEATS,
