@@ -9,6 +9,7 @@ from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.promises import Promises
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
+from shared.ids import SessionId
 from shared.wire.messages import TurnRef, TurnSubmit
 
 
@@ -101,7 +102,7 @@ def _can_take(worker: Worker, submit: TurnSubmit) -> bool:
     return worker.is_open and submit.model_id in worker.models
 
 
-def _name_of_agent(name: SessionKey | None, submit: TurnSubmit) -> str | None:
+def _name_of_agent(name: SessionKey | None, submit: TurnSubmit) -> SessionId | None:
     """The name of a reservation that is not its session's."""
     is_agent = name is not None and name != (submit.tenant, submit.session_id)
     return name[1] if name is not None and is_agent else None
