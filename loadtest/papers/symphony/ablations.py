@@ -26,7 +26,7 @@ SHOWN = ["tpot_ms", "ttft_ms", "requests_per_s"]
 
 def measure(work: Work, effort: Effort) -> Results:
     """Ours, whole and without each part."""
-    users = effort.pick([64], [256], [256, 384])
+    users = effort.pick([64], [256, 384], [256, 384])
     systems = ["symphony", *(f"without {part}" for part in PARTS)]
     return sweep(work, effort, systems, users)
 
