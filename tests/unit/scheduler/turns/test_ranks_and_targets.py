@@ -72,15 +72,14 @@ def test_a_turn_goes_where_it_breaks_no_target_though_that_takes_longer() -> Non
 
 
 def test_a_turn_with_a_target_goes_where_it_is_met() -> None:
-    d = two_workers()
-    for number in range(6):
-        where(d, f"t{number}")
-    for number in (0, 2, 4):
-        d.end("w1", f"t{number}")
-        d.end("w2", f"t{number}")
-    held = {worker.worker_id: worker.num_turns for worker in d.workers()}
-    least = min(held, key=held.__getitem__)
-    assert where(d, "strict", slo_tpot_ms=10.0 + 0.5 * (held[least] + 1)) == least
+    """To the slower worker, since the other one's queue is shorter but its steps are too long."""
+    d = Driver(policy="cost")
+    d.report("w1", speeds=ModelSpeeds(model_id=M, token_ms=0.1, step_ms=20.0, row_ms=0.5))
+    d.report("w2", speeds=ModelSpeeds(model_id=M, token_ms=0.1, step_ms=10.0, row_ms=0.5),
+             waiting_tokens=60_000)  # fmt: skip
+    assert where(d, "patient") == "w1"
+    assert where(d, "strict", slo_tpot_ms=15.0) == "w2"
+    assert where(d, "hasty", slo_ttft_ms=500.0, slo_tpot_ms=30.0) == "w1"
 
 
 def test_alike_ranks_come_together_where_steps_take_as_long_as_the_largest() -> None:
@@ -96,9 +95,13 @@ def test_alike_ranks_come_together_where_steps_take_as_long_as_the_largest() -> 
 def test_one_adapter_is_read_once_where_steps_take_as_long_as_its_bytes() -> None:
     d = two_workers()
     a, b = (replace(adapter_of(name, 64), image_bytes=500_000_000) for name in "ab")
-    assert where(d, "a0", adapter=a) != where(d, "b0", adapter=b)
-    beside = {name: where(d, f"{name}1", adapter=ref) for name, ref in (("a", a), ("b", b))}
-    assert beside == {"a": "w1", "b": "w2"}
+    assert (where(d, "a0", adapter=a), where(d, "b0", adapter=b)) == ("w1", "w2")
+    d.report("w1", adapters="ab")  # so that neither has to be loaded
+    d.report("w2", adapters="ab")
+    for worker in d.workers():
+        worker.turns.clear()  # only what is read counts
+    assert where(d, "b1", adapter=b) == "w2"
+    assert where(d, "a1", adapter=a) == "w1"
 
 
 def test_fits_that_say_nothing_are_not_used() -> None:

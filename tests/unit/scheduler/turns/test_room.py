@@ -6,8 +6,9 @@ import pytest
 
 from services.scheduler.core import FailTurn, Limits
 from services.scheduler.core.fleet.lengths import ReplyLengths
-from shared.ids import ModelId
-from shared.wire.messages import ModelRoom
+from shared.ids import ModelId, TurnId, WorkerId
+from shared.wire.messages import ModelRoom, PlacedTurn, TurnsPlaced
+from shared.wire.shards import Share
 from tests.unit.scheduler.turns.driver import SECOND, Driver, failures, only, starts
 
 M = ModelId("m")
@@ -149,29 +150,73 @@ def test_a_turn_that_would_come_too_late_is_refused_at_once() -> None:
     assert not failures(d.submit("patient", slo_ttft_ms=30_000))
 
 
-def test_a_lost_turn_is_next_and_is_never_refused() -> None:
+def lose_one_worker() -> tuple[Driver, set[str]]:
+    """Of two full ones, while a turn waits; returns the lost turns."""
     d = Driver(Limits(learning_ns=0))
     full(d, "w1")
     lost = set(full(d, "w2"))
-    d.submit("waits")
+    d.submit("waits", slo_ttft_ms=20_000)
     d.report("w2", incarnation="b", seats=SEATS, room=room(HELD_MAX, free=0))
+    return d, lost
+
+
+def test_a_lost_turn_is_next() -> None:
+    d, lost = lose_one_worker()
+    d.end("w1", "w1-0")
+    assert starts(d.wake())[0][1] in lost, "before one that has waited longer"
+
+
+def test_a_lost_turn_is_never_refused() -> None:
+    d, lost = lose_one_worker()
     for _ in range(140):
         d.report("w1", *[(f"w1-{n}", 1) for n in range(HELD_MAX)], seats=SEATS,
                  room=room(HELD_MAX))  # fmt: skip
         d.report("w2", incarnation="b", seats=SEATS, room=room(HELD_MAX, free=0))
         failed = {effect.failed.turn_id for effect in only(FailTurn, d.wake(SECOND // 2))}
         assert not failed & lost
-    d.end("w1", "w1-0")
-    assert starts(d.wake())[0][1] in lost
 
 
-def test_a_turn_that_its_frontend_sent_stays_where_it_waits() -> None:
+@pytest.mark.parametrize("is_reserved", [True, False])
+def test_a_turn_that_its_frontend_sent_stays_where_it_waits(is_reserved: bool) -> None:
     d = Driver()
     d.report("w1", seats=SEATS, room=room())
-    d.expect("s")
+    if is_reserved:
+        d.expect("s")
     for number in range(HELD_MAX):
         d.submit(f"o{number}")
     assert [worker for worker, *_ in starts(d.submit("t", "s", sent_to="w1"))] == ["w1"]
+
+
+def test_what_a_report_frees_is_used_at_once() -> None:
+    d = Driver()
+    d.report("w1", ("o", 1), room=room(1, free=0, of=10))
+    assert not starts(d.submit("t", num_tokens=64, max_tokens=1))
+    effects = d.report("w1", ("o", 1), room=room(1, free=10, of=10))
+    assert [turn for _, turn, *_ in starts(effects + d.wake())] == ["t"]
+
+
+def test_the_next_one_is_tried_when_the_first_gives_up() -> None:
+    d = Driver()
+    d.report("w1", ("o", 1), room=room(1, free=3, of=10))
+    d.submit("large", num_tokens=500, max_tokens=1, slo_ttft_ms=100)
+    assert not starts(d.submit("small", num_tokens=60, max_tokens=1))
+    effects = d.wake(SECOND // 5)
+    assert failures(effects) == [("overloaded", 503)]
+    assert [turn for _, turn, *_ in starts(effects)] == ["small"]
+
+
+def test_what_a_peer_has_sent_takes_room() -> None:
+    shares = [Share(index, 2) for index in range(2)]
+    turn = next(f"t{n}" for n in range(99) if shares[0].has_turn(TurnId(f"t{n}")))
+    other = next(f"t{n}" for n in range(99) if shares[1].has_turn(TurnId(f"t{n}")))
+    for num_blocks in (2, 9):
+        d = Driver(share=shares[0])
+        d.report("w1", ("o", 1), room=room(1, free=10, of=10))
+        placed = PlacedTurn(
+            turn_id=TurnId(other), worker_id=WorkerId("w1"), model_id=M, num_blocks=num_blocks
+        )
+        d.note(d.core.on_turns_placed(TurnsPlaced(shard=1, turns=[placed]), d.now_ns))
+        assert bool(starts(d.submit(turn, num_tokens=100, max_tokens=1))) == (num_blocks == 2)
 
 
 def test_a_reserved_place_is_kept_while_its_turn_waits() -> None:
