@@ -178,7 +178,7 @@ class Worker:
         return room
 
     def enter(self, turn: "Turn | PeerTurn") -> None:
-        """A turn is there, which its room may have counted already."""
+        """A turn is there."""
         turn.counted_in = turn.model_id or self._only_model
         if (mix := self.mixes.get(turn.counted_in)) is None:
             mix = self.mixes[turn.counted_in] = Mix()
@@ -186,7 +186,9 @@ class Worker:
 
     def leave(self, turn: "Turn | PeerTurn") -> None:
         """A turn that entered is there no more."""
-        self.room(turn.counted_in).give(turn.promise)
+        if turn.room is not None:  # else the last report does not count it
+            turn.room.give(turn.promise)
+            turn.room = None
         self.mixes[turn.counted_in].remove(turn.adapter, turn.target_ms)
 
     @property
@@ -194,6 +196,11 @@ class Worker:
         """The model that it has; empty: it has several."""
         models = self.report.models
         return models[0].model_id if len(models) == 1 else NO_MODEL
+
+    def promise(self, turn: "Turn | PeerTurn", promise: Promise) -> None:
+        """A turn that entered takes so much of the room of its model."""
+        turn.promise, turn.room = promise, self.room(turn.counted_in)
+        turn.room.take(promise)
 
     def fits(self, model_id: ModelId, num_blocks: int) -> bool:
         """Whether a turn that needs so many blocks can begin there soon."""
@@ -232,7 +239,8 @@ class Turn:
         awaited: the silent worker that it was alone on; whether that died decides about the turn.
         adapter: that it runs on, as far as is known; None: the base model.
         promise: what it takes of its worker.
-        counted_in: the model whose room and mix count it on its worker.
+        room: of its worker, that counts it.
+        counted_in: the model whose mix counts it on its worker.
     """
 
     turn_id: TurnId
@@ -253,6 +261,7 @@ class Turn:
     awaited: Worker | None = None
     adapter: Adapter | None = None
     promise: Promise = NOTHING
+    room: Room | None = None
     counted_in: ModelId = NO_MODEL
 
     @property
@@ -286,6 +295,7 @@ class PeerTurn:
     model_id: ModelId = NO_MODEL
     promise: Promise = NOTHING
     target_ms: float | None = None
+    room: Room | None = None
     counted_in: ModelId = NO_MODEL
 
 

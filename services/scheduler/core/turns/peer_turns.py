@@ -71,7 +71,9 @@ class PeerTurns:
         """What is not listed yet takes its room beside what the report counts."""
         for turn in worker.peer_turns.values():
             if turn.seen_seq < report.seq:
-                worker.room(turn.counted_in).take(turn.promise)
+                worker.promise(turn, turn.promise)
+            else:
+                turn.room = worker.room(turn.counted_in)
 
     def on_ended(self, turn_id: TurnId) -> None:
         """Remove a peer's turn that has ended."""
@@ -134,7 +136,7 @@ class PeerTurns:
         )  # fmt: skip
         if not self._add(worker, placed.turn_id, turn):
             return
-        worker.room(model_id).take(promise)
+        worker.promise(turn, promise)
         if is_new:
             worker.num_tokens_dispatched += min(max(placed.num_tokens, 0), TOKENS_MAX)
 

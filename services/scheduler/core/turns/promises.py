@@ -30,16 +30,17 @@ class Promises:
         still to come of the replies of the others.
         """
         for turn in worker.turns.values():
-            room = worker.room(turn.counted_in)
             if turn.seen_seq < report.seq:
-                room.take(turn.promise)
-            elif (submit := turn.submit) is not None:
+                worker.promise(turn, turn.promise)
+                continue
+            turn.room = worker.room(turn.counted_in)
+            if (submit := turn.submit) is not None:
                 speeds = worker.speeds.get(submit.model_id, DEFAULT_SPEEDS)
                 num_left = self._num_left(turn, submit)
                 num_used = submit.num_prompt_tokens + turn.num_generated
                 num_blocks = ceil((num_used + num_left) / speeds.block_tokens)
                 num_held = num_used // speeds.block_tokens + 1
-                room.grow(Promise(max(num_blocks - num_held, 0), num_left))
+                turn.room.grow(Promise(max(num_blocks - num_held, 0), num_left))
                 turn.promise = Promise(num_blocks, num_left)
 
     def _num_left(self, turn: Turn, submit: TurnSubmit) -> float:

@@ -105,8 +105,7 @@ class TurnTable:
             and turn.attempt == SENT_ATTEMPT
         )
         self._assign(turn, worker, now_ns)
-        turn.promise = promise
-        worker.room(submit.model_id).take(promise)
+        worker.promise(turn, promise)
         # A later attempt continues after the tokens of earlier ones: it pulls the prompt.
         prompt = submit.prompt if not turn.attempt else ""
         if not is_sent:
@@ -171,7 +170,7 @@ class TurnTable:
         turn.submit = replace(submit, prompt="")
         if worker is not None:
             worker.enter(turn)
-            worker.room(turn.counted_in).take(turn.promise)
+            worker.promise(turn, turn.promise)
 
     def raise_attempts(self, floor: int) -> None:
         """Raise the lowest attempt number."""
