@@ -42,7 +42,7 @@ class ClusterOptions:
     gpus_per_worker: int = 1
     host_share: float = 1.0
     users: int = 1024
-    policy: str = "symphony"
+    policy: str = "cost"
     missed: float = 0.0
     spurious: float = 0.0
     priority_share: float = 0.0

@@ -1,7 +1,8 @@
 """How other systems place turns, to compare with (SYMPHONY, section 4, *Baseline Systems*).
 
 All run on the same simulated cluster (`loadtest.cluster`): what a system does not have is left
-unused, and nothing is made slower than it is in ours. They ignore hints, but for `Scatter`. What a
+unused, and nothing is made slower than it is in ours. They ignore hints, but for `Scatter`, and
+send a turn to its worker at once, where it may wait. What a
 system keeps only in the GPU KV pool is still written below; the writes run beside the steps and
 cost them little.
 """
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 from zlib import crc32
 
+from loadtest.policies.consolidate import Consolidate
+from loadtest.policies.rank_aware import RankAware
+from loadtest.policies.simple import FirstFit, MostIdle
 from services.scheduler.core import POLICIES, PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement.least_cost import LeastCost
 from services.scheduler.core.placement.policy import Demand, burden
-from services.scheduler.core.placement.symphony import Symphony
 
 HistoryFrom = Literal["any", "arena", "pool"]
 
@@ -44,6 +48,7 @@ class Balanced(PlacementPolicy):
     """
 
     hears_hints: ClassVar[bool] = False
+    waits_for_room: ClassVar[bool] = False
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
@@ -60,6 +65,7 @@ class Sticky(PlacementPolicy):
     """
 
     hears_hints: ClassVar[bool] = False
+    waits_for_room: ClassVar[bool] = False
     leaves_home: ClassVar[bool] = False
 
     def choose(
@@ -84,7 +90,7 @@ class Scatter(PlacementPolicy):
         ), "balance"
 
 
-class Home(Symphony):
+class Home(LeastCost):
     """Ours without its balance: a session stays where its first turn went."""
 
     leaves_home: ClassVar[bool] = False
@@ -110,4 +116,8 @@ SYSTEMS: dict[str, System] = {
     "migrate-sticky": System(Sticky, "arena", migrates=True),  # Llumnix with InferCept
     "remote": System(Balanced),  # LMCache
     "random": System(Scatter),
+    "rank-aware": System(RankAware),  # CaraServe
+    "consolidate": System(Consolidate),  # Punica
+    "most-idle": System(MostIdle),
+    "first-fit": System(FirstFit),
 }

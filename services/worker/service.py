@@ -347,6 +347,14 @@ class Worker:
                 [name for status in statuses.values() for name in status.adapters.resident]
             ),
             turns_running_max=self._config.turns_running_max,
+            rooms=[
+                status.pool.room(
+                    ModelId(name),
+                    self._runners[name].info.num_layers,
+                    self._runners[name].num_turns,
+                )
+                for name, status in statuses.items()
+            ],
             step_models=[
                 StepModelFit(model_id=ModelId(model_id), name=name, **asdict(model))
                 for model_id, status in statuses.items()

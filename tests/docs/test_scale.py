@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.core.placement.symphony import Symphony
+from services.scheduler.core.placement.least_cost import LeastCost
 from services.scheduler.core.turns.placer import WORKERS_OF_HOST_MAX
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
@@ -119,7 +119,7 @@ def test_a_deployment_of_640_is_counted_right() -> None:
 
 
 def test_a_decision_looks_at_as_many_workers_as_the_page_says() -> None:
-    num = Symphony.num_looked_at
+    num = LeastCost.num_looked_at
     assert num is not None
     assert f": {num + 1 + HOSTS_SENT_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
 

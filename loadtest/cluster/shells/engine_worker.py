@@ -32,6 +32,7 @@ from services.worker.core.effects import (
     TrimTicket,
 )
 from services.worker.core.engine.engine import EngineCore
+from services.worker.core.engine.status import status_of
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
@@ -221,12 +222,12 @@ class EngineWorker(Process):
         if not self.deployment.wires.has_connection(self):
             return
         self._num_reports += 1
-        core, pool, model = self.core, self.core.pool, self._model
+        core, model, status = self.core, self._model, status_of(self.core)
         card = ModelCard(
             model_id=model.model_id, source="", fingerprint=model.fingerprint,
             max_model_len=core.tokens_max, block_tokens=model.block_tokens, lora=LORA_CARD,
         )  # fmt: skip
-        num_free, num_clean = pool.num_free, pool.num_takeable
+        pool = status.pool
         report = WorkerReport(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -235,14 +236,16 @@ class EngineWorker(Process):
             state="ready",
             models=[card],
             turns=[*self.pulling.refs(), *core.refs()],
-            num_running=len(core.running),
-            num_waiting=len(core.waiting),
-            num_waiting_tokens=core.num_waiting_tokens,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+            num_waiting_tokens=status.num_waiting_tokens,
             num_pages=pool.num_pages,
-            num_pages_free=num_free,
-            num_pages_clean=num_clean,
-            num_pages_dirty=pool.num_pages - num_free - num_clean,
+            num_pages_free=pool.num_free,
+            num_pages_clean=pool.num_takeable,
+            num_pages_dirty=pool.num_pages - pool.num_free - pool.num_takeable,
             interval_ns=REPORT_EVERY_NS,
+            turns_running_max=core.limits.turns_running_max,
+            rooms=[pool.room(model.model_id, core.pool.num_layers, core.num_turns)],
             speeds=self._telling.next([core.speeds(model.model_id)]),
         )
         self.deployment.wires.send(self, WORKER_REPORT, report)

@@ -1,19 +1,20 @@
-"""The figures of CaraServe's single-server evaluation, measured on this machine's CPU."""
+"""The figures of CaraServe: single servers, measured on this machine's CPU, and placement."""
 
 from loadtest.papers.base import FigureSet
 from loadtest.papers.caraserve.fits import FIGURE_9
 from loadtest.papers.caraserve.loads import FIGURE_3
+from loadtest.papers.caraserve.placing import FIGURE_19
 from loadtest.papers.caraserve.popularity import FIGURE_12
 from loadtest.papers.caraserve.ranks import FIGURE_4
 from loadtest.papers.caraserve.starts import FIGURE_10, FIGURE_11, FIGURE_13
 
 INTRO = (
     "What is measured is described in [adapters.md](adapters.md). The paper's numbers are of 7B on "
-    "an NVIDIA A10, ours of the CPU that each figure names: compare how they grow and what is "
-    "faster than what, not milliseconds.\n\n"
-    "Left out: Figures 5, 14, 19, 20 and the left half of 3 (placement by rank, production "
-    "traces); 15 (two and four GPUs); 16 to 18 (helper processes beside a GPU); and 1, 2 and 6 to "
-    "8, which are drawings of a design."
+    "an NVIDIA A10, ours of the CPU that each figure names, or simulated: compare how they grow "
+    "and what is faster than what, not milliseconds.\n\n"
+    "Left out: Figures 14, 20 and the left half of 3 (production traces); 5, which is a test of "
+    "placement (`tests/unit/scheduler/turns/test_ranks_and_targets.py`); 15 (two and four GPUs); "
+    "16 to 18 (helper processes beside a GPU); and 1, 2 and 6 to 8, which are drawings of a design."
 )
 SET = FigureSet(
     name="caraserve",
@@ -27,6 +28,7 @@ SET = FigureSet(
         FIGURE_11,
         FIGURE_12,
         FIGURE_13,
+        FIGURE_19,
     ),
     is_timed=True,
 )

@@ -9,6 +9,7 @@ from loadtest.sim.timeline import SECOND
 from services.kvstore.core import ArenaBlock, KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
+from services.scheduler.core.fleet.mix import Mix
 from services.scheduler.core.fleet.records import ExpectedTurns, Worker
 from services.scheduler.core.jobs import JobsCore
 from services.tracker.core import TrackerCore
@@ -17,7 +18,7 @@ from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
-from shared.ids import WorkerId
+from shared.ids import ModelId, WorkerId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER
 from shared.wire.urgency import is_urgent
@@ -223,6 +224,13 @@ def _check_load(worker: Worker) -> None:
     num_urgent += sum(turn.is_urgent for turn in worker.peer_turns.values())
     num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
+    mixes: dict[ModelId, Mix] = {}
+    for own in worker.turns.values():
+        mixes.setdefault(own.counted_in, Mix()).add(own.adapter, own.target_ms)
+    for other in worker.peer_turns.values():
+        mixes.setdefault(other.counted_in, Mix()).add(other.adapter, other.target_ms)
+    for model_id, mix in worker.mixes.items():
+        assert mix == mixes.get(model_id, Mix()), "adapters or targets are miscounted"
     expected = ExpectedTurns()
     for each in held:
         expected.add(each.arrives_at_ns)

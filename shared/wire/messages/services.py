@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shared.ids import HostId, TenantId, TurnId, WorkerId
+from shared.ids import HostId, ModelId, TenantId, TurnId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +195,19 @@ class PlacedTurn:
 
     Attributes:
         num_tokens: of its prompt, that are likely to be computed.
+        num_blocks: that it will take of the model's pool.
+        model_id: None: not known.
     """
 
     turn_id: TurnId
     worker_id: WorkerId
+    model_id: ModelId | None = None
+    num_blocks: int = 0
     num_tokens: int = 0
     is_urgent: bool = False
     adapter_hash: str = ""
+    lora_rank: int = 0
+    slo_tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,7 @@ class TurnSubmit:
     frontend_id: FrontendId
     model_id: ModelId
     num_prompt_tokens: int
+    max_tokens: int = 0  # of the reply; 0: not known
     attempt: int = 1  # highest attempt the frontend has seen; 1 on first submit
     tenant: TenantId = DEFAULT_TENANT
     session_id: SessionId | None = None
@@ -184,6 +185,7 @@ class TurnEnd:
     turn_id: TurnId
     attempt: int
     reason: FinishReason
+    num_generated: int = 0  # tokens of all attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

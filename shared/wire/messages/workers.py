@@ -75,6 +75,22 @@ class ModelSpeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoom:
+    """What one model's turns find on a worker.
+
+    Attributes:
+        num_turns: of that model that are held there, running or waiting.
+        num_blocks_free: that turns to come can take, evicting what is idle: less than 0 if the
+            turns that wait there will take more than there is.
+    """
+
+    model_id: ModelId
+    num_turns: int = 0
+    num_blocks: int = 0  # of the GPU KV pool; 0: not known
+    num_blocks_free: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """Heartbeat: the whole state a scheduler needs, so that a new scheduler rebuilds its view from
     reports alone.
@@ -104,6 +120,7 @@ class WorkerReport:
     fences: list[LeadershipFence] = field(default_factory=list)
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first
     turns_running_max: int = 0  # in one step of a model; 0: not known
+    rooms: list[ModelRoom] = field(default_factory=list)
     step_models: list[StepModelFit] = field(default_factory=list)
     speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as reported last
 

@@ -32,13 +32,13 @@ def test_a_policy_of_load_tests_alone_ends_the_start(
     gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", gone)
-    with pytest.raises(ConfigError, match=f"SYMPHONY_SCHEDULER_POLICY='{gone}'.*symphony, balance"):
+    with pytest.raises(ConfigError, match=f"SYMPHONY_SCHEDULER_POLICY='{gone}'.*cost, balance"):
         load_config(SchedulerConfig)
 
 
 def test_a_placement_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     own = "services.scheduler.core.placement.balance:Balance"
-    for policy in ("symphony", "balance", own):
+    for policy in ("cost", "balance", own):
         monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", policy)
         assert load_config(SchedulerConfig).scheduler_policy == policy
     for policy, reason in (("no.where:Policy", "no"), ("builtins:str", "makes a str")):

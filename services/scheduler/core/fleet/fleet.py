@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from services.scheduler.core.fleet.fleet_limits import Limits
 from services.scheduler.core.fleet.kinds import Kinds, Steps
 from services.scheduler.core.fleet.records import NO_MODELS, Worker
-from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS, Speeds, reported_steps
+from services.scheduler.core.fleet.room import Room
+from services.scheduler.core.fleet.speeds import (
+    DEFAULT_SPEEDS,
+    Speeds,
+    reported_lora_steps,
+    reported_steps,
+)
 from shared.ids import HostId, ModelId, WorkerId
 from shared.wire.messages import ModelSpeeds, WorkerReport, unpack_hashes
 
@@ -90,10 +96,12 @@ class Fleet:
             self._set_models(worker, NO_MODELS)  # it is indexed by its old host
         worker.report = report
         self._learn_speeds(worker, report)
+        worker.lora_steps = worker.lora_steps | reported_lora_steps(report.step_models)
         worker.reported_at_ns = now_ns
         worker.alive = True
         worker.is_probed = False
         worker.num_tokens_dispatched = 0
+        worker.rooms = {room.model_id: Room.of(room) for room in report.rooms}
         named = frozenset(card.model_id for card in report.models)
         self._models_known |= named
         before = worker.models

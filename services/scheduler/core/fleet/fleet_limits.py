@@ -16,6 +16,7 @@ class Limits:
             report intervals.
         forget_after_ns: silence after which a dead worker is forgotten.
         placement_wait_ns: how long a turn waits for a worker that serves its model.
+        queue_wait_ns: how long a turn waits at most for a worker that has room for it.
         quarantine_wait_ns: how long a quarantined turn waits for a worker without turns before one
             is emptied for it.
         proof_wait_ns: how long a quarantined turn whose worker fell silent waits for the proof that
@@ -37,6 +38,7 @@ class Limits:
     dead_after_ns: int = 5 * SECOND_NS // 2
     forget_after_ns: int = 60 * SECOND_NS
     placement_wait_ns: int = 15 * SECOND_NS
+    queue_wait_ns: int = 60 * SECOND_NS
     quarantine_wait_ns: int = 5 * SECOND_NS
     proof_wait_ns: int = 12 * SECOND_NS
     affinity_ns: int = 600 * SECOND_NS

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.fleet.kinds import Steps
-from services.scheduler.core.fleet.speeds import Speeds
+from services.scheduler.core.fleet.mix import Adapter, Mix
+from services.scheduler.core.fleet.room import NOTHING, Promise, Room
+from services.scheduler.core.fleet.speeds import LoraStep, Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.wire.messages import (
     AdapterRef,
@@ -74,6 +76,7 @@ class ExpectedTurns:
 
 SessionKey = tuple[TenantId, SessionId]
 
+NO_MODEL = ModelId("")
 NO_MODELS: frozenset[ModelId] = frozenset()
 NO_ADAPTERS: frozenset[str] = frozenset()
 
@@ -106,6 +109,9 @@ class Worker:
         is_probed: a probe was sent since its last report.
         watch_at_ns: when its silence is next checked.
         num_tokens_dispatched: prompt tokens sent since the last report.
+        rooms: of each model whose turns it has or reports.
+        mixes: of each model whose turns it has.
+        lora_steps: by model, what adapters add to its steps.
         retired: incarnations that ended; their late reports are void.
         isolation: whether it is kept for one quarantined turn.
         losses: turns that it had when it fell silent; empty once it reports again.
@@ -125,6 +131,9 @@ class Worker:
     is_probed: bool = False
     watch_at_ns: int = -1
     num_tokens_dispatched: int = 0
+    rooms: dict[ModelId, Room] = field(default_factory=dict)
+    mixes: dict[ModelId, Mix] = field(default_factory=dict)
+    lora_steps: dict[ModelId, LoraStep] = field(default_factory=dict)
     turns: dict[TurnId, "Turn"] = field(default_factory=dict)
     reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
@@ -162,12 +171,47 @@ class Worker:
         """Prompt tokens that are computed before those of a new turn."""
         return self.report.num_waiting_tokens + self.num_tokens_dispatched
 
+    def room(self, model_id: ModelId) -> Room:
+        """Of one of its models."""
+        if (room := self.rooms.get(model_id)) is None:
+            room = self.rooms[model_id] = Room()
+        return room
+
+    def enter(self, turn: "Turn | PeerTurn") -> None:
+        """A turn is there."""
+        turn.counted_in = turn.model_id or self._only_model
+        if (mix := self.mixes.get(turn.counted_in)) is None:
+            mix = self.mixes[turn.counted_in] = Mix()
+        mix.add(turn.adapter, turn.target_ms)
+
+    def leave(self, turn: "Turn | PeerTurn") -> None:
+        """A turn that entered is there no more."""
+        if turn.room is not None:  # else the last report does not count it
+            turn.room.give(turn.promise)
+            turn.room = None
+        self.mixes[turn.counted_in].remove(turn.adapter, turn.target_ms)
+
+    @property
+    def _only_model(self) -> ModelId:
+        """The model that it has; empty: it has several."""
+        models = self.report.models
+        return models[0].model_id if len(models) == 1 else NO_MODEL
+
+    def promise(self, turn: "Turn | PeerTurn", promise: Promise) -> None:
+        """A turn that entered takes so much of the room of its model."""
+        turn.promise, turn.room = promise, self.room(turn.counted_in)
+        turn.room.take(promise)
+
+    def fits(self, model_id: ModelId, num_blocks: int) -> bool:
+        """Whether a turn that needs so many blocks can begin there soon."""
+        room = self.rooms.get(model_id)
+        return room is None or room.fits(num_blocks, self.report.turns_running_max)
+
     def holds(self, adapter_hash: str) -> bool:
         """Whether it has an adapter, or will: a turn that uses it is there or expected soon."""
         return (
             adapter_hash in self.adapters
-            or any(turn.adapter_hash == adapter_hash for turn in self.turns.values())
-            or any(turn.adapter_hash == adapter_hash for turn in self.peer_turns.values())
+            or any(mix.has(adapter_hash) for mix in self.mixes.values())
             or any(
                 held.adapter_hash == adapter_hash and not held.is_far
                 for held in self.reservations.values()
@@ -193,7 +237,10 @@ class Turn:
         missed_by: a worker that reports but lacks the attempt that was sent to it: it may receive
             nothing.
         awaited: the silent worker that it was alone on; whether that died decides about the turn.
-        adapter_hash, lora_rank: of its adapter, as far as is known; empty and 0: no adapter.
+        adapter: that it runs on, as far as is known; None: the base model.
+        promise: what it takes of its worker.
+        room: of its worker, that counts it.
+        counted_in: the model whose mix counts it on its worker.
     """
 
     turn_id: TurnId
@@ -212,8 +259,20 @@ class Turn:
     num_unproven: int = 0
     missed_by: Worker | None = None
     awaited: Worker | None = None
-    adapter_hash: str = ""
-    lora_rank: int = 0
+    adapter: Adapter | None = None
+    promise: Promise = NOTHING
+    room: Room | None = None
+    counted_in: ModelId = NO_MODEL
+
+    @property
+    def model_id(self) -> ModelId:
+        """Empty: not known."""
+        return NO_MODEL if self.submit is None else self.submit.model_id
+
+    @property
+    def target_ms(self) -> float | None:
+        """For the time between its tokens."""
+        return None if self.submit is None else self.submit.slo_tpot_ms
 
     @property
     def ref(self) -> TurnRef:
@@ -227,11 +286,17 @@ class PeerTurn:
 
     Attributes:
         seen_seq: the worker's report that last listed it, or the last one before it was announced.
+        model_id: empty: not known.
     """
 
     seen_seq: int
-    adapter_hash: str = ""
+    adapter: Adapter | None = None
     is_urgent: bool = False
+    model_id: ModelId = NO_MODEL
+    promise: Promise = NOTHING
+    target_ms: float | None = None
+    room: Room | None = None
+    counted_in: ModelId = NO_MODEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,23 @@
 """How fast a worker is with a model: as reported, or a typical value."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from services.scheduler.core.fleet.kinds import Steps
+from services.scheduler.core.fleet.mix import LoraUnits
 from shared.blocks import BLOCK_TOKENS
-from shared.ids import HostId
+from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS, is_objects
-from shared.wire.messages import ModelSpeeds
+from shared.wire.messages import ModelSpeeds, StepModelFit
 
 N = TypeVar("N", int, float)
 
 PEERS_MAX = 64
+FITS_MAX = 1024  # of one report
+R2_MIN = 0.3  # of a fit that is used
+UNIT_NS_MAX = 1e9
 # Figures outside of these bands are ignored as implausible.
 MS_BAND = (1e-4, 1e4)  # of a step, or of what adds to it
 BYTES_PER_S_BAND = (1e5, 1e13)
@@ -78,6 +82,35 @@ class Speeds:
 
 
 DEFAULT_SPEEDS = Speeds()
+
+
+class LoraStep(NamedTuple):
+    """What adapters add to a step: so much for each unit of the model of this name
+    (`mix.LoraUnits`).
+    """
+
+    name: str
+    unit_ms: float
+
+    def ms(self, units: LoraUnits) -> float:
+        """Of a step with these."""
+        added: float = self.unit_ms * getattr(units, self.name)
+        return added
+
+
+GUESSED_LORA = LoraStep("distinct", 1e-9)  # images are read at 1 TB/s
+
+
+def reported_lora_steps(fits: Iterable[StepModelFit]) -> dict[ModelId, LoraStep]:
+    """By model, that which explains most of the steps' differences, of those that explain some."""
+    best: dict[ModelId, tuple[float, LoraStep]] = {}
+    for fit in islice(fits, FITS_MAX):
+        is_good = R2_MIN <= fit.r2 <= 1 and 0 < fit.unit_ns <= UNIT_NS_MAX
+        if is_good and fit.name in LoraUnits._fields:
+            known = best.get(fit.model_id)
+            if known is None or fit.r2 > known[0]:
+                best[fit.model_id] = fit.r2, LoraStep(fit.name, fit.unit_ns / 1e6)
+    return {model_id: step for model_id, (_, step) in best.items()}
 
 
 def reported_steps(reported: ModelSpeeds) -> Steps | None:

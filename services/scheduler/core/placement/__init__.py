@@ -1,13 +1,13 @@
 """Placement policies by name."""
 
 from services.scheduler.core.placement.balance import Balance
+from services.scheduler.core.placement.least_cost import LeastCost
 from services.scheduler.core.placement.policy import Demand, PlacementPolicy
-from services.scheduler.core.placement.symphony import Symphony
 
-DEFAULT_POLICY = "symphony"
+DEFAULT_POLICY = "cost"
 POLICIES: dict[str, type[PlacementPolicy]] = {
-    DEFAULT_POLICY: Symphony,
+    DEFAULT_POLICY: LeastCost,
     "balance": Balance,
 }
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "Balance", "Demand", "PlacementPolicy", "Symphony"]
+__all__ = ["DEFAULT_POLICY", "POLICIES", "Balance", "Demand", "LeastCost", "PlacementPolicy"]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.scheduler.core.fleet.kinds import Steps
+from services.scheduler.core.fleet.lengths import GUESSED_TOKENS
 
-DECODE_TOKENS = 200  # of an answer, whose length is unknown in advance
+BROKEN_MS = 10_000.0  # for a target that would be missed, the turn's own or another's
 HIDDEN_SHARE = 0.05  # of a transfer that costs even if hidden, since links are shared
 
 
@@ -23,6 +24,9 @@ class TurnWork:
 
     Attributes:
         num_rows: turns that will decode beside it.
+        num_tokens: of its reply.
+        num_tokens_beside: that those turns still have to make, each in the mean.
+        lora_ms: what adapters add to a step without it, and with it.
         num_seats: most turns in one step; 0: unknown.
         num_waiting_tokens: prompt tokens that are computed before its own.
         num_new_tokens: of its prompt, without its history.
@@ -33,6 +37,9 @@ class TurnWork:
     """
 
     num_rows: float = 0.0
+    num_tokens: float = GUESSED_TOKENS
+    num_tokens_beside: float = GUESSED_TOKENS
+    lora_ms: tuple[float, float] = (0.0, 0.0)
     num_seats: int = 0
     num_waiting_tokens: float = 0.0
     num_new_tokens: float = 0.0
@@ -49,7 +56,8 @@ class Cost(NamedTuple):
     prompt_ms: for the new part of its prompt.
     decode_ms: for all further tokens.
     others_ms: total additional delay of the turns beside it.
-    total_ms: the sum.
+    steps_ms: of a step without it, and with it.
+    broken_ms: for targets that would be missed.
     """
 
     queue_ms: float
@@ -57,7 +65,18 @@ class Cost(NamedTuple):
     prompt_ms: float
     decode_ms: float
     others_ms: float
-    total_ms: float
+    steps_ms: tuple[float, float]
+    broken_ms: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """The sum."""
+        return self.ttft_ms + self.decode_ms + self.others_ms + self.broken_ms
+
+    @property
+    def ttft_ms(self) -> float:
+        """Until its first token."""
+        return self.queue_ms + self.kv_ms + self.prompt_ms
 
 
 def cost_of(steps: Steps, work: TurnWork) -> Cost:
@@ -70,14 +89,15 @@ def cost_of(steps: Steps, work: TurnWork) -> Cost:
     (0.0, 130)
     """
     token_ms, row_ms, num_rows = steps.token_ms, steps.row_ms, work.num_rows
-    step_ms = steps.step_ms + row_ms * num_rows
+    step_ms = steps.step_ms + row_ms * num_rows + work.lora_ms[0]
+    longer_ms = row_ms + work.lora_ms[1] - work.lora_ms[0]
     queue_ms = max(work.num_waiting_tokens * token_ms - work.ahead_ms, 0.0)
     if num_rows:
         queue_ms += step_ms  # the step that runs now
     if work.num_seats and num_rows >= work.num_seats:
         num_before = num_rows - work.num_seats + 1
-        full_ms = steps.step_ms + row_ms * work.num_seats
-        queue_ms += num_before / work.num_seats * DECODE_TOKENS * full_ms
+        full_ms = steps.step_ms + row_ms * work.num_seats + work.lora_ms[1]
+        queue_ms += num_before / work.num_seats * work.num_tokens_beside * full_ms
     kv_ms, num_computed = work.fetch_ms, work.num_new_tokens
     if work.fetch_ms:
         kv_ms = HIDDEN_SHARE * work.fetch_ms + max(work.fetch_ms - work.ahead_ms, 0.0)
@@ -86,7 +106,7 @@ def cost_of(steps: Steps, work: TurnWork) -> Cost:
             kv_ms, num_computed = recompute_ms, num_computed + work.num_history_tokens
     kv_ms += max(work.adapter_ms - work.ahead_ms, 0.0)
     prompt_ms = work.num_new_tokens * token_ms
-    decode_ms = DECODE_TOKENS * (step_ms + row_ms)
-    others_ms = num_rows * (num_computed * token_ms + DECODE_TOKENS * row_ms)
-    total_ms = queue_ms + kv_ms + prompt_ms + decode_ms + others_ms
-    return Cost(queue_ms, kv_ms, prompt_ms, decode_ms, others_ms, total_ms)
+    decode_ms = work.num_tokens * (step_ms + longer_ms)
+    others_ms = num_rows * (num_computed * token_ms + work.num_tokens_beside * longer_ms)
+    with_it_ms = step_ms, step_ms + longer_ms
+    return Cost(queue_ms, kv_ms, prompt_ms, decode_ms, others_ms, with_it_ms)

@@ -2,17 +2,19 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import ClassVar
 
 from services.scheduler.core.base.effects import PlacementReason
 from services.scheduler.core.fleet.fleet_limits import Limits
-from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.fleet.lengths import GUESSED_TOKENS
+from services.scheduler.core.fleet.records import NO_MODEL, Worker
+from services.scheduler.core.fleet.room import Promise
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from shared.ids import HostId, ModelId
 from shared.locations import known_places, worth_keeping
 from shared.wire.messages import AdapterRef, TurnSubmit
 from shared.wire.urgency import is_urgent
-
-NO_MODEL = ModelId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class Demand:
 
     Attributes:
         num_prompt_tokens: 0: unknown yet.
+        max_tokens: of its reply; 0: unknown.
+        num_reply_tokens: that it will probably make.
         slo_ttft_ms: target for the time to the first token; None: the deployment's default.
         slo_tpot_ms: target for the mean time between further tokens; None: none.
         kv_at: leading blocks of its session on the disks of hosts, as far as its frontend found.
@@ -35,6 +39,8 @@ class Demand:
     model_id: ModelId = NO_MODEL
     adapter: AdapterRef | None = None
     num_prompt_tokens: int = 0
+    max_tokens: int = 0
+    num_reply_tokens: float = GUESSED_TOKENS
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
@@ -52,6 +58,7 @@ class Demand:
             model_id=submit.model_id,
             adapter=submit.adapter,
             num_prompt_tokens=submit.num_prompt_tokens,
+            max_tokens=submit.max_tokens,
             slo_ttft_ms=submit.slo_ttft_ms,
             slo_tpot_ms=submit.slo_tpot_ms,
             kv_at=known_places(worth_keeping(submit.kv_at)),
@@ -59,18 +66,34 @@ class Demand:
             is_urgent=is_urgent(submit.priority),
         )
 
+    def promise(self, worker: Worker) -> Promise:
+        """What the turn takes of this worker."""
+        speeds = worker.speeds.get(self.model_id, DEFAULT_SPEEDS)
+        num_tokens = self.num_prompt_tokens + self.num_reply_tokens
+        num_blocks = ceil(num_tokens / speeds.block_tokens)
+        adapter = self.adapter
+        if adapter is not None and not worker.holds(adapter.adapter_hash):
+            num_blocks += ceil(max(adapter.image_bytes, 0) / speeds.block_bytes)
+        return Promise(num_blocks, self.num_reply_tokens)
+
+    def fits(self, worker: Worker) -> bool:
+        """Whether the turn can begin there soon."""
+        return worker.fits(self.model_id, self.promise(worker).num_blocks)
+
 
 class PlacementPolicy:
     """Chooses among workers that can all take the turn.
 
     Attributes:
         hears_hints: announced turns get reservations and prefetches.
+        waits_for_room: a turn that fits no worker waits in the scheduler.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
         num_looked_at: number of workers that are enough to choose among, beside those near the
             session's history; None: all workers.
     """
 
     hears_hints: ClassVar[bool] = True
+    waits_for_room: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
     num_looked_at: ClassVar[int | None] = None
 

@@ -21,7 +21,7 @@ _BOUNDS: dict[type, dict[str, tuple[int, int]]] = {
         "num_pages_clean": (0, PAGES_MAX),
         "interval_ns": (0, INTERVAL_MAX_NS),
     },
-    TurnSubmit: {"num_prompt_tokens": (0, TOKENS_MAX)},
+    TurnSubmit: {"num_prompt_tokens": (0, TOKENS_MAX), "max_tokens": (0, TOKENS_MAX)},
     ExpectSession: {"arrives_in_ns": (0, AHEAD_MAX_NS), "expires_in_ns": (0, AHEAD_MAX_NS)},
 }
 

@@ -8,7 +8,9 @@ reports list all turns.
 from collections.abc import Callable
 
 from services.scheduler.core.base.effects import Effect, NotifyPeer
-from services.scheduler.core.fleet.records import PeerTurn, Worker
+from services.scheduler.core.fleet.mix import adapter_named
+from services.scheduler.core.fleet.records import NO_MODEL, PeerTurn, Worker
+from services.scheduler.core.fleet.room import BLOCKS_MAX, Promise
 from services.scheduler.core.turns.bounds import TOKENS_MAX
 from services.scheduler.core.turns.context import TurnContext
 from shared.ids import TurnId
@@ -58,12 +60,20 @@ class PeerTurns:
                 listed.add(ref.turn_id)
                 known = worker.peer_turns.get(ref.turn_id)
                 if known is None:
-                    self._add(worker, ref.turn_id, PeerTurn(report.seq, ref.adapter_hash))
+                    self._add(worker, ref.turn_id, PeerTurn(report.seq, adapter_named(ref)))
                 else:
                     known.seen_seq = report.seq
         for turn_id, turn in list(worker.peer_turns.items()):
             if turn_id not in listed and report.seq >= turn.seen_seq + REPORTS_TO_BE_LISTED:
                 self.on_ended(turn_id)
+
+    def promise_again(self, worker: Worker, report: WorkerReport) -> None:
+        """What is not listed yet takes its room beside what the report counts."""
+        for turn in worker.peer_turns.values():
+            if turn.seen_seq < report.seq:
+                worker.promise(turn, turn.promise)
+            else:
+                turn.room = worker.room(turn.counted_in)
 
     def on_ended(self, turn_id: TurnId) -> None:
         """Remove a peer's turn that has ended."""
@@ -71,8 +81,8 @@ class PeerTurns:
         if worker is not None:
             turn = worker.peer_turns.pop(turn_id)
             worker.num_urgent -= turn.is_urgent
-            if not worker.num_turns:
-                self._on_room(worker)
+            worker.leave(turn)
+            self._on_room(worker)
 
     def on_lost(self, worker: Worker) -> None:
         """Remove all peers' turns of a worker that died or restarted."""
@@ -118,8 +128,16 @@ class PeerTurns:
 
     def _add_placed(self, worker: Worker, placed: PlacedTurn) -> None:
         is_new = placed.turn_id not in worker.peer_turns
-        turn = PeerTurn(worker.report.seq, placed.adapter_hash, placed.is_urgent)
-        if self._add(worker, placed.turn_id, turn) and is_new:
+        model_id = placed.model_id or NO_MODEL
+        promise = Promise(min(max(placed.num_blocks, 0), BLOCKS_MAX))
+        turn = PeerTurn(
+            worker.report.seq, adapter_named(placed), placed.is_urgent, model_id, promise,
+            placed.slo_tpot_ms,
+        )  # fmt: skip
+        if not self._add(worker, placed.turn_id, turn):
+            return
+        worker.promise(turn, promise)
+        if is_new:
             worker.num_tokens_dispatched += min(max(placed.num_tokens, 0), TOKENS_MAX)
 
     def _add(self, worker: Worker, turn_id: TurnId, turn: PeerTurn) -> bool:
@@ -129,5 +147,6 @@ class PeerTurns:
         self._where[turn_id] = worker
         worker.isolation.was_shared = True
         worker.peer_turns[turn_id] = turn
+        worker.enter(turn)
         worker.num_urgent += turn.is_urgent
         return True

@@ -58,26 +58,68 @@ class Placer:
         key: SessionKey | None,
         now_ns: int,
         demand: Demand,
+        *,
         avoid: Worker | None = None,
+        among: Collection[Worker] | None = None,
     ) -> tuple[Worker, PlacementReason] | None:
-        """A worker for a turn of `model_id`, or None; `avoid` only if it is the only one."""
+        """A worker for a turn of `model_id`; None: there is none, or none has room for one that is
+        here.
+
+        Args:
+            avoid: only if it is the only one.
+            among: the only ones to choose from; None: all.
+        """
         last = self._last_turns.get(key) if key is not None else None
         demand = _with_history(demand, last, now_ns)
         home = self._home(last, model_id, demand, now_ns)
-        workers = _without(self._candidates(model_id, home, demand, "choose"), avoid)
+        if among is None:
+            fitting = self._with_room(self._candidates(model_id, home, demand, "choose"), demand)
+        else:
+            open_ones = [each for each in among if each.is_open and model_id in each.models]
+            fitting = self._that_fit(open_ones, demand)
+        workers = _without(fitting, avoid)
         if not workers:
             return None
         return self._policy.choose(workers, home if home in workers else None, demand)
 
-    def better_than(
+    def keep_or_better(
         self, kept: Worker, key: SessionKey, now_ns: int, demand: Demand, *, is_sent: bool
-    ) -> Worker | None:
-        """A worker that is so much better than the reserved one that the arrived turn should run
-        there; None if there is none.
+    ) -> tuple[Worker, PlacementReason]:
+        """The reserved worker, or one that is so much better that the arrived turn should run
+        there. Some worker `has_room`.
+
+        Args:
+            is_sent: the turn is on the reserved worker already.
         """
         demand = _with_history(demand, self._last_turns.get(key), now_ns)
-        workers = self._candidates(demand.model_id, kept, demand, "compare")
-        return self._policy.better_than(kept, workers, demand, is_sent=is_sent) if workers else None
+        workers = self._with_room(
+            self._candidates(demand.model_id, kept, demand, "compare"), demand
+        )
+        if not workers:
+            return kept, "reserved"
+        if not (is_sent or self._that_fit([kept], demand)):
+            return self._policy.choose(workers, None, demand)[0], "moved"
+        better = self._policy.better_than(kept, workers, demand, is_sent=is_sent)
+        return (kept, "reserved") if better is None else (better, "moved")
+
+    def has_room(self, kept: Worker, demand: Demand) -> bool:
+        """Whether the reserved worker has room for its turn, which is here, or any other one."""
+        every = [each for each in self._fleet.serving(demand.model_id) if each.is_open]
+        return bool(self._that_fit([kept], demand) or self._that_fit(every, demand))
+
+    def _with_room(self, workers: list[Worker], demand: Demand) -> list[Worker]:
+        """Those with room for a turn that is here; of all workers where none of these has."""
+        fitting = self._that_fit(workers, demand)
+        if fitting or not workers or self._policy.num_looked_at is None:
+            return fitting
+        every = [each for each in self._fleet.serving(demand.model_id) if each.is_open]
+        return self._that_fit(every, demand)
+
+    def _that_fit(self, workers: list[Worker], demand: Demand) -> list[Worker]:
+        """What room there will be for a turn that is still to come is not known."""
+        if demand.ahead_ns != 0 or not self._policy.waits_for_room:
+            return workers
+        return [worker for worker in workers if demand.fits(worker)]
 
     def _candidates(
         self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose

@@ -154,6 +154,12 @@ class Reservations:
             self._release(held)
             self._drop_prefetch(held)
 
+    def peek(self, key: SessionKey, model_id: ModelId) -> Worker | None:
+        """The reserved worker of a turn that has arrived, if it can be used."""
+        held = self._held.get(key)
+        is_of_use = held is not None and model_id == held.model_id and held.worker.is_open
+        return held.worker if held is not None and is_of_use else None
+
     def take(self, key: SessionKey, model_id: ModelId, at: Worker | None = None) -> Worker | None:
         """Consume the reservation of a turn that has arrived.
 

@@ -1,7 +1,7 @@
 """The state of every turn: on a worker, waiting for one, or ended. Callers decide what changes."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.scheduler.core.base.effects import (
@@ -15,9 +15,11 @@ from services.scheduler.core.base.effects import (
     StartTurn,
 )
 from services.scheduler.core.fleet.records import Ended, Turn, Worker
+from services.scheduler.core.fleet.room import NOTHING, Promise
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.placer import last_of
-from shared.ids import ModelId, SessionId, TurnId
+from services.scheduler.core.turns.waiting import Rank, WaitingTurns
+from shared.ids import SessionId, TurnId
 from shared.wire.messages import (
     PlacedTurn,
     TurnArrived,
@@ -47,6 +49,9 @@ class TurnTable:
     Args:
         attempt_floor: every attempt that is dispatched has at least this number.
         on_room: called with a worker on which waiting turns may find room now.
+
+    Attributes:
+        waiting: turns without a worker.
     """
 
     def __init__(
@@ -59,15 +64,11 @@ class TurnTable:
         self._attempt_floor = attempt_floor
         self._on_room = on_room
         self._turns: dict[TurnId, Turn] = {}
-        self._waiting: dict[ModelId, dict[TurnId, Turn]] = {}
+        self.waiting = WaitingTurns()
         self._ended: OrderedDict[TurnId, Ended] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._turns)
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(len(turns) for turns in self._waiting.values())
 
     def get(self, turn_id: TurnId) -> Turn | None:
         """An open turn; None if unknown or ended."""
@@ -76,16 +77,6 @@ class TurnTable:
     def ended(self, turn_id: TurnId) -> Ended | None:
         """What is remembered of an ended turn."""
         return self._ended.get(turn_id)
-
-    def waiting(self, model_id: ModelId) -> list[Turn]:
-        """The turns that wait for a worker of this model."""
-        return list(self._waiting.get(model_id, {}).values())
-
-    def models_waited_for(self) -> list[ModelId]:
-        return list(self._waiting)
-
-    def is_waited_for(self, models: Iterable[ModelId]) -> bool:
-        return any(model_id in self._waiting for model_id in models)
 
     def add(self, turn: Turn) -> None:
         """Add a new turn. The caller starts it, adopts it or lets it wait at once."""
@@ -98,12 +89,14 @@ class TurnTable:
         worker: Worker,
         reason: PlacementReason,
         now_ns: int,
+        promise: Promise = NOTHING,
         expected_as: SessionId | None = None,
     ) -> None:
         """Dispatch an unplaced turn to this worker under its next attempt number. If the frontend
         has sent the first attempt there itself, that attempt is used.
 
         Args:
+            promise: what it takes of the worker.
             expected_as: name of its reservation, if that is not its session's.
         """
         is_sent = (
@@ -112,6 +105,7 @@ class TurnTable:
             and turn.attempt == SENT_ATTEMPT
         )
         self._assign(turn, worker, now_ns)
+        worker.promise(turn, promise)
         # A later attempt continues after the tokens of earlier ones: it pulls the prompt.
         prompt = submit.prompt if not turn.attempt else ""
         if not is_sent:
@@ -135,7 +129,11 @@ class TurnTable:
             worker_id=worker.worker_id,
             num_tokens=num_tokens,
             is_urgent=turn.is_urgent,
-            adapter_hash=turn.adapter_hash,
+            adapter_hash="" if turn.adapter is None else turn.adapter.adapter_hash,
+            lora_rank=0 if turn.adapter is None else turn.adapter.lora_rank,
+            slo_tpot_ms=turn.target_ms,
+            model_id=turn.model_id,
+            num_blocks=turn.promise.num_blocks,
         )
         self._out.append(NotifyPeer(placed))
 
@@ -164,6 +162,16 @@ class TurnTable:
             )
             self._out.append(NotifyArrival(arrived))
 
+    def note_submit(self, turn: Turn, submit: TurnSubmit) -> None:
+        """More is known of an adopted turn. Its prompt is not needed: an attempt exists."""
+        worker = turn.worker
+        if worker is not None:
+            worker.leave(turn)
+        turn.submit = replace(submit, prompt="")
+        if worker is not None:
+            worker.enter(turn)
+            worker.promise(turn, turn.promise)
+
     def raise_attempts(self, floor: int) -> None:
         """Raise the lowest attempt number."""
         self._attempt_floor = max(self._attempt_floor, floor)
@@ -183,34 +191,43 @@ class TurnTable:
         worker.num_urgent -= turn.is_urgent
         turn.is_urgent = False
         turn.worker = None
+        worker.leave(turn)
         if worker.isolation.turn is turn:
-            self.end_isolation(worker)
-        elif not worker.num_turns:  # quarantined turns wait for an empty worker
-            self._on_room(worker)
+            worker.isolation.turn = None  # it is open to others again
+        self._on_room(worker)
 
     def end_isolation(self, worker: Worker) -> None:
         """Open the worker to other turns again."""
         worker.isolation.turn = None
         self._on_room(worker)
 
-    def wait(self, turn: Turn, submit: TurnSubmit) -> bool:
-        """Let a turn wait for a worker; False if it waits already."""
-        waiting = self._waiting.setdefault(submit.model_id, {})
-        if turn.turn_id in waiting:
+    def wait(self, turn: Turn, submit: TurnSubmit, rank: Rank | None) -> bool:
+        """Let a turn wait for a worker; False if it waits already.
+
+        Args:
+            rank: as `WaitingTurns.add` has it.
+        """
+        if turn in self.waiting:
             return False
-        if submit.prompt and self.num_waiting >= PROMPTS_WAITING_MAX:
+        if submit.prompt and len(self.waiting) >= PROMPTS_WAITING_MAX:
             turn.submit = replace(submit, prompt="")
-        waiting[turn.turn_id] = turn
+        self.waiting.add(turn, rank)
         return True
 
     def still_waits(self, turn: Turn) -> bool:
         return self._turns.get(turn.turn_id) is turn and turn.worker is None
 
-    def fail(self, turn: Turn, code: str, message: str, http_status: int = 503) -> None:
+    def fail(
+        self, turn: Turn, code: str, message: str, http_status: int = 503, retry_after_s: float = 1
+    ) -> None:
         """End a turn with an error, which is sent again if the frontend submits the turn again."""
         assert turn.submit is not None
         failed = TurnFailed(
-            turn_id=turn.turn_id, code=code, message=message, http_status=http_status
+            turn_id=turn.turn_id,
+            code=code,
+            message=message,
+            http_status=http_status,
+            retry_after_s=retry_after_s,
         )
         self._out.append(FailTurn(turn.submit.frontend_id, failed, turn.submit.request_id))
         self._out.append(CountTurn("failed"))
@@ -249,20 +266,16 @@ class TurnTable:
 
     def _assign(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         assert turn.worker is None
+        turn.promise = NOTHING
         self._stop_waiting(turn)
         turn.worker = worker
         turn.placed_at_ns = now_ns
         turn.num_placements += 1
         worker.turns[turn.turn_id] = turn
+        worker.enter(turn)
         turn.is_urgent = turn.submit is not None and is_urgent(turn.submit.priority)
         worker.num_urgent += turn.is_urgent
 
     def _stop_waiting(self, turn: Turn) -> None:
         turn.awaited = None
-        if turn.submit is None:
-            return
-        waiting = self._waiting.get(turn.submit.model_id, {})
-        if turn.turn_id in waiting:
-            del waiting[turn.turn_id]
-            if not waiting:
-                del self._waiting[turn.submit.model_id]
+        self.waiting.remove(turn)

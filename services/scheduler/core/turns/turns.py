@@ -8,23 +8,24 @@ Losses count while a turn makes no token: a turn that progresses may be lost any
 One that was on several lost workers without making a token runs alone (`quarantine.py`).
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 
 from services.scheduler.core.base.effects import (
     CancelTurn,
     CountTurn,
     Effect,
     FailTurn,
-    PlacementReason,
 )
-from services.scheduler.core.fleet.records import Ended, SessionKey, Turn, Worker
-from services.scheduler.core.placement import Demand
+from services.scheduler.core.fleet.mix import Adapter, adapter_named
+from services.scheduler.core.fleet.records import Ended, Turn, Worker
 from services.scheduler.core.turns.context import TurnContext
+from services.scheduler.core.turns.dispatch import Dispatch
 from services.scheduler.core.turns.peer_turns import PeerTurns
+from services.scheduler.core.turns.promises import Promises
 from services.scheduler.core.turns.quarantine import Quarantine
 from services.scheduler.core.turns.reservations import Reservations
-from services.scheduler.core.turns.turn_table import SENT_ATTEMPT, TurnTable
+from services.scheduler.core.turns.room_queue import RoomQueue
+from services.scheduler.core.turns.turn_table import TurnTable
 from shared.ids import ModelId, WorkerId
 from shared.wire.messages import TurnCancel, TurnEnd, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 from shared.wire.shards import Share
@@ -65,10 +66,14 @@ class Turns:
         self._table = TurnTable(context, attempt_floor=attempt_floor, on_room=self._on_room)
         self.peer_turns = PeerTurns(context, self._on_room)
         self._quarantine = Quarantine(context, self._table, self.peer_turns)
+        self._queue = RoomQueue(context, self._table)
+        self._promises = Promises()
+        self._dispatch = Dispatch(context, self._table, reservations, self._promises)
+        self._with_room: dict[WorkerId, Worker] = {}  # workers on which waiting turns may fit
 
     @property
     def num_waiting(self) -> int:
-        return self._table.num_waiting
+        return len(self._table.waiting)
 
     @property
     def num_placed(self) -> int:
@@ -91,7 +96,7 @@ class Turns:
             self._open(message, now_ns)
             return
         if turn.submit is None:
-            turn.submit = replace(message, prompt="")  # the prompt is not needed: an attempt exists
+            self._table.note_submit(turn, message)
             if message.sent_to is not None and turn.worker is not None:
                 self._note_sent(turn, message, turn.worker, now_ns)
         if message.attempt <= turn.attempt:
@@ -128,6 +133,7 @@ class Turns:
         turn = self._table.get(end.turn_id)
         if turn is not None and end.attempt >= turn.attempt:
             turn.attempt = end.attempt
+            self._promises.learn(turn, end)
             self._table.close(turn)
             self._out.append(CountTurn(end.reason))
 
@@ -151,8 +157,11 @@ class Turns:
         ]
         for turn in missed:
             turn.missed_by = worker
+        self._promises.take_again(worker, report)
+        self.peer_turns.promise_again(worker, report)
         self._lose(missed, worker, now_ns)
         self._quarantine.on_report(worker)
+        self._on_room(worker)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be unreachable: place its turns elsewhere."""
@@ -171,26 +180,38 @@ class Turns:
             message = f"{isolated.num_proven} workers died of this turn, the last one alone with it"
             self._table.fail(isolated, "poisoned", message, http_status=500)
         elif isolated is not None:
-            self._retry_soon(isolated)
+            self._admit_soon(isolated.model_id)
         self._lose(list(worker.turns.values()), worker, now_ns)
 
     def worker_returned(self, worker: Worker) -> None:
         """The worker reports again after a silence in which it did not die."""
         isolated = self._quarantine.on_return(worker)
         if isolated is not None:  # it may still be there: then the report lists it
-            self._retry_soon(isolated)
+            self._admit_soon(isolated.model_id)
 
-    def admit(self, models: Iterable[ModelId], now_ns: int) -> None:
-        """Place turns that wait for these models: quarantined ones first, then the most urgent."""
+    def admit(
+        self, models: Iterable[ModelId], now_ns: int, among: Collection[Worker] | None = None
+    ) -> None:
+        """Place turns that wait for these models: quarantined ones first, then those of the queue,
+        until the first of it finds no room.
+
+        Args:
+            among: where there may be room now; None: anywhere.
+        """
         if now_ns < self._learning_until_ns:
             return
+        waiting = self._table.waiting
         for model_id in sorted(models):
-            for turn in sorted(self._table.waiting(model_id), key=self._urgency):
+            for turn in sorted(waiting.alone(model_id), key=_urgency):
                 self._place(turn, now_ns)
+            while (first := waiting.first(model_id)) is not None:
+                self._place(first, now_ns, among=among)
+                if first.worker is None:
+                    break
 
     def admit_all(self, now_ns: int) -> None:
         """The learning period is over: place all waiting turns."""
-        self.admit(self._table.models_waited_for(), now_ns)
+        self.admit(self._table.waiting.models, now_ns)
 
     def _open(self, message: TurnSubmit, now_ns: int) -> None:
         over = self._table.ended(message.turn_id)
@@ -201,8 +222,7 @@ class Turns:
             return
         turn = Turn(message.turn_id, message, _attempt_seen(message))
         if message.adapter is not None:
-            turn.adapter_hash = message.adapter.adapter_hash
-            turn.lora_rank = message.adapter.lora_rank
+            turn.adapter = Adapter.of(message.adapter)
         if over is not None:  # its end did not reach the frontend
             turn.attempt = max(turn.attempt, over.attempt)
             turn.num_placements = 1
@@ -212,53 +232,29 @@ class Turns:
         self._table.add(turn)
         self._place(turn, now_ns)
 
-    def _place(self, turn: Turn, now_ns: int, avoid: Worker | None = None) -> None:
-        """Dispatch an unplaced turn, or let it wait for a worker."""
+    def _place(
+        self,
+        turn: Turn,
+        now_ns: int,
+        avoid: Worker | None = None,
+        among: Collection[Worker] | None = None,
+    ) -> None:
+        """Dispatch an unplaced turn, or let it wait for a worker. Args: as `Placer.choose`."""
         submit = turn.submit
         assert submit is not None and turn.worker is None
         if now_ns < self._learning_until_ns:
             self._wait(turn, submit, now_ns)
-            return
-        if self._quarantine.is_quarantined(turn):
+        elif self._quarantine.is_quarantined(turn):
             if not self._quarantine.start_alone(turn, submit, now_ns):
                 self._wait(turn, submit, now_ns)
-            return
-        key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
-        is_first = turn.num_placements == 0
-        name = self._reservations.key_of(submit) if is_first else None
-        demand = self._reservations.with_prefix(name, Demand.of(submit))
-        reserved = self._reservations.take(name, submit.model_id) if name else None
-        sent_to = submit.sent_to if is_first else None
-        chosen: tuple[Worker, PlacementReason] | None
-        if reserved is not None and name is not None:
-            chosen = self._reserved_or_better(reserved, name, submit, demand, now_ns)
-        else:
-            chosen = self._placer.choose(submit.model_id, key, now_ns, demand, avoid)
-        if chosen is None:
+        elif self._queue.is_behind(turn, submit, now_ns):
             self._wait(turn, submit, now_ns)
         else:
-            worker, reason = chosen
-            if sent_to is not None and sent_to != worker.worker_id:
-                self._cancel_sent(turn, sent_to)
-            self._table.start(
-                turn,
-                submit,
-                worker,
-                reason if is_first else "replaced",
-                now_ns,
-                expected_as=name[1] if reserved is worker and name and name != key else None,
-            )
-
-    def _reserved_or_better(
-        self, kept: Worker, key: SessionKey, submit: TurnSubmit, demand: Demand, now_ns: int
-    ) -> tuple[Worker, PlacementReason]:
-        """The reserved worker, or a better one if that is overloaded by now."""
-        is_sent = submit.sent_to == kept.worker_id
-        better = self._placer.better_than(kept, key, now_ns, demand, is_sent=is_sent)
-        if better is None:
-            return kept, "reserved"
-        self._reservations.abandon(key, submit.model_id, kept)
-        return better, "moved"
+            did_wait = turn in self._table.waiting
+            if not self._dispatch.place(turn, submit, now_ns, avoid, among):
+                self._wait(turn, submit, now_ns)
+            elif did_wait:
+                self._queue.on_admitted(submit.model_id, now_ns)
 
     def _note_sent(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
         """The report of a turn that its frontend sent to the worker overtook the submit."""
@@ -267,12 +263,6 @@ class Turns:
         key = (submit.tenant, submit.session_id)
         reserved = self._reservations.take(key, submit.model_id, at=worker)
         self._table.note_arrival(submit, turn, worker, now_ns, is_reserved=reserved is worker)
-
-    def _cancel_sent(self, turn: Turn, sent_to: WorkerId) -> None:
-        """Cancel the attempt that a frontend sent to a worker which is not the turn's."""
-        if (worker := self._fleet.get(sent_to)) is not None:
-            sent = TurnRef(turn_id=turn.turn_id, attempt=SENT_ATTEMPT)
-            self._table.cancel_attempt(worker, sent)
 
     def _lose(self, turns: list[Turn], worker: Worker, now_ns: int) -> None:
         """Take lost turns from their worker and place them under higher attempts, elsewhere if
@@ -290,21 +280,26 @@ class Turns:
             else:
                 self._place(turn, now_ns, avoid=worker)
 
-    def _retry_soon(self, turn: Turn) -> None:
-        assert turn.submit is not None
-        self._admit_soon([turn.submit.model_id])
-
     def _urgency(self, turn: Turn) -> tuple[bool, int]:
-        priority = turn.submit.priority if turn.submit is not None else 0
-        return not self._quarantine.is_quarantined(turn), -priority
+        return not self._quarantine.is_quarantined(turn), _urgency(turn)
 
     def _on_room(self, worker: Worker) -> None:
-        self._admit_soon(worker.models)
+        """Turns that wait may find room there now."""
+        if self._table.waiting.is_awaited(worker.models):
+            if not self._with_room:
+                self._timers.at(AT_ONCE_NS, self._admit_where_room)
+            self._with_room[worker.worker_id] = worker
 
-    def _admit_soon(self, models: Iterable[ModelId]) -> None:
-        """Place waiting turns: a worker is empty, or is open to all turns again."""
-        if self._table.is_waited_for(models):
-            self._timers.at(AT_ONCE_NS, lambda now_ns: self.admit(models, now_ns))
+    def _admit_where_room(self, now_ns: int) -> None:
+        workers = list(self._with_room.values())
+        self._with_room.clear()
+        models = frozenset[ModelId]().union(*(worker.models for worker in workers))
+        self.admit(models, now_ns, among=workers)
+
+    def _admit_soon(self, model_id: ModelId) -> None:
+        """Another turn is the first that waits."""
+        if self._table.waiting.is_awaited([model_id]):
+            self._timers.at(AT_ONCE_NS, lambda now_ns: self.admit([model_id], now_ns))
 
     def _account_for(self, worker: Worker, report: WorkerReport, ref: TurnRef, now_ns: int) -> None:
         turn = self._table.get(ref.turn_id)
@@ -313,7 +308,7 @@ class Turns:
             if over is not None and (over.cancelled or ref.attempt <= over.attempt):
                 self._table.cancel_attempt(worker, ref)
                 return
-            turn = Turn(ref.turn_id, None, adapter_hash=ref.adapter_hash, lora_rank=ref.lora_rank)
+            turn = Turn(ref.turn_id, None, adapter=adapter_named(ref))
             self._table.add(turn)
         elif ref.attempt < turn.attempt or (
             ref.attempt == turn.attempt and turn.worker not in (worker, None)
@@ -332,16 +327,24 @@ class Turns:
             self._quarantine.on_tokens(turn)
 
     def _wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:
-        if self._table.wait(turn, submit):
-            turn.waits_from_ns = now_ns
-            self._wait_until(turn, now_ns + self._patience_ns(turn))
+        if turn in self._table.waiting:
+            return
+        turn.waits_from_ns = now_ns
+        is_alone = self._quarantine.is_quarantined(turn)
+        rank = None if is_alone else self._queue.rank(turn, submit, now_ns)
+        if rank is not None and self._queue.refuses(turn, submit, rank, now_ns):
+            return
+        self._table.wait(turn, submit, rank)
+        self._wait_until(turn, now_ns + self._patience_ns(turn, submit))
 
-    def _patience_ns(self, turn: Turn) -> int:
+    def _patience_ns(self, turn: Turn, submit: TurnSubmit) -> int:
         if turn.awaited is not None:
             return self._limits.proof_wait_ns
         if self._quarantine.is_quarantined(turn):
             return self._limits.quarantine_wait_ns
-        return self._limits.placement_wait_ns
+        if not self._fleet.serving(submit.model_id):
+            return self._limits.placement_wait_ns
+        return self._queue.wait_ns_max(submit)
 
     def _wait_until(self, turn: Turn, at_ns: int) -> None:
         turn.wait_until_ns = at_ns
@@ -360,16 +363,27 @@ class Turns:
                 self._table.fail(turn, "no_worker", "no worker serves this model at the moment")
             return
         if self._quarantine.is_quarantined(turn):
-            turn.awaited = None  # no proof came
-            if not self._quarantine.start_alone(turn, submit, now_ns):
-                for moved in self._quarantine.make_room(turn, submit, now_ns):
-                    self._place(moved, now_ns)
-        if turn.worker is not None:
-            return
-        # There are workers, but they are isolated or full. A quarantined turn that has waited long
-        # enough is next when another one's isolation ends.
-        wait_ns = 0 if self._quarantine.is_quarantined(turn) else self._limits.placement_wait_ns
-        self._wait_until(turn, now_ns + max(wait_ns, RECHECK_NS))
+            self._end_quarantine_wait(turn, submit, now_ns)
+        elif turn.num_placements or now_ns < self._learning_until_ns:
+            self._wait_until(turn, now_ns + RECHECK_NS)
+        elif now_ns < (until_ns := turn.waits_from_ns + self._queue.wait_ns_max(submit)):
+            self._wait_until(turn, until_ns)
+        else:
+            waited_s = (now_ns - turn.waits_from_ns) / 1e9
+            self._queue.refuse(turn, submit, f"it has waited for {waited_s:.1f} s")
+            self._admit_soon(submit.model_id)
+
+    def _end_quarantine_wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:
+        turn.awaited = None  # no proof came
+        if not self._quarantine.start_alone(turn, submit, now_ns):
+            for moved in self._quarantine.make_room(turn, submit, now_ns):
+                self._place(moved, now_ns)
+        if turn.worker is None:  # it is next when another one's isolation ends
+            self._wait_until(turn, now_ns + RECHECK_NS)
+
+
+def _urgency(turn: Turn) -> int:
+    return -turn.submit.priority if turn.submit is not None else 0
 
 
 def _misrouted(message: TurnSubmit, share: Share) -> TurnFailed:

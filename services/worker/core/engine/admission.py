@@ -230,12 +230,16 @@ class Admission:
             is_late = now_ns > turn.request.arrived_at_ns + target_ns
             self.punctuality.on_first_token(is_late=is_late)
 
+    def num_pages_wanted(self, turn: Turn) -> int:
+        """Pages that a turn still needs to begin: for its tokens and its adapter."""
+        num_pages = self.history.num_pages_wanted(turn)
+        return num_pages + self.adapters.num_pages_wanted(turn.adapter)
+
     def _prompt_view(self, turn: Turn) -> PromptView:
         staged = turn.cache.prefix.staged
-        num_pages = self.history.num_pages_wanted(turn)
         return PromptView(
             num_tokens=len(turn.tokens) - turn.num_in_sight,
-            num_pages=num_pages + self.adapters.num_pages_wanted(turn.adapter),
+            num_pages=self.num_pages_wanted(turn),
             num_staged_blocks=staged.num_blocks if staged is not None else 0,
             arrived_at_ns=turn.request.arrived_at_ns,
             target_ns=0 if turn.num_generated else self._target_ns(turn),

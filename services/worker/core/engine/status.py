@@ -8,6 +8,8 @@ from services.worker.core.adapters.stats import AdapterStatus
 from services.worker.core.costs.step_models import StepModel
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.turns.targets import Outcome, Target
+from shared.ids import ModelId
+from shared.wire.messages import ModelRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +19,28 @@ class PoolStatus:
     Attributes:
         num_takeable: of idle blocks, that may be evicted.
         num_unsafe: of those, pages without a copy below.
+        num_wanted: that turns which wait will take.
     """
 
     num_pages: int
     num_free: int
     num_takeable: int
     num_unsafe: int
+    num_wanted: int = 0
+
+    def room(self, model_id: ModelId, num_layers: int, num_turns: int) -> ModelRoom:
+        """As a scheduler is to know it.
+
+        Args:
+            num_turns: held, running or waiting.
+        """
+        num_free = self.num_free + self.num_takeable - self.num_wanted
+        return ModelRoom(
+            model_id=model_id,
+            num_turns=num_turns,
+            num_blocks=self.num_pages // num_layers,
+            num_blocks_free=num_free // num_layers,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +98,7 @@ def status_of(core: EngineCore) -> EngineStatus:
             num_free=pool.num_free,
             num_takeable=pool.num_takeable,
             num_unsafe=pool.num_unsafe,
+            num_wanted=sum(map(core.admission.num_pages_wanted, core.queue.waiting)),
         ),
         totals=EngineTotals(
             num_prefix_queries=core.history.num_prefix_queries,

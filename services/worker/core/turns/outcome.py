@@ -51,7 +51,12 @@ def ended(turn: Turn, reason: FinishReason) -> Ended:
     """The end of an attempt, for its reports."""
     num_computed = turn.num_prompt - min(turn.cache.num_cached, turn.num_prompt)
     return Ended(
-        TurnEnd(turn_id=turn.request.turn_id, attempt=turn.request.attempt, reason=reason),
+        TurnEnd(
+            turn_id=turn.request.turn_id,
+            attempt=turn.request.attempt,
+            reason=reason,
+            num_generated=turn.num_generated,
+        ),
         TurnAccount(
             request_id=turn.request.request_id,
             num_prompt=turn.num_prompt,

@@ -29,7 +29,7 @@ def made_up(asked: ClusterOptions) -> ClusterResult:
     """A cluster that gets slower with users, by policy, and by what is switched off."""
     MADE.append(asked)
     slow = SLOWER.get(asked.policy, 1.2) + asked.missed + asked.spurious / 10
-    if asked.policy == "symphony":
+    if asked.policy == "cost":
         slow += (len(asked.without) + (asked.eviction != "predicted")) / 2
     tpot = Spread(*[slow * (10 + asked.users / 100)] * 4)
     return ClusterResult(

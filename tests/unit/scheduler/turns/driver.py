@@ -25,8 +25,10 @@ from shared.wire.messages import (
     AgentRef,
     ExpectSession,
     ModelCard,
+    ModelRoom,
     ModelSpeeds,
     SessionPlacement,
+    StepModelFit,
     TurnCancel,
     TurnEnd,
     TurnRef,
@@ -96,6 +98,8 @@ class Driver:
         host: str = "h",
         speeds: ModelSpeeds | None = None,
         seats: int = 0,
+        room: ModelRoom | None = None,
+        lora: StepModelFit | None = None,
         block_tokens: int = BLOCK_TOKENS,
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
@@ -122,6 +126,8 @@ class Driver:
             num_pages_free=pages_free,
             interval_ns=INTERVAL,
             turns_running_max=seats,
+            rooms=[] if room is None else [room],
+            step_models=[] if lora is None else [lora],
             speeds=[] if speeds is None else [speeds],
         )
         return self.note(self.core.on_report(report, self.now_ns))
@@ -138,6 +144,8 @@ class Driver:
         sent_to: str | None = None,
         adapter: AdapterRef | None = None,
         slo_tpot_ms: float | None = None,
+        slo_ttft_ms: float | None = None,
+        max_tokens: int = 0,
         kv_at: dict[str, int] | None = None,
         num_tokens: int = 100,
         agent: AgentRef | None = None,
@@ -154,6 +162,8 @@ class Driver:
             sent_to=WorkerId(sent_to) if sent_to else None,
             adapter=adapter,
             slo_tpot_ms=slo_tpot_ms,
+            slo_ttft_ms=slo_ttft_ms,
+            max_tokens=max_tokens,
             kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
             agent=agent,
         )

@@ -88,7 +88,8 @@ class Watching(Balance):
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:
-        turns = [(t.adapter_hash[:1], t.lora_rank) for w in workers for t in w.turns.values()]
+        adapters = [t.adapter for w in workers for t in w.turns.values() if t.adapter is not None]
+        turns = [(adapter.adapter_hash[:1], adapter.lora_rank) for adapter in adapters]
         self.seen.append((demand, turns))
         return super().choose(workers, home, demand)
 

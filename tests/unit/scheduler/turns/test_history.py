@@ -7,13 +7,13 @@ from services.scheduler.core.fleet.kinds import GUESSED
 from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.placement import Demand
 from services.scheduler.core.placement.history import History
-from services.scheduler.core.placement.symphony import Symphony
+from services.scheduler.core.placement.least_cost import LeastCost
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
 from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
+from tests.unit.scheduler.turns.test_least_cost import FAST, GB, two_hosts
 from tests.unit.scheduler.turns.test_placement import place
-from tests.unit.scheduler.turns.test_symphony import FAST, GB, two_hosts
 
 M = ModelId("m")
 HUGE = 10**400
@@ -65,7 +65,7 @@ def test_history_of_another_adapter_is_none() -> None:
 
 
 def test_places_for_turns_that_are_far_are_not_urgent_yet() -> None:
-    d = Driver(Limits(learning_ns=0, dead_after_ns=1000 * SECOND), policy="symphony")
+    d = Driver(Limits(learning_ns=0, dead_after_ns=1000 * SECOND), policy="cost")
     d.report("w1")
     d.expect("s", priority=5, arrives_s=100, expires_s=300)
     (worker,) = d.workers()
@@ -78,9 +78,9 @@ def test_places_for_turns_that_are_far_are_not_urgent_yet() -> None:
 
 
 def test_of_very_many_workers_others_are_looked_at_though_all_turns_are_announced() -> None:
-    d = Driver(policy="symphony")
-    assert Symphony.num_looked_at is not None
-    num_workers = 2 * Symphony.num_looked_at
+    d = Driver(policy="cost")
+    assert LeastCost.num_looked_at is not None
+    num_workers = 2 * LeastCost.num_looked_at
     for number in range(num_workers):
         d.report(f"w{number}", host=f"h{number}", speeds=FAST)
     for number in range(num_workers):
@@ -107,7 +107,7 @@ def test_numbers_that_cannot_be_break_and_steer_nothing() -> None:
 
 
 def test_what_is_no_figure_is_typical_of_nobody() -> None:
-    d = Driver(policy="symphony")
+    d = Driver(policy="cost")
     d.report("w1", speeds=ModelSpeeds(model_id=M, token_ms=1e12, step_ms=1e12, row_ms=1e12))
     d.report("w2")
     assert [worker.speeds[M] for worker in d.workers()] == [DEFAULT_SPEEDS] * 2

@@ -303,4 +303,4 @@ def test_a_place_kept_for_a_session_on_a_worker_that_tries_a_suspect_is_not_take
     kill(d, "w1", "a", 2)
     assert starts(d.submit("t", "session")) == []
     d.end("w1", "s", 3)
-    assert starts(d.wake()) == [("w1", "t", 1, "balance")]
+    assert starts(d.wake()) == [("w1", "t", 1, "reserved")]

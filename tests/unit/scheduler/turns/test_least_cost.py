@@ -3,7 +3,7 @@
 from services.scheduler.core import CancelTurn, DropPrefetch, Limits, NotifyArrival, StartTurn
 from services.scheduler.core.placement import Demand
 from services.scheduler.core.placement.history import History
-from services.scheduler.core.placement.symphony import Symphony
+from services.scheduler.core.placement.least_cost import LeastCost
 from shared.ids import HostId, ModelId, WorkerId
 from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
@@ -22,7 +22,7 @@ SLOW_LINK = ModelSpeeds(
 
 
 def two_hosts(speeds: ModelSpeeds = FAST, floor: int = 1) -> Driver:
-    d = Driver(attempt_floor=floor, policy="symphony")
+    d = Driver(attempt_floor=floor, policy="cost")
     d.report("w1", host="a", speeds=speeds)
     d.report("w2", host="b", speeds=speeds)
     return d
@@ -42,7 +42,7 @@ def test_the_paper_s_example_goes_to_the_node_with_fewer_requests() -> None:
 
 
 def test_turns_are_even_where_workers_are_alike() -> None:
-    d = Driver(policy="symphony")
+    d = Driver(policy="cost")
     for number in range(8):
         d.report(f"w{number}")
     for number in range(83):
@@ -51,7 +51,7 @@ def test_turns_are_even_where_workers_are_alike() -> None:
 
 
 def test_a_slow_worker_gets_fewer_turns() -> None:
-    d = Driver(policy="symphony")
+    d = Driver(policy="cost")
     slow = ModelSpeeds(model_id=ModelId("m"), token_ms=0.4, step_ms=20, row_ms=0.4)
     d.report("w1", speeds=slow)
     d.report("w2", speeds=ModelSpeeds(model_id=ModelId("m"), token_ms=0.1, step_ms=20, row_ms=0.1))
@@ -62,7 +62,7 @@ def test_a_slow_worker_gets_fewer_turns() -> None:
 
 def test_what_workers_of_one_kind_measure_differently_does_not_make_turns_uneven() -> None:
     """Each has learned another slope from batches of about eight rows."""
-    d = Driver(policy="symphony")
+    d = Driver(policy="cost")
     for number, row_ms in list(enumerate((0.02, 0.2, 0.1, 0.15))) * 5:
         step_ms = 11.5 - 8 * row_ms
         told = ModelSpeeds(model_id=ModelId("m"), token_ms=0.1, step_ms=step_ms, row_ms=row_ms)
@@ -202,16 +202,16 @@ def test_a_holder_of_the_adapter_is_preferred() -> None:
 
 
 def test_workers_that_tell_no_speeds_are_as_fast_as_others_told() -> None:
-    d = Driver(policy="symphony")
+    d = Driver(policy="cost")
     d.report("w1", speeds=FAST)
     d.report("w2")
     assert [place(d.submit(f"t{number}"))[0] for number in range(4)] == ["w1", "w2"] * 2
 
 
 def test_of_very_many_workers_some_are_looked_at_and_those_with_the_history() -> None:
-    d = Driver(policy="symphony")
-    assert Symphony.num_looked_at is not None
-    num_workers = 3 * Symphony.num_looked_at
+    d = Driver(policy="cost")
+    assert LeastCost.num_looked_at is not None
+    num_workers = 3 * LeastCost.num_looked_at
     for number in range(num_workers):
         d.report(f"w{number}", host=f"h{number}", speeds=FAST)
     for number in range(2 * num_workers):
@@ -225,11 +225,11 @@ def test_of_very_many_workers_some_are_looked_at_and_those_with_the_history() ->
 
 
 def test_those_are_no_longer_looked_at_that_drain() -> None:
-    d = Driver(Limits(learning_ns=0, dead_after_ns=100 * SECOND), policy="symphony")
-    assert Symphony.num_looked_at is not None
-    for number in range(2 * Symphony.num_looked_at):
+    d = Driver(Limits(learning_ns=0, dead_after_ns=100 * SECOND), policy="cost")
+    assert LeastCost.num_looked_at is not None
+    for number in range(2 * LeastCost.num_looked_at):
         d.report(f"w{number}", host="h")
-    for number in range(1, 2 * Symphony.num_looked_at):
+    for number in range(1, 2 * LeastCost.num_looked_at):
         d.report(f"w{number}", host="h", state="draining")
     assert {place(d.submit(f"t{number}", kv_at={"h": 3}))[0] for number in range(3)} == {"w0"}
 

@@ -5,11 +5,13 @@ from typing import ClassVar
 
 from services.scheduler.core.base.effects import PlacementReason
 from services.scheduler.core.fleet.kinds import GUESSED
+from services.scheduler.core.fleet.mix import NO_MIX, Adapter
 from services.scheduler.core.fleet.records import Worker
-from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
-from services.scheduler.core.placement.cost import Cost, TurnWork, cost_of
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS, GUESSED_LORA, Speeds
+from services.scheduler.core.placement.cost import BROKEN_MS, Cost, TurnWork, cost_of
 from services.scheduler.core.placement.history import History
 from services.scheduler.core.placement.policy import Demand, PlacementPolicy, burden
+from shared.wire.messages import AdapterRef
 
 SOON_NS = 10_000_000_000  # until an announced turn without a time arrives (paper: 11.3 s)
 RUN_NS = 5_000_000_000  # time after which half of the turns that run now have ended
@@ -20,7 +22,7 @@ HERE_SHARE = 0.25  # weight of expected turns for one that is here: they can sti
 ADAPTER_MS = 50.0  # to load an adapter; not measured
 
 
-class Symphony(PlacementPolicy):
+class LeastCost(PlacementPolicy):
     """The worker where a turn costs least, including the delay of other turns.
 
     Load is the turns that will run beside it: running ones, weighted less the later it arrives, and
@@ -28,9 +30,12 @@ class Symphony(PlacementPolicy):
     or recomputation; what can be prefetched before the turn arrives costs almost nothing. So
     announced sessions go where there is room, and unannounced ones stay with their KV while that is
     cheaper. A session stays with its worker unless another is better by a margin. Turns of more
-    than the usual priority count each other twice: other turns can yield to them.
+    than the usual priority count each other twice: other turns can yield to them. Adapters make
+    steps longer by their ranks or bytes, whichever explains the worker's own steps best; a target
+    that would be missed, the turn's or that of one beside it, costs more than anything else.
 
-    Pages only break ties. Source: SYMPHONY, sections 3.3 and 3.6; the cost is ours.
+    Of workers that have room for the turn; else pages only break ties. Sources: SYMPHONY, sections
+    3.3 and 3.6; CaraServe, section 5, for ranks and targets. The cost is ours.
     """
 
     num_looked_at: ClassVar[int | None] = 16
@@ -71,18 +76,49 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
         about = worker.expected.about(demand.now_ns + ahead_ns, num_near)
         num_rows += about if ahead_ns else HERE_SHARE * about
     num_history = history.tokens(speeds.block_tokens)
-    is_far_adapter = demand.adapter is not None and not worker.holds(demand.adapter.adapter_hash)
+    room, adapter = worker.room(demand.model_id), demand.adapter
+    is_far_adapter = adapter is not None and not worker.holds(adapter.adapter_hash)
     work = TurnWork(
         num_rows=num_rows,
+        num_tokens=demand.num_reply_tokens,
+        num_tokens_beside=room.mean_tokens or demand.num_reply_tokens,
+        lora_ms=_lora_ms(worker, demand),
         num_seats=worker.report.turns_running_max,
         num_waiting_tokens=worker.num_waiting_tokens,
         num_new_tokens=max(demand.num_prompt_tokens - num_history, 0),
         num_history_tokens=num_history,
         fetch_ms=history.fetch_ms(worker, speeds) if num_history else 0.0,
         ahead_ms=ahead_ns / 1e6,
-        adapter_ms=ADAPTER_MS if is_far_adapter else 0.0,
+        adapter_ms=_adapter_ms(adapter, speeds) if adapter and is_far_adapter else 0.0,
     )
-    return cost_of(worker.steps.get(demand.model_id, GUESSED), work)
+    cost = cost_of(worker.steps.get(demand.model_id, GUESSED), work)
+    return cost._replace(broken_ms=BROKEN_MS * _num_broken(worker, demand, cost))
+
+
+def _lora_ms(worker: Worker, demand: Demand) -> tuple[float, float]:
+    """What adapters add to a step without the turn, and with it."""
+    mix = worker.mixes.get(demand.model_id, NO_MIX)
+    extra = None if demand.adapter is None else Adapter.of(demand.adapter)
+    if extra is None and not mix.adapters:
+        return 0.0, 0.0
+    step = worker.lora_steps.get(demand.model_id, GUESSED_LORA)
+    return step.ms(mix.units()), step.ms(mix.units(extra))
+
+
+def _adapter_ms(adapter: AdapterRef, speeds: Speeds) -> float:
+    """To load its image from the host's memory, after it was found there."""
+    return ADAPTER_MS + max(adapter.image_bytes, 0) * 1e3 / speeds.load_bytes_per_s
+
+
+def _num_broken(worker: Worker, demand: Demand, cost: Cost) -> int:
+    """Targets that would be missed if the turn ran there, its own and those of turns there."""
+    without_ms, with_ms = cost.steps_ms
+    num = worker.mixes.get(demand.model_id, NO_MIX).num_broken(without_ms, with_ms)
+    if demand.slo_ttft_ms is not None:
+        num += cost.ttft_ms > demand.slo_ttft_ms
+    if demand.slo_tpot_ms is not None:
+        num += with_ms > demand.slo_tpot_ms
+    return num
 
 
 def _costs(
@@ -100,7 +136,7 @@ def _least(costs: list[tuple[Worker, Cost]]) -> tuple[Worker, Cost]:
 
 def _margin_ms(cost: Cost) -> float:
     """How much another worker must save. Decoding costs about the same anywhere: left out."""
-    return STAY_MS + STAY_SHARE * (cost.total_ms - cost.decode_ms)
+    return STAY_MS + STAY_SHARE * (cost.ttft_ms + cost.others_ms)
 
 
 def _reason(best: Worker, home: Worker | None, demand: Demand) -> PlacementReason:

@@ -1,0 +1,154 @@
+"""Figure 19: how many turns meet their target for the time between tokens, by placement."""
+
+import csv
+import gzip
+from functools import partial
+
+from matplotlib.figure import Figure as Drawing
+
+from cli.base.children import ROOT
+from loadtest.functions_trace import TRACE
+from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing
+from loadtest.papers.caraserve.lora_servers import Kernel, LoraServers, requests_of
+from loadtest.policies.placement import SYSTEMS
+from loadtest.popularity import shares_of
+from shared.wire.messages import AdapterRef
+from shared.wire.messages.adapters import HASH_CHARS
+
+LENGTHS = ROOT.parent / "shared" / "traces" / "lora" / "lmsys_arena_27clients_600s.csv.gz"
+NUM_SERVERS = 60
+RANKS = (8, 16, 32, 64)
+# Lines through both points of section 2.3 (Figure 5): 24 turns of rank 32, 16 of rank 64.
+KERNELS = {
+    "BGMV": Kernel("padded", 31.8, 1.0 / 256),
+    "MBGMV": Kernel("unpadded", 33.5, 0.6 / 256),
+}
+SLO_MS = 36.0  # of the same example
+OURS = ("cost", "rank-aware")
+OTHERS = ("most-idle", "first-fit", "random")
+ATTAINED = 0.9  # by the best of the others, at the load that is shown
+COLOURS = {
+    "cost": "#c0392b", "rank-aware": "#e08e45", "most-idle": "#2e86c1", "first-fit": "#7d3c98",
+    "random": "#239b56",
+}  # fmt: skip
+PROMPT_MAX = 64
+OUTPUT_MIN = 8  # a mean of fewer gaps is one prompt beside them
+WARM_SHARE = 0.25  # of the requests: they find servers that fill
+
+
+def measure(work: Work, effort: Effort) -> Results:
+    """``{kernel: {"rate", "attained": {policy: share}, "token_ms": {policy: mean}}}``."""
+    missing = [str(path) for path in (TRACE, LENGTHS) if not path.is_file()]
+    if missing:
+        return {"skipped": f"not here: {', '.join(missing)}"}
+    seconds = effort.pick(4.0, 60.0, 240.0)
+    kernels = effort.pick(["BGMV"], list(KERNELS), list(KERNELS))
+    found = work.map(partial(_of_kernel, seconds, effort.pick(1, 5, 7)), kernels)
+    return dict(zip(kernels, found, strict=True))
+
+
+def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:
+    """At the load, of those that were tried, at which the best other policy attains about as much
+    as `ATTAINED`."""
+    low, high = 1.0, 8.0  # requests a second and server
+    for _ in range(num_tries):
+        rate = (low + high) / 2
+        best = max(attained(kernel, policy, rate, seconds)[0] for policy in OTHERS)
+        low, high = (rate, high) if best >= ATTAINED else (low, rate)
+    runs = {policy: attained(kernel, policy, low, seconds) for policy in (*OURS, *OTHERS)}
+    return {
+        "rate": round(low * NUM_SERVERS, 1),
+        "attained": {policy: round(run[0], 4) for policy, run in runs.items()},
+        "token_ms": {policy: round(run[1], 2) for policy, run in runs.items()},
+    }
+
+
+def attained(kernel: str, policy: str, rate: float, seconds: float) -> tuple[float, float]:
+    """What share of turns met the target, and the mean time between tokens, ms."""
+    shares = shares_of("maf", 1000, TRACE, seed=19)
+    adapters = [
+        AdapterRef(adapter_hash=f"{n:0{HASH_CHARS}x}", lora_rank=RANKS[n % len(RANKS)])
+        for n in range(len(shares))
+    ]
+    requests = requests_of(adapters, shares, _lengths(), rate * NUM_SERVERS, seconds)
+    make = SYSTEMS[policy].make
+    LoraServers(make, KERNELS[kernel], NUM_SERVERS, requests, SLO_MS).run()
+    counted = requests[int(WARM_SHARE * len(requests)) :]
+    token_ms = [each.token_ms for each in counted]
+    met = [each is not None and each <= SLO_MS for each in token_ms]
+    over = [each for each in token_ms if each is not None]
+    return sum(met) / max(len(met), 1), sum(over) / max(len(over), 1)
+
+
+def _lengths() -> list[tuple[int, int]]:
+    """Of prompts and replies: of requests as short as Alpaca's, which the paper took."""
+    with gzip.open(LENGTHS, "rt", newline="") as file:
+        rows = [
+            (int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)
+        ]
+    return [each for each in rows if each[0] <= PROMPT_MAX and each[1] >= OUTPUT_MIN]
+
+
+def draw(results: Results) -> Drawing:
+    """Bars of what was attained, by kernel."""
+    drawing = new_drawing(1)
+    axes = drawing.add_subplot()
+    kernels = [each for each in results if each in KERNELS]
+    for place, policy in enumerate((*OURS, *OTHERS)):
+        where = [each + (place - 2) * 0.16 for each in range(len(kernels))]
+        values = [100 * results[kernel]["attained"][policy] for kernel in kernels]
+        axes.bar(where, values, 0.14, color=COLOURS[policy], label=policy)
+    axes.set_xticks(range(len(kernels)), kernels)
+    label(axes, f"targets of {SLO_MS:g} ms a token", "", "met, %")
+    axes.legend(fontsize=7)
+    return drawing
+
+
+def rows(results: Results) -> list[Row]:
+    if "skipped" in results:
+        return [Row(results["skipped"], "", "", "not measured")]
+    lines = []
+    for kernel, found in results.items():
+        how = f"simulated: {NUM_SERVERS} servers, {found['rate']:g} requests a second"
+        best = max(OTHERS, key=found["attained"].__getitem__)
+        fastest = min(OTHERS, key=found["token_ms"].__getitem__)
+        for policy in (*OURS, *OTHERS):
+            share = found["attained"][policy]
+            is_ours = policy in OURS
+            lines.append(
+                Row(
+                    f"{kernel}, {policy}: targets met, %",
+                    "99" if is_ours else "80 or less",
+                    f"{100 * share:.1f}",
+                    how,
+                    mark=("met" if share >= 0.99 else "**missed**") if is_ours else "",
+                )
+            )
+        for policy in OURS:
+            less = 100 * (1 - found["token_ms"][policy] / found["token_ms"][fastest])
+            lines.append(
+                Row(
+                    f"{kernel}, {policy}: time per token less than {fastest}'s, %",
+                    "up to 36.4",
+                    f"{less:.1f} ({found['token_ms'][policy]:.2f} ms)",
+                    how,
+                    mark="met" if less >= 0 else "**missed**",
+                )
+            )
+        lines.append(Row(f"{kernel}: best other at this load", "", best, how))
+    return lines
+
+
+FIGURE_19 = Figure(
+    "19",
+    "Figure 19: targets met, by placement",
+    measure,
+    draw,
+    rows,
+    "The production scheduler's core over 60 simulated servers of 7B on an A10, whose steps take "
+    "what the example of the paper's section 2.3 says, for the padded kernel (BGMV) and the one "
+    "that is not (MBGMV); 1,000 adapters of rank 8 to 64 that are on every server, asked for as "
+    "functions of the Azure trace were; lengths of Chatbot Arena's requests; Poisson arrivals. "
+    "The target is that of the same example, 36 ms a token in the mean, and the load that at which "
+    "the best of the other policies attains 90%: the paper does not print its own.",
+)

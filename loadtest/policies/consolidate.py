@@ -1,0 +1,23 @@
+"""Consolidation (Punica, section 5.1), to compare with: GPUs are filled one after the other, so
+that light ones empty and can be given back.
+"""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from services.scheduler.core import PlacementPolicy, PlacementReason
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement.policy import Demand
+
+
+class Consolidate(PlacementPolicy):
+    """The worker with the largest batch that has room, of equal ones that with the highest id; if
+    none has room, the turn waits in the scheduler, first come, first served.
+    """
+
+    hears_hints: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        return max(workers, key=lambda each: (each.num_turns, each.worker_id)), "balance"
