@@ -66,18 +66,18 @@ class Placer:
         here.
 
         Args:
-            avoid: only if it is the only one.
+            avoid: only if it is the only one, with room or not.
             among: the only ones to choose from; None: all.
         """
         last = self._last_turns.get(key) if key is not None else None
         demand = _with_history(demand, last, now_ns)
         home = self._home(last, model_id, demand, now_ns)
         if among is None:
-            fitting = self._with_room(self._candidates(model_id, home, demand, "choose"), demand)
+            candidates = self._candidates(model_id, home, demand, "choose")
+            workers = self._with_room(candidates, demand, avoid)
         else:
             open_ones = [each for each in among if each.is_open and model_id in each.models]
-            fitting = self._that_fit(open_ones, demand)
-        workers = _without(fitting, avoid)
+            workers = self._that_fit(open_ones, demand)
         if not workers:
             return None
         return self._policy.choose(workers, home if home in workers else None, demand)
@@ -104,18 +104,22 @@ class Placer:
 
     def has_room(self, kept: Worker, demand: Demand) -> bool:
         """Whether the reserved worker has room for its turn, which is here, or any other one."""
+        if self._that_fit([kept], demand):
+            return True
         every = [each for each in self._fleet.serving(demand.model_id) if each.is_open]
-        return bool(self._that_fit([kept], demand) or self._that_fit(every, demand))
+        return bool(self._that_fit(every, demand))
 
-    def _with_room(self, workers: list[Worker], demand: Demand) -> list[Worker]:
+    def _with_room(
+        self, workers: list[Worker], demand: Demand, avoid: Worker | None = None
+    ) -> Collection[Worker]:
         """Those with room for a turn that is here; of all workers where none of these has."""
-        fitting = self._that_fit(workers, demand)
+        fitting = self._that_fit(_without(workers, avoid), demand)
         if fitting or not workers or self._policy.num_looked_at is None:
             return fitting
         every = [each for each in self._fleet.serving(demand.model_id) if each.is_open]
-        return self._that_fit(every, demand)
+        return self._that_fit(_without(every, avoid), demand)
 
-    def _that_fit(self, workers: list[Worker], demand: Demand) -> list[Worker]:
+    def _that_fit(self, workers: Collection[Worker], demand: Demand) -> Collection[Worker]:
         """What room there will be for a turn that is still to come is not known."""
         if demand.ahead_ns != 0 or not self._policy.waits_for_room:
             return workers

@@ -176,6 +176,22 @@ def test_a_lost_turn_is_never_refused() -> None:
         assert not failed & lost
 
 
+def test_a_turn_does_not_go_back_at_once_to_the_worker_that_missed_it() -> None:
+    d = Driver(Limits(learning_ns=0))
+    full(d, "w1")
+    d.report("w2", seats=SEATS, room=room())
+    assert [worker for worker, *_ in starts(d.submit("t"))] == ["w2"]
+    effects = []
+    for _ in range(3):
+        d.wake(SECOND // 2)
+        effects += d.report("w1", *[(f"w1-{n}", 1) for n in range(HELD_MAX)], seats=SEATS,
+                            room=room(HELD_MAX))  # fmt: skip
+        effects += d.report("w2", seats=SEATS, room=room())
+        if starts(effects):
+            break
+    assert not starts(effects), "the other one is full: it waits"
+
+
 @pytest.mark.parametrize("is_reserved", [True, False])
 def test_a_turn_that_its_frontend_sent_stays_where_it_waits(is_reserved: bool) -> None:
     d = Driver()
