@@ -20,7 +20,7 @@ from loadtest.workloads.registry import WORKLOADS
 from tests.unit.loadtest.papers.figure_views import look, page_with
 
 BY_KEY = {figure.key: figure for figure in SET.figures}
-SLOWER = {"symphony": 1.0, "recompute": 3.0, "sticky": 2.0, "migrate": 1.5}  # others: 1.2
+SLOWER = {"cost": 1.0, "recompute": 3.0, "sticky": 2.0, "migrate": 1.5}  # others: 1.2
 DRAWN = {"3", "11", "16", "19", "21"}  # stand for all ways in which they are drawn
 MADE: list[ClusterOptions] = []
 
