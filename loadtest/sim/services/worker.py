@@ -195,6 +195,7 @@ class Worker(Service):
         self.device = None
         self.spent_ns = 0
         self.arrives_at_ns: dict[tuple[TenantId, SessionId], int] = {}
+        self.asked_until_ns: dict[tuple[TenantId, SessionId], int] = {}
         self._has_batches = False
         super().on_start()
 

@@ -9,6 +9,7 @@ import pytest
 
 from kernels.sgmv.interface import NO_ADAPTER
 from loadtest.bench.sgmv.step_models import fit_models
+from loadtest.functions_trace import TRACE
 from loadtest.papers.base import TINY, Alone, Figure
 from loadtest.papers.caraserve import SET, placing, popularity, ranks
 from loadtest.papers.caraserve.fits import VIEWS, cells_of
@@ -125,7 +126,7 @@ def test_examples(name: str) -> None:
 
 
 needs_traces = pytest.mark.skipif(
-    not (placing.TRACE.is_file() and placing.LENGTHS.is_file()), reason="../shared/traces: not here"
+    not (TRACE.is_file() and placing.LENGTHS.is_file()), reason="../shared/traces: not here"
 )
 
 
@@ -141,7 +142,7 @@ def test_turns_meet_their_targets_where_ranks_count() -> None:
 
 
 def test_missing_traces_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(placing, "TRACE", tmp_path / "none")
+    monkeypatch.setattr("loadtest.papers.caraserve.placing.TRACE", tmp_path / "none")
     results = BY_KEY["19"].measure(Alone(), TINY)
     (row,) = BY_KEY["19"].rows(results)
     assert row.how == "not measured" and "none" in row.what

@@ -165,4 +165,4 @@ def test_where_memory_and_disk_hold_nothing_history_is_computed_again() -> None:
     tight = Machines(gpus=1, dram_gb=0.3, disk_gb=0.01)
     small = replace(trial().profile, num_kv_tokens=5000)
     shares = history_shares(simulate(trial(machines=tight, profile=small)).result)
-    assert shares["recomputed"] > 0.5
+    assert shares["recomputed"] > 0.4 and shares["recomputed"] + shares["gpu"] > 0.99

@@ -124,7 +124,7 @@ def test_tokens_come_as_from_our_own_engine() -> None:
     first = sorted_by_index(scene)[0]
     assert first.cached_tokens == 2 and first.cached_in == {"pool": 2}
     assert first.queue_ns is not None and first.prefill_ns is not None
-    assert scene.ends == [TurnEnd(turn_id=TURN, attempt=1, reason="stop")]
+    assert scene.ends == [TurnEnd(turn_id=TURN, attempt=1, reason="stop", num_generated=4)]
 
 
 def sorted_by_index(scene: Scene) -> list[TurnDelta]:
