@@ -41,7 +41,7 @@ def measure(work: Work, effort: Effort) -> Results:
     missing = [str(path) for path in (TRACE, LENGTHS) if not path.is_file()]
     if missing:
         return {"skipped": f"not here: {', '.join(missing)}"}
-    seconds = effort.pick(4.0, 60.0, 240.0)
+    seconds = effort.pick(4.0, 25.0, 120.0)
     kernels = effort.pick(["BGMV"], list(KERNELS), list(KERNELS))
     found = work.map(partial(_of_kernel, seconds, effort.pick(1, 5, 7)), kernels)
     return dict(zip(kernels, found, strict=True))
@@ -50,7 +50,7 @@ def measure(work: Work, effort: Effort) -> Results:
 def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:
     """At the load, of those that were tried, at which the best other policy attains about as much
     as `ATTAINED`."""
-    low, high = 1.0, 8.0  # requests a second and server
+    low, high = 1.0, 3.5  # requests a second and server
     for _ in range(num_tries):
         rate = (low + high) / 2
         best = max(attained(kernel, policy, rate, seconds)[0] for policy in OTHERS)
