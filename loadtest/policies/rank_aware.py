@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from services.scheduler.core import PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.kinds import GUESSED
-from services.scheduler.core.fleet.mix import NO_MIX, Adapter
+from services.scheduler.core.fleet.mix import NO_MIX
 from services.scheduler.core.fleet.records import Worker
-from services.scheduler.core.fleet.speeds import GUESSED_LORA
+from services.scheduler.core.placement.least_cost import lora_ms
 from services.scheduler.core.placement.policy import Demand, burden
 
 PENALTY_MS = 1e6  # for a target that would be missed: more than any difference of costs
@@ -31,12 +31,11 @@ class RankAware(PlacementPolicy):
 
 def _score_ms(worker: Worker, demand: Demand) -> float:
     steps = worker.steps.get(demand.model_id, GUESSED)
-    lora = worker.lora_steps.get(demand.model_id, GUESSED_LORA)
     mix = worker.mixes.get(demand.model_id, NO_MIX)
-    extra = None if demand.adapter is None else Adapter.of(demand.adapter)
     num_rows = worker.num_turns
-    before_ms = steps.step_ms + steps.row_ms * num_rows + lora.ms(mix.units())
-    after_ms = steps.step_ms + steps.row_ms * (num_rows + 1) + lora.ms(mix.units(extra))
+    without_ms, with_ms = lora_ms(worker, demand)
+    before_ms = steps.step_ms + steps.row_ms * num_rows + without_ms
+    after_ms = steps.step_ms + steps.row_ms * (num_rows + 1) + with_ms
     added_ms = (num_rows + 1) * (after_ms - before_ms) * demand.num_reply_tokens
     prompt_ms = (num_rows + 1) * demand.num_prompt_tokens * steps.token_ms
     tightest_ms = min(mix.targets_ms, default=after_ms)

@@ -66,8 +66,6 @@ class WorkerConfig(ServiceConfig):
     oneshot_batch_max: int = Field(0, ge=0, le=1024)
     oneshot_slo_ms: float = Field(0.0, ge=0, le=SLO_MS_MAX)
 
-    # Idle KV stays in the pool until its pages are needed, and KV of announced turns is prefetched
-    # into it. Off: KV leaves the pool with its turn, as in the paper's ablation.
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
     # Which idle blocks leave the pool first.

@@ -96,7 +96,6 @@ class Fleet:
             self._set_models(worker, NO_MODELS)  # it is indexed by its old host
         worker.report = report
         self._learn_speeds(worker, report)
-        worker.lora_steps = worker.lora_steps | reported_lora_steps(report.step_models)
         worker.reported_at_ns = now_ns
         worker.alive = True
         worker.is_probed = False
@@ -104,6 +103,8 @@ class Fleet:
         worker.rooms = {room.model_id: Room.of(room) for room in report.rooms}
         named = frozenset(card.model_id for card in report.models)
         self._models_known |= named
+        lora_steps = worker.lora_steps | reported_lora_steps(report.step_models)
+        worker.lora_steps = {name: step for name, step in lora_steps.items() if name in named}
         before = worker.models
         after = named if report.state == "ready" else NO_MODELS
         if after != before:

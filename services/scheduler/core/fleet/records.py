@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.fleet.kinds import Steps
-from services.scheduler.core.fleet.mix import Adapter, Mix
+from services.scheduler.core.fleet.mix import NO_MIX, Adapter, Mix
 from services.scheduler.core.fleet.room import NOTHING, Promise, Room
 from services.scheduler.core.fleet.speeds import LoraStep, Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
@@ -110,7 +110,7 @@ class Worker:
         watch_at_ns: when its silence is next checked.
         num_tokens_dispatched: prompt tokens sent since the last report.
         rooms: of each model whose turns it has or reports.
-        mixes: of each model whose turns it has.
+        mixes: of each model of which turns have adapters or targets.
         lora_steps: by model, what adapters add to its steps.
         retired: incarnations that ended; their late reports are void.
         isolation: whether it is kept for one quarantined turn.
@@ -180,16 +180,19 @@ class Worker:
     def enter(self, turn: "Turn | PeerTurn") -> None:
         """A turn is there."""
         turn.counted_in = turn.model_id or self._only_model
-        if (mix := self.mixes.get(turn.counted_in)) is None:
-            mix = self.mixes[turn.counted_in] = Mix()
-        mix.add(turn.adapter, turn.target_ms)
+        if turn.adapter is not None or turn.target_ms is not None:
+            mix = self.mixes.setdefault(turn.counted_in, Mix())
+            mix.add(turn.adapter, turn.target_ms)
 
     def leave(self, turn: "Turn | PeerTurn") -> None:
         """A turn that entered is there no more."""
         if turn.room is not None:  # else the last report does not count it
             turn.room.give(turn.promise)
             turn.room = None
-        self.mixes[turn.counted_in].remove(turn.adapter, turn.target_ms)
+        if (mix := self.mixes.get(turn.counted_in)) is not None:
+            mix.remove(turn.adapter, turn.target_ms)
+            if mix == NO_MIX:
+                del self.mixes[turn.counted_in]
 
     @property
     def _only_model(self) -> ModelId:

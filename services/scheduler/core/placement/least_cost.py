@@ -82,7 +82,7 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
         num_rows=num_rows,
         num_tokens=demand.num_reply_tokens,
         num_tokens_beside=room.mean_tokens or demand.num_reply_tokens,
-        lora_ms=_lora_ms(worker, demand),
+        lora_ms=lora_ms(worker, demand),
         num_seats=worker.report.turns_running_max,
         num_waiting_tokens=worker.num_waiting_tokens,
         num_new_tokens=max(demand.num_prompt_tokens - num_history, 0),
@@ -95,7 +95,7 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
     return cost._replace(broken_ms=BROKEN_MS * _num_broken(worker, demand, cost))
 
 
-def _lora_ms(worker: Worker, demand: Demand) -> tuple[float, float]:
+def lora_ms(worker: Worker, demand: Demand) -> tuple[float, float]:
     """What adapters add to a step without the turn, and with it."""
     mix = worker.mixes.get(demand.model_id, NO_MIX)
     extra = None if demand.adapter is None else Adapter.of(demand.adapter)

@@ -201,18 +201,15 @@ class TurnTable:
         worker.isolation.turn = None
         self._on_room(worker)
 
-    def wait(self, turn: Turn, submit: TurnSubmit, rank: Rank | None) -> bool:
-        """Let a turn wait for a worker; False if it waits already.
+    def wait(self, turn: Turn, submit: TurnSubmit, rank: Rank | None) -> None:
+        """Let a turn wait for a worker that does not wait yet.
 
         Args:
             rank: as `WaitingTurns.add` has it.
         """
-        if turn in self.waiting:
-            return False
         if submit.prompt and len(self.waiting) >= PROMPTS_WAITING_MAX:
             turn.submit = replace(submit, prompt="")
         self.waiting.add(turn, rank)
-        return True
 
     def still_waits(self, turn: Turn) -> bool:
         return self._turns.get(turn.turn_id) is turn and turn.worker is None

@@ -10,19 +10,20 @@ from shared.ids import ModelId, TurnId
 STALE_MIN = 64
 
 Rank = tuple[int, int]  # by priority, the highest first, then by deadline, ns
+_Queued = tuple[Rank, int, Turn]  # with a number of its own, so that turns are never compared
 
 
 @dataclass(slots=True)
 class _OfModel:
     """Attributes:
     alone: those that need a worker alone.
-    ranks: of the others.
+    queued: the others, with their ranks.
+    heap: of what is or was in `queued`.
     """
 
     alone: dict[TurnId, Turn] = field(default_factory=dict)
-    queued: dict[TurnId, Turn] = field(default_factory=dict)
-    ranks: dict[TurnId, tuple[Rank, int]] = field(default_factory=dict)
-    heap: list[tuple[Rank, int, TurnId]] = field(default_factory=list)
+    queued: dict[TurnId, _Queued] = field(default_factory=dict)
+    heap: list[_Queued] = field(default_factory=list)
 
 
 class WaitingTurns:
@@ -31,10 +32,9 @@ class WaitingTurns:
     def __init__(self) -> None:
         self._by_model: dict[ModelId, _OfModel] = {}
         self._num_added = 0
-        self._num = 0
 
     def __len__(self) -> int:
-        return self._num
+        return sum(len(each.alone) + len(each.queued) for each in self._by_model.values())
 
     def __contains__(self, turn: Turn) -> bool:
         of_model = self._by_model.get(turn.model_id)
@@ -59,30 +59,25 @@ class WaitingTurns:
                 alone.
         """
         of_model = self._by_model.setdefault(turn.model_id, _OfModel())
-        self._num += 1
         if rank is None:
             of_model.alone[turn.turn_id] = turn
             return
         self._num_added += 1
-        of_model.queued[turn.turn_id] = turn
-        of_model.ranks[turn.turn_id] = rank, self._num_added
+        entry = of_model.queued[turn.turn_id] = rank, self._num_added, turn
         heap = of_model.heap
         if len(heap) >= 2 * len(of_model.queued) + STALE_MIN:
-            heap[:] = [(*place, turn_id) for turn_id, place in of_model.ranks.items()]
+            heap[:] = of_model.queued.values()
             heapify(heap)
         else:
-            heappush(heap, (rank, self._num_added, turn.turn_id))
+            heappush(heap, entry)
 
     def remove(self, turn: Turn) -> None:
         """It has a worker, or is over; nothing if it does not wait."""
         of_model = self._by_model.get(turn.model_id)
         if of_model is None:
             return
-        if of_model.queued.pop(turn.turn_id, None) is not None:
-            del of_model.ranks[turn.turn_id]
-        elif of_model.alone.pop(turn.turn_id, None) is None:
-            return
-        self._num -= 1
+        of_model.queued.pop(turn.turn_id, None)
+        of_model.alone.pop(turn.turn_id, None)
         if not of_model.queued and not of_model.alone:
             del self._by_model[turn.model_id]
 
@@ -93,7 +88,7 @@ class WaitingTurns:
 
     def rank_of(self, turn: Turn) -> Rank:
         """Of one that is in a queue."""
-        return self._by_model[turn.model_id].ranks[turn.turn_id][0]
+        return self._by_model[turn.model_id].queued[turn.turn_id][0]
 
     def num_queued(self, model_id: ModelId) -> int:
         """How many of a model are in its queue."""
@@ -107,8 +102,9 @@ class WaitingTurns:
             return None
         heap = of_model.heap
         while heap:
-            rank, number, turn_id = heap[0]
-            if of_model.ranks.get(turn_id) == (rank, number):
-                return of_model.queued[turn_id]
+            entry = heap[0]
+            turn = entry[2]
+            if of_model.queued.get(turn.turn_id) is entry:
+                return turn
             heappop(heap)
         return None

@@ -121,4 +121,4 @@ def test_what_is_counted_of_turns_is_nothing_once_they_are_over() -> None:
     for worker in ("w1", "w2"):
         for turn in ("old", "t0", "t1", "t2", "t3"):
             d.end(worker, turn)
-    assert all(mix == Mix() for worker in d.workers() for mix in worker.mixes.values())
+    assert not any(worker.mixes for worker in d.workers())
