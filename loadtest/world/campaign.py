@@ -69,6 +69,7 @@ class Tally:
             self.met["preemption"] += core.planner.num_preemptions
             self.met["staging failed"] += core.stager.num_failures
             self.met["deferred admission"] += worker.num_deferred
+            self.met["move"] += worker.num_moved
             self.met["adapter streamed"] += device.num_streamed if device is not None else 0
             self.met["adapter assisted"] += device.num_assisted if device is not None else 0
 

@@ -2,14 +2,20 @@
 
 from collections.abc import Collection
 from random import Random
+from typing import ClassVar
 
 from services.scheduler.core import Limits, PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement import Demand
 
+MOVED_SHARE = 0.5  # of turns that could move when their worker reports
+
 
 class Scattering(PlacementPolicy):
-    """Loaded by the scheduler from its settings."""
+    """Loaded by the scheduler from its settings. Turns do not stay where they are."""
+
+    moves_turns: ClassVar[bool] = True
+    gathers_turns: ClassVar[bool] = True
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
@@ -22,3 +28,6 @@ class Scattering(PlacementPolicy):
         del home, demand
         by_id = sorted(workers, key=lambda worker: worker.report.worker_id)
         return self._random.choice(by_id), "balance"
+
+    def gathers(self, worker: Worker, target: Worker) -> bool:
+        return self._random.random() < MOVED_SHARE

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from services.scheduler.advice import publish_advice
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
 from services.scheduler.core.base.effects import ProbeWorker
@@ -33,7 +34,6 @@ from shared.runtime.events import EventQueue
 from shared.runtime.metrics import counter, gauge
 from shared.service import Runtime
 from shared.wire.subjects import (
-    AUTOSCALE_ADVICE,
     BATCH_DONE,
     BATCH_START,
     JOBS_CANCEL,
@@ -51,8 +51,6 @@ JOBS = counter("jobs_total", "Jobs of one-shot models that are over", ["model", 
 BATCHES = counter("batches_total", "Batches sent to workers", ["model"])
 BATCH_JOBS = counter("batch_jobs_total", "Jobs in batches sent to workers", ["model"])
 EVENTS_DROPPED = counter("jobs_events_dropped_total", "Messages dropped: the queue was full")
-ADD = gauge("autoscale_add", "Workers that are missing")
-REMOVE = gauge("autoscale_remove", "Workers that are not needed")
 BAD_RATE = gauge("jobs_bad_rate", "Smoothed share of jobs that were late or dropped")
 IDLE_SHARE = gauge("jobs_idle_share", "Smoothed share of the workers' time without a batch")
 
@@ -116,11 +114,9 @@ class JobShell:
                 asking = probe(bus, worker_id, self._events, self._on_gone)
                 self._runtime.spawn(asking, f"probe {worker_id}")
             case PublishAdvice(advice):
-                ADD.set(advice.add)
-                REMOVE.set(advice.remove)
                 BAD_RATE.set(advice.bad_rate)
                 IDLE_SHARE.set(advice.idle_share)
-                await bus.publish(AUTOSCALE_ADVICE, advice)
+                await publish_advice(bus, advice)
             case Deposed(fence):
                 self._leadership.raise_fence(fence)  # or lose the lease
             case WakeAt(at_ns):

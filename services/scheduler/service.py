@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from services.scheduler.advice import publish_advice
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
 from services.scheduler.core import (
@@ -20,6 +21,7 @@ from services.scheduler.core import (
     NotifyPeer,
     NotifyPeers,
     ProbeWorker,
+    PublishAdvice,
     SchedulerCore,
     SendPrefetch,
     StartTurn,
@@ -59,6 +61,7 @@ from shared.wire.subjects import (
     SESSION_PLACED,
     TURN_CANCEL,
     TURN_FAILED,
+    TURN_PREFETCHED,
     TURN_SUBMIT,
     TURNS_ENDED,
     TURNS_PLACED,
@@ -130,6 +133,7 @@ class SchedulerService:
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
+        await self._bus.subscribe(TURN_PREFETCHED, self._feed(core.on_turn_prefetched))
         await self._bus.subscribe(TURNS_PLACED, self._feed(core.on_turns_placed))
         await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel), self._shard)
         await self._bus.subscribe(TURN_SUBMIT, self._on_submits, self._shard)
@@ -198,6 +202,8 @@ class SchedulerService:
                 self._runtime.spawn(asking, f"probe {worker_id}")
             case CountTurn(outcome):
                 TURNS.labels(outcome).inc()
+            case PublishAdvice(advice):
+                await publish_advice(self._bus, advice)
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
             case StartTurn() | NotifyPeer():

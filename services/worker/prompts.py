@@ -9,15 +9,23 @@ from collections.abc import Callable
 from services.worker.core.pulling import Pull, Pulling
 from shared.bus import Bus
 from shared.errors import SymphonyError
-from shared.ids import SessionId, TenantId, TurnId
+from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import Tasks
-from shared.wire.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
+from shared.wire.messages import (
+    Prompt,
+    PromptPull,
+    PromptReply,
+    RunningTurn,
+    TurnRef,
+    TurnStart,
+)
 from shared.wire.subjects import PROMPT_PULL
 
 log = logging.getLogger(__name__)
 
 PULL_TIMEOUT_S = 5.0
+LOOKS_MAX = 64  # at turns that run elsewhere, at a time
 
 
 class PromptPuller:
@@ -39,6 +47,7 @@ class PromptPuller:
         self._on_prompt = on_prompt
         self.core = Pulling()
         self._tasks = Tasks("pulling prompts failed")
+        self._looks = Tasks("looking at a turn that runs elsewhere failed")
 
     def __len__(self) -> int:
         return len(self.core)
@@ -67,6 +76,21 @@ class PromptPuller:
         """A session was deleted: its prompts in flight do not say so."""
         self.core.on_forget(tenant, session_id, self._clock.now_ns())
 
+    def look(self, running: RunningTurn, on_prompt: Callable[[Prompt], None]) -> None:
+        """Ask for what a turn has that runs elsewhere, and goes on there. Not answered where
+        nothing is known of it, or nothing of it may stay here.
+        """
+        if len(self._looks) < LOOKS_MAX:
+            self._looks.spawn(self._look(running, on_prompt))
+
+    async def _look(self, running: RunningTurn, on_prompt: Callable[[Prompt], None]) -> None:
+        request = PromptPull(turns=[TurnRef(turn_id=running.turn_id)], is_ahead=True)
+        reply = await self._ask(request, running.frontend_id)
+        for prompt in [] if reply is None else reply.prompts[:1]:
+            is_of_it = prompt.turn_id == running.turn_id and not prompt.gone
+            if is_of_it and not prompt.is_private:
+                on_prompt(prompt)
+
     def _flush(self) -> None:
         for pull in self.core.take_pulls():
             self._tasks.spawn(self._pull(pull))
@@ -77,13 +101,15 @@ class PromptPuller:
             pull = self.core.again(pull)
 
     async def _pull_some(self, pull: Pull) -> None:
-        request = PromptPull(turns=pull.refs)
-        reply: PromptReply | None = None
-        try:
-            reply = await self._bus.request(
-                PROMPT_PULL, request, pull.frontend_id, timeout_s=PULL_TIMEOUT_S
-            )
-        except SymphonyError as error:
-            log.warning("no prompt", extra={"frontend": pull.frontend_id, "error": error.message})
+        reply = await self._ask(PromptPull(turns=pull.refs), pull.frontend_id)
         for start, prompt in self.core.on_reply(pull, reply):
             self._on_prompt(start, prompt)
+
+    async def _ask(self, request: PromptPull, frontend_id: FrontendId) -> PromptReply | None:
+        try:
+            return await self._bus.request(
+                PROMPT_PULL, request, frontend_id, timeout_s=PULL_TIMEOUT_S
+            )
+        except SymphonyError as error:
+            log.warning("no prompt", extra={"frontend": frontend_id, "error": error.message})
+            return None

@@ -190,10 +190,10 @@ class EngineRunner:
             self._react([cancelled_start(preparing.start)])
         self._react(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
-    def on_prefetch(self, prefetch: Prefetch) -> None:
-        """A session's turn was announced."""
+    def on_prefetch(self, prefetch: Prefetch, prompt: Prompt | None = None) -> None:
+        """A session's turn was announced; with its prompt, if it runs elsewhere."""
         try:
-            expected = expected_turn(prefetch, self._shape, self._clock.now_ns())
+            expected = expected_turn(prefetch, self._shape, self._clock.now_ns(), prompt)
         except SymphonyError as error:
             metrics.REJECTED.labels("prefetch", error.code).inc()
             return

@@ -11,6 +11,7 @@ from typing import Literal
 from services.worker import metrics
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.speeds import SpeedReports
+from services.worker.core.effects import Prefetched
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine.status import EngineStatus
 from services.worker.core.engine_limits import EngineLimits
@@ -38,7 +39,7 @@ from shared.blocks import unpack_keys
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import ModelId, WorkerId, new_id
 from shared.owners import owner_key
-from shared.runtime.tasks import wait_set
+from shared.runtime.tasks import Tasks, wait_set
 from shared.service import Runtime
 from shared.wire.messages import (
     Empty,
@@ -51,6 +52,7 @@ from shared.wire.messages import (
     SessionForgotten,
     StepModelFit,
     TurnCancel,
+    TurnPrefetched,
     TurnRef,
     TurnsStart,
     TurnStart,
@@ -59,6 +61,7 @@ from shared.wire.messages import (
 )
 from shared.wire.subjects import (
     SESSION_FORGET,
+    TURN_PREFETCHED,
     WORKER_CANCEL,
     WORKER_PING,
     WORKER_PREFETCH,
@@ -102,6 +105,7 @@ class Worker:
         self._speed_reports = SpeedReports()
         self._created = runtime.clock.wall_ns() // 1_000_000_000
         self._report_now = asyncio.Event()
+        self._tasks = Tasks("publishing what was prefetched failed")
         runtime.pools = self._pools
 
     async def serve(self) -> None:
@@ -232,7 +236,7 @@ class Worker:
             on_stuck=self._ports.on_stuck,
             on_progress=self._report_now.set,
             on_ended=self._traces.on_ended,
-            on_prefetched=self._traces.on_prefetched,
+            on_prefetched=self._on_prefetched,
         )
 
     def _on_kv_connected(self, model_id: str, arena: Arena, epoch: int) -> None:
@@ -270,8 +274,23 @@ class Worker:
             runner.on_cancel(cancel)
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
-        if (runner := self._runners.get(prefetch.model_id)) is not None:
+        if (runner := self._runners.get(prefetch.model_id)) is None:
+            return
+        if prefetch.running is None:
             runner.on_prefetch(prefetch)
+        else:
+            self._puller.look(prefetch.running, partial(runner.on_prefetch, prefetch))
+
+    def _on_prefetched(self, prefetched: Prefetched) -> None:
+        if prefetched.trace:
+            self._traces.on_prefetched(prefetched)
+        if prefetched.running is not None and not prefetched.adapter_hash:
+            message = TurnPrefetched(
+                turn_id=prefetched.running,
+                worker_id=self._worker_id,
+                num_blocks=prefetched.num_here,
+            )
+            self._tasks.spawn(self._runtime.bus.publish(TURN_PREFETCHED, message))
 
     def _on_prefetch_drop(self, drop: PrefetchDrop) -> None:
         if (runner := self._runners.get(drop.model_id)) is not None:

@@ -234,9 +234,9 @@ class VllmRunner:
             self._kv.cut(_request_id(turn), cancel.num_kept)
         self._end(turn, [ended(turn, "cancelled")])
 
-    def on_prefetch(self, prefetch: Prefetch) -> None:
-        """A session's turn was announced."""
-        if self._hints is None:
+    def on_prefetch(self, prefetch: Prefetch, prompt: Prompt | None = None) -> None:
+        """A session's turn was announced. Turns that run do not move to vLLM."""
+        if self._hints is None or prompt is not None:
             return
         try:
             expected = expected_turn(prefetch, self._shape, self._clock.now_ns())

@@ -18,6 +18,9 @@ class Tasks:
         self._failure = failure
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Start a task."""
         task = asyncio.get_running_loop().create_task(work)

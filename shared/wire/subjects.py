@@ -127,6 +127,7 @@ WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
 WORKER_PREFETCH_DROP = Subject("symphony.worker.*.prefetch_drop", m.PrefetchDrop, NoReply)
 WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)
 TURNS_ENDED = Subject("symphony.scheduler.turn.ended", m.TurnsEnded, NoReply)
+TURN_PREFETCHED = Subject("symphony.scheduler.turn.prefetched", m.TurnPrefetched, NoReply)
 
 # Schedulers among themselves, where turns are divided.
 TURNS_PLACED = Subject("symphony.scheduler.turn.placed", m.TurnsPlaced, NoReply)

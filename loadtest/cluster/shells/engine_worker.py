@@ -23,6 +23,7 @@ from services.worker.core.effects import (
     Ended,
     LeasePages,
     LoadPages,
+    Prefetched,
     ReleaseTicket,
     ReturnPages,
     StageImage,
@@ -56,8 +57,11 @@ from shared.wire.messages import (
     PrefetchDrop,
     Prompt,
     PromptPull,
+    PromptReply,
     TurnCancel,
     TurnEnd,
+    TurnPrefetched,
+    TurnRef,
     TurnsEnded,
     TurnsStart,
     TurnStart,
@@ -72,6 +76,7 @@ from shared.wire.subjects import (
     KV_STAGE,
     PROMPT_PULL,
     STEP_OUTPUT,
+    TURN_PREFETCHED,
     TURNS_ENDED,
     WORKER_CANCEL,
     WORKER_PING,
@@ -206,7 +211,21 @@ class EngineWorker(Process):
         self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
-        expected = expected_turn(prefetch, self._shape, self.now_ns)
+        if (running := prefetch.running) is None:
+            self._on_expected(prefetch, None)
+            return
+        pull = PromptPull(turns=[TurnRef(turn_id=running.turn_id)], is_ahead=True)
+        self.deployment.wires.request(
+            self, PROMPT_PULL, pull, partial(self._on_looked, prefetch), lambda error: None,
+            ident=running.frontend_id,
+        )  # fmt: skip
+
+    def _on_looked(self, prefetch: Prefetch, reply: PromptReply) -> None:
+        if not (prompt := reply.prompts[0]).gone:
+            self._on_expected(prefetch, prompt)
+
+    def _on_expected(self, prefetch: Prefetch, prompt: Prompt | None) -> None:
+        expected = expected_turn(prefetch, self._shape, self.now_ns, prompt)
         self._arrives_at_ns[(prefetch.tenant, prefetch.session_id)] = expected.arrives_at_ns
         self.feed(self.core.on_expected(expected, self.now_ns))
 
@@ -308,6 +327,8 @@ class EngineWorker(Process):
                     self._unsent[effect.frontend_id].add_delta(effect.delta)
                 case Ended():
                     self._on_ended(effect)
+                case Prefetched():
+                    self._on_prefetched(effect)
                 case LoadPages():
                     self.device.load(effect.loads)
                 case CallBack():
@@ -332,6 +353,14 @@ class EngineWorker(Process):
                     self._release(pages=effect.arena_pages)
                 case StageSession():
                     self._stage_session(effect)
+
+    def _on_prefetched(self, prefetched: Prefetched) -> None:
+        if prefetched.running is not None and not prefetched.adapter_hash:
+            message = TurnPrefetched(
+                turn_id=prefetched.running, worker_id=self.worker_id,
+                num_blocks=prefetched.num_here,
+            )  # fmt: skip
+            self.deployment.wires.send(self, TURN_PREFETCHED, message)
 
     def _on_ended(self, ended: Ended) -> None:
         self._ends.append(ended.end)

@@ -128,7 +128,9 @@ class SimSchedulerConfig(SchedulerConfig):
     quarantine_wait_ns: int
 
     def limits(self) -> Limits:
-        return replace(super().limits(), quarantine_wait_ns=self.quarantine_wait_ns)
+        return replace(
+            super().limits(), quarantine_wait_ns=self.quarantine_wait_ns, moved_tokens_min=1
+        )
 
 
 class Scheduler(Candidate):

@@ -38,6 +38,7 @@ STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
 ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
 LORA_STARTS: tuple[LoraStart, ...] = ("auto", "stream", "assist")
 TARGET_STEPS = (5, 30, 100)
+USUAL_MS, SOON_MS = 500, 150  # between reports; where turns are to move before they end
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
@@ -95,6 +96,7 @@ class Worker(Service):
         kv_id: under which the kvstore knows its model.
         device: of this life; None before its model is loaded.
         num_deferred: turns that steps with room for them left waiting.
+        num_moved: turns that ran elsewhere and went on here.
         spent_ns: by which its clock is ahead while a call keeps a thread.
     """
 
@@ -113,7 +115,7 @@ class Worker(Service):
         self.host_id = kvstore.host_id
         self.kv_id = WorkerId(f"{self.host_id}-w{number}-m0")
         self.spent_ns = 0
-        self.num_deferred = 0
+        self.num_deferred = self.num_moved = 0
         self.device: Device | None = None
         self._kvstore = kvstore
         self._asked_by = asked_by
@@ -188,7 +190,7 @@ class Worker(Service):
             limits=self._limits,
         )
         service = WorkerService(runtime, config, ports)
-        watch_prompts(self.pulling)
+        watch_prompts(self, self.pulling)
         await service.serve()
 
     def on_start(self) -> None:
@@ -256,6 +258,7 @@ class Worker(Service):
             slo_ttft_ms=target_ns / MS if admission == "deferred" else 0,
             lora_start=admissions.choice(LORA_STARTS),
             eviction=deployment.eviction,
+            report_interval_ms=SOON_MS if deployment.is_scattered else USUAL_MS,
         )
 
 

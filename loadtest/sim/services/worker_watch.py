@@ -9,6 +9,7 @@ from loadtest.sim.network import Message, Network, Peer
 from loadtest.sim.services.checks import check_deferred, watch_step
 from loadtest.sim.services.copying import Copies
 from loadtest.sim.timeline import SECOND
+from services.scheduler.core.turns.turn_table import moving_name
 from services.worker.core.effects import Effect
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.kv.expecting import Expected
@@ -40,11 +41,13 @@ class Watched(Protocol):
     Attributes:
         mover: of its device; None before its model is loaded.
         num_deferred: turns that steps with room for them left waiting.
+        num_moved: turns that ran elsewhere and go on here.
         arrives_at_ns: when announced turns are expected.
         asked_until_ns: until when an announcement that another one replaced may be asked for.
     """
 
     num_deferred: int
+    num_moved: int
     arrives_at_ns: dict[tuple[TenantId, SessionId], int]
     asked_until_ns: dict[tuple[TenantId, SessionId], int]
 
@@ -84,8 +87,9 @@ def watch_engine(worker: Watched, core: EngineCore) -> None:
     core.__class__ = WatchedEngine
 
 
-def watch_prompts(pulling: Pulling) -> None:
-    """Check that no prompt is delivered of a turn that was cancelled before it came."""
+def watch_prompts(worker: Watched, pulling: Pulling) -> None:
+    """Check that no prompt is delivered of a turn that was cancelled before it came; count turns
+    that move here while they run."""
     unwanted: set[tuple[TurnId, int]] = set()
 
     class WatchedPulling(Pulling):
@@ -93,6 +97,7 @@ def watch_prompts(pulling: Pulling) -> None:
 
         def on_start(self, start: TurnStart, now_ns: int) -> Prompt | None:
             unwanted.discard((start.turn_id, start.attempt))
+            worker.num_moved += start.expected_as == moving_name(start.turn_id)
             return Pulling.on_start(self, start, now_ns)
 
         def on_cancel(self, turn_id: TurnId, attempt: int) -> None:

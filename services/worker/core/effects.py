@@ -58,14 +58,16 @@ class StageSession:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The outcome of a traced advisory here: nothing more is loaded for it.
+    """The outcome of an announcement here that is traced, or of a turn that may move here: nothing
+    more is loaded for it.
 
     Attributes:
-        trace: of the advisory.
+        trace: of the advisory; empty: none.
         asked_at_ns: when the kvstore was asked.
         num_staged: blocks that it had of the session.
         num_here: blocks of those in the pool now, whole or in part.
         adapter_hash: of which they are; empty: of the session's history.
+        running: the turn that may move here; None: the turn is still to come.
     """
 
     trace: str
@@ -73,6 +75,7 @@ class Prefetched:
     num_staged: int
     num_here: int
     adapter_hash: str = ""
+    running: TurnId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,15 +265,25 @@ class RankBooked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleAdvice:
-    """Scheduler to the autoscaler, once a second (section 3.5). At most one of `add`
-    and `remove` is not 0; the workers to remove are the idle ones, which are those that came last.
+    """Scheduler to the autoscaler, once a second, for each language model and for all one-shot
+    models together (section 3.5). At most one of `add` and `remove` is not 0. Of workers of
+    one-shot models those to remove are the idle ones, which are those that came last; turns leave
+    a worker that ends.
+
+    Attributes:
+        bad_rate: smoothed share of jobs late or dropped; of turns that wait for room, or whose
+            steps take longer than their target.
+        idle_share: smoothed share of the workers' time without a batch; of their seats or blocks
+            that are free.
+        model_id: a language model; empty: the one-shot models.
     """
 
-    num_workers: int  # ready, with one-shot models
+    num_workers: int  # ready
     add: int
     remove: int
-    bad_rate: float  # smoothed share of jobs late or dropped
-    idle_share: float  # smoothed share of the workers' time without a batch
+    bad_rate: float
+    idle_share: float
+    model_id: ModelId = ModelId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,9 +214,27 @@ class TurnFailed:
 class PromptPull:
     """Worker to frontend: give me these turns' prompts. A pull of attempt n voids all attempts
     below n.
+
+    Attributes:
+        is_ahead: it voids none: a turn that runs elsewhere may move here, and what it runs on is
+            prefetched.
     """
 
     turns: list[TurnRef]
+    is_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPrefetched:
+    """Worker to scheduler: what a `Prefetch` for a turn that runs elsewhere led to.
+
+    Attributes:
+        num_blocks: leading ones of the turn's tokens that are in the pool.
+    """
+
+    turn_id: TurnId
+    worker_id: WorkerId
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

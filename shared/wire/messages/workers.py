@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.blocks import BLOCK_TOKENS
-from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, WorkerId
+from shared.ids import (
+    DEFAULT_TENANT,
+    FrontendId,
+    HostId,
+    ModelId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
 from shared.wire.messages.adapters import AdapterRef, LoraCard
 from shared.wire.messages.jobs import BatchRef, LeadershipFence, OneshotCard
 from shared.wire.messages.turns import TurnRef
@@ -126,6 +135,14 @@ class WorkerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTurn:
+    """One that may move, and the frontend that has its tokens."""
+
+    turn_id: TurnId
+    frontend_id: FrontendId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
     """Scheduler to worker: this session's turn is coming; prefetch its KV, lowest layers first, so
     that it is there when the turn is."""
@@ -141,6 +158,7 @@ class Prefetch:
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
     keys: str = ""  # packed: of these blocks, and the session has no record; empty: it has
     trace: str = ""  # of the advisory
+    running: RunningTurn | None = None  # it runs elsewhere: its tokens so far say what it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,18 @@ def test_worker_killed_in_mid_reply_goes_on_elsewhere(
     wait_back()
 
 
+def test_worker_that_is_told_to_end_passes_its_reply_on(
+    cluster: Cluster, client: OpenAI, undisturbed: list[tuple[int, ...]]
+) -> None:
+    with in_mid_reply(cluster, client) as reply:
+        (busy,) = busy_workers(cluster)
+        pid = cluster.kill(busy, signal.SIGTERM)
+        assert reply.read_to_end() == undisturbed
+    (log,) = cluster.logs.glob("scheduler*.log")
+    assert '"reason":"migrated"' in log.read_text(), "it did not wait for its end there"
+    cluster.wait_restarted(busy, pid)
+
+
 def test_every_worker_killed_in_mid_reply_goes_on_when_one_is_back(
     cluster: Cluster, client: OpenAI, undisturbed: list[tuple[int, ...]]
 ) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import pytest
+
 from services.worker.config import WorkerConfig
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.engine.engine import EngineCore
@@ -24,7 +26,7 @@ from services.worker.ports import OnMoved, TextModel, WorkerPorts
 from services.worker.service import Worker
 from shared.arena import Arena
 from shared.blocks import BlockKey, pack_keys, unpack_keys
-from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.service import Runtime
 from shared.wire.messages import (
     KvCommit,
@@ -36,9 +38,14 @@ from shared.wire.messages import (
     KvRenewed,
     KvStage,
     KvStaged,
+    Prefetch,
     Prompt,
+    PromptPull,
+    PromptReply,
+    RunningTurn,
     SamplingParams,
     StepOutput,
+    TurnPrefetched,
     TurnsStart,
     TurnStart,
     WorkerReport,
@@ -52,8 +59,11 @@ from shared.wire.subjects import (
     KV_OPEN,
     KV_RENEW,
     KV_STAGE,
+    PROMPT_PULL,
     STEP_OUTPUT,
+    TURN_PREFETCHED,
     TURNS_ENDED,
+    WORKER_PREFETCH,
     WORKER_REPORT,
     WORKER_START,
 )
@@ -362,3 +372,48 @@ def test_a_worker_runs_turns_without_threads_and_files() -> None:
     ]
     assert {report.state for report in reports} == {"loading", "ready", "draining"}
     assert all(report.pid == 7 for report in reports)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_a_turn_runs_on_elsewhere_is_prefetched_and_the_scheduler_is_told(
+    is_known: bool,
+) -> None:
+    prompt = list(range(1, 11))
+    said = [*prompt, *reply_to(prompt, 6)]
+    running = RunningTurn(turn_id=TurnId("r"), frontend_id=FRONTEND)
+    pulls: list[PromptPull] = []
+
+    async def answer(pull: PromptPull) -> PromptReply:
+        pulls.append(pull)
+        tokens = pack_ints([*said, 5]) if is_known else ""
+        ref = pull.turns[0]
+        found = Prompt(
+            turn_id=ref.turn_id, attempt=ref.attempt, tokens=tokens, num_generated=7,
+            gone=not is_known,
+        )  # fmt: skip
+        return PromptReply(prompts=[found])
+
+    async def scenario() -> MemoryBus:
+        kvstore = MemoryKvstore()
+        for bus in (MemoryBus(), MemoryBus()):  # as if on two hosts that share what they keep
+            await kvstore.listen(bus)
+            if kvstore.blocks:
+                break
+            async with Life(bus, kvstore) as worker:
+                await worker.say("t1", prompt, 6)
+        await bus.serve(PROMPT_PULL, answer, FRONTEND)
+        async with Life(bus, kvstore):
+            prefetch = Prefetch(session_id=SessionId("#r"), model_id=ModelId("m"), running=running)
+            await bus.publish(WORKER_PREFETCH, prefetch, "h-w0")
+            await asyncio.sleep(2)
+        return bus
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        bus = runner.run(scenario())
+    assert all(pull.is_ahead for pull in pulls), "its attempt goes on"
+    told = [message for subject, message in bus.published if subject is TURN_PREFETCHED]
+    num_blocks = (len(said) - 1) // BLOCK_TOKENS  # the last token has no KV
+    expected = TurnPrefetched(
+        turn_id=TurnId("r"), worker_id=WorkerId("h-w0"), num_blocks=num_blocks
+    )
+    assert told == ([expected] if is_known else [])

@@ -46,6 +46,7 @@ STATUS_OF = {
     "overloaded": 503,
     "no_capacity": 503,
     "adapter_unavailable": 503,
+    "adapter_too_large": 400,
     "context_length_exceeded": 400,
     "grammar_failed": 400,
     "engine_refused": 400,
@@ -269,7 +270,7 @@ class Turns:
         """A worker pulls prompts. An attempt that is void, or of a turn that ended, is `gone`.
 
         As many as fit the answer are in it; the worker asks again for the others, as if for the
-        first time. One that fits no answer fails its turn.
+        first time. One that fits no answer fails its turn. A pull ahead changes nothing.
 
         Args:
             payload_bytes_max: of one message.
@@ -281,15 +282,16 @@ class Turns:
         for ref in pull.turns:
             turn = self._turns.get(ref.turn_id)
             prompt = Prompt(turn_id=ref.turn_id, attempt=ref.attempt, gone=True)
-            if turn is not None and ref.attempt >= turn.attempt:
+            if turn is not None and (pull.is_ahead or ref.attempt >= turn.attempt):
                 whole = _prompt(turn, ref)
                 num_bytes = len(encode(whole)) + 1
                 if num_bytes <= room:
                     if num_bytes > left:
                         continue
                     prompt = whole
-                    _take(turn, ref.attempt, now_ns)
-                else:
+                    if not pull.is_ahead:
+                        _take(turn, ref.attempt, now_ns)
+                elif not pull.is_ahead:
                     why = f"the prompt takes {num_bytes} bytes: a message here takes {room}"
                     effects.append(self._fail(turn, "payload_too_large", why, 413))
             num_bytes = len(encode(prompt)) + 1

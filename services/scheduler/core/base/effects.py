@@ -6,6 +6,7 @@ from typing import Literal
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (
+    AutoscaleAdvice,
     PlacedTurn,
     Prefetch,
     PrefetchDrop,
@@ -16,7 +17,9 @@ from shared.wire.messages import (
     TurnStart,
 )
 
-PlacementReason = Literal["reserved", "moved", "affinity", "kv", "adapter", "balance", "replaced"]
+PlacementReason = Literal[
+    "reserved", "moved", "affinity", "kv", "adapter", "balance", "replaced", "migrated"
+]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 
@@ -121,6 +124,13 @@ class CountTurn:
     outcome: Outcome
 
 
+@dataclass(frozen=True, slots=True)
+class PublishAdvice:
+    """Publish how many workers are missing or idle."""
+
+    advice: AutoscaleAdvice
+
+
 Effect = (
     StartTurn
     | StartTurns
@@ -134,6 +144,7 @@ Effect = (
     | NotifyArrival
     | ProbeWorker
     | CountTurn
+    | PublishAdvice
     | WakeAt
 )
 

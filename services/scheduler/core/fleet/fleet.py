@@ -57,6 +57,11 @@ class Fleet:
     def get(self, worker_id: WorkerId) -> Worker | None:
         return self._workers.get(worker_id)
 
+    @property
+    def models(self) -> Collection[ModelId]:
+        """Those that any worker accepts turns of now."""
+        return [model_id for model_id, workers in self._serving.items() if workers]
+
     def serving(self, model_id: ModelId) -> Collection[Worker]:
         """Workers that accept turns of this model now."""
         return self._serving.get(model_id, {}).values()

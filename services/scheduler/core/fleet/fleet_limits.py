@@ -31,6 +31,7 @@ class Limits:
             which a turn fails if it was alone on the last one. Two may have other causes: a worker
             that died while the turn was sent there counts, too.
         near_ns: how long before its expected turn a reservation counts as load.
+        moved_tokens_min: tokens that a running turn probably has left for a move to be worth while.
         losses_kept_max: turns remembered of one silent worker.
     """
 
@@ -47,6 +48,7 @@ class Limits:
     losses_max: int = 8
     deaths_shared_max: int = 2
     deaths_proven_max: int = 3
+    moved_tokens_min: int = 32
     losses_kept_max: int = 1024
     turns_max: int = 100_000
     ended_max: int = 100_000

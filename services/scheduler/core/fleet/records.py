@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.fleet.kinds import Steps
@@ -122,6 +123,7 @@ class Worker:
         steps: by model, the step times of its kind of worker.
         expected: when the turns of its reservations are expected.
         peer_turns: turns that peer schedulers have there.
+        num_leaving, num_coming: turns that are about to move from there, and to there.
     """
 
     report: WorkerReport
@@ -146,6 +148,8 @@ class Worker:
     steps: dict[ModelId, Steps] = field(default_factory=dict)
     expected: ExpectedTurns = field(default_factory=ExpectedTurns)
     peer_turns: dict[TurnId, "PeerTurn"] = field(default_factory=dict)
+    num_leaving: int = 0
+    num_coming: int = 0
 
     @property
     def worker_id(self) -> WorkerId:
@@ -165,6 +169,11 @@ class Worker:
     def is_open(self) -> bool:
         """Whether any turn may be placed there: no quarantined turn needs it alone."""
         return self.isolation.turn is None and self.isolation.claimed_by is None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it takes no more turns, and stops once it has none or its patience ends."""
+        return self.alive and self.report.state == "draining"
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -210,15 +219,17 @@ class Worker:
         room = self.rooms.get(model_id)
         return room is None or room.fits(num_blocks, self.report.turns_running_max)
 
+    def has_loaded(self, adapter_hash: str) -> bool:
+        """Whether a turn on this adapter can begin there at once."""
+        return adapter_hash in self.adapters or any(
+            mix.has(adapter_hash) for mix in self.mixes.values()
+        )
+
     def holds(self, adapter_hash: str) -> bool:
         """Whether it has an adapter, or will: a turn that uses it is there or expected soon."""
-        return (
-            adapter_hash in self.adapters
-            or any(mix.has(adapter_hash) for mix in self.mixes.values())
-            or any(
-                held.adapter_hash == adapter_hash and not held.is_far
-                for held in self.reservations.values()
-            )
+        return self.has_loaded(adapter_hash) or any(
+            held.adapter_hash == adapter_hash and not held.is_far
+            for held in self.reservations.values()
         )
 
 
@@ -244,6 +255,8 @@ class Turn:
         promise: what it takes of its worker.
         room: of its worker, that counts it.
         counted_in: the model whose mix counts it on its worker.
+        move: to another worker, while that prefetches what it runs on.
+        moved_at_ns: when it last moved, or was to move and stayed; 0: never.
     """
 
     turn_id: TurnId
@@ -266,6 +279,8 @@ class Turn:
     promise: Promise = NOTHING
     room: Room | None = None
     counted_in: ModelId = NO_MODEL
+    move: "Move | None" = None
+    moved_at_ns: int = 0
 
     @property
     def model_id(self) -> ModelId:
@@ -281,6 +296,22 @@ class Turn:
     def ref(self) -> TurnRef:
         """Its attempts up to the highest one known."""
         return TurnRef(turn_id=self.turn_id, attempt=self.attempt)
+
+
+MoveReason = Literal["ending", "blocks", "target", "gathered"]
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A running turn is about to go on at another worker (`moves.py`).
+
+    Attributes:
+        num_blocks: of its tokens, that are in the pool there; None: it is still being prefetched.
+    """
+
+    target: Worker
+    reason: MoveReason
+    num_blocks: int | None = None
 
 
 @dataclass(slots=True)

@@ -72,8 +72,8 @@ class Room:
         self.num_tokens = max(self.num_tokens - promise.num_tokens, 0.0)
 
     def fits(self, num_blocks: int, num_seats: int) -> bool:
-        """Whether a turn that needs so many blocks can begin soon, or could not anywhere: what is
-        larger than a pool is for a worker without turns to refuse.
+        """Whether a turn that needs so many blocks can begin soon. Where there is no other, it can:
+        its reply may be shorter.
 
         Args:
             num_seats: turns in one step of the model; 0: not known.

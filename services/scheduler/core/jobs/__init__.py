@@ -3,13 +3,13 @@
 `services.scheduler.core.batching` decides when a batch starts and which jobs it contains.
 """
 
+from services.scheduler.core.base.effects import PublishAdvice
 from services.scheduler.core.jobs.core import JobsCore
 from services.scheduler.core.jobs.effects import (
     AnswerDropped,
     CountJobs,
     Deposed,
     JobsEffect,
-    PublishAdvice,
     SendBatch,
     SendBooked,
     SendGrant,

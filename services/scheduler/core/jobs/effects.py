@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.scheduler.core.base.effects import ProbeWorker
+from services.scheduler.core.base.effects import ProbeWorker, PublishAdvice
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (
-    AutoscaleAdvice,
     BatchStart,
     JobsDropped,
     RankBooked,
@@ -48,13 +47,6 @@ class Deposed:
     """A worker obeys a leader with this higher fencing token: stop acting."""
 
     fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAdvice:
-    """Publish the advice on the number of workers."""
-
-    advice: AutoscaleAdvice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Counters from which scaling advice is computed."""
 
+from services.scheduler.core.base.effects import PublishAdvice
 from services.scheduler.core.batching.scaling import ScalingAdvisor, ScalingLimits
-from services.scheduler.core.jobs.effects import PublishAdvice
 from shared.wire.messages import AutoscaleAdvice
 
 INTERVAL_NS = 1_000_000_000

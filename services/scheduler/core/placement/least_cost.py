@@ -39,6 +39,7 @@ class LeastCost(PlacementPolicy):
     """
 
     num_looked_at: ClassVar[int | None] = 16
+    moves_turns: ClassVar[bool] = True
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
@@ -63,6 +64,9 @@ class LeastCost(PlacementPolicy):
         margin_ms = _margin_ms(there) + (SENT_MS if is_sent else 0.0)
         wasted_ms = history.load_ms(kept.speeds.get(demand.model_id, DEFAULT_SPEEDS))
         return best if cost.total_ms + margin_ms + wasted_ms < there.total_ms else None
+
+    def steps_ms(self, worker: Worker, demand: Demand) -> tuple[float, float]:
+        return cost_at(worker, History.of(demand, None), demand).steps_ms
 
 
 def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:

@@ -68,17 +68,32 @@ class Demand:
 
     def promise(self, worker: Worker) -> Promise:
         """What the turn takes of this worker."""
-        speeds = worker.speeds.get(self.model_id, DEFAULT_SPEEDS)
         num_tokens = self.num_prompt_tokens + self.num_reply_tokens
-        num_blocks = ceil(num_tokens / speeds.block_tokens)
-        adapter = self.adapter
-        if adapter is not None and not worker.holds(adapter.adapter_hash):
-            num_blocks += ceil(max(adapter.image_bytes, 0) / speeds.block_bytes)
+        num_blocks = self._num_blocks(worker, num_tokens, has_adapter=self._has_adapter(worker))
         return Promise(num_blocks, self.num_reply_tokens)
 
     def fits(self, worker: Worker) -> bool:
         """Whether the turn can begin there soon."""
-        return worker.fits(self.model_id, self.promise(worker).num_blocks)
+        num_blocks = self.promise(worker).num_blocks
+        return self.can_fit(worker) and worker.fits(self.model_id, num_blocks)
+
+    def can_fit(self, worker: Worker) -> bool:
+        """Whether its prompt and its adapter have room there if nothing else is."""
+        room = worker.rooms.get(self.model_id)
+        if room is None or not room.num_blocks:
+            return True
+        return self._num_blocks(worker, self.num_prompt_tokens) <= room.num_blocks
+
+    def _has_adapter(self, worker: Worker) -> bool:
+        return self.adapter is not None and worker.holds(self.adapter.adapter_hash)
+
+    def _num_blocks(self, worker: Worker, num_tokens: float, *, has_adapter: bool = False) -> int:
+        """Of the pool, for so many tokens and for the adapter."""
+        speeds = worker.speeds.get(self.model_id, DEFAULT_SPEEDS)
+        num_blocks = ceil(num_tokens / speeds.block_tokens)
+        if self.adapter is not None and not has_adapter:
+            num_blocks += ceil(max(self.adapter.image_bytes, 0) / speeds.block_bytes)
+        return num_blocks
 
 
 class PlacementPolicy:
@@ -88,6 +103,9 @@ class PlacementPolicy:
         hears_hints: announced turns get reservations and prefetches.
         waits_for_room: a turn that fits no worker waits in the scheduler.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
+        moves_turns: running turns leave workers that lack blocks or miss their targets; those of a
+            worker that ends always do.
+        gathers_turns: they also move as `gathers` says.
         num_looked_at: number of workers that are enough to choose among, beside those near the
             session's history; None: all workers.
     """
@@ -95,6 +113,8 @@ class PlacementPolicy:
     hears_hints: ClassVar[bool] = True
     waits_for_room: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
+    moves_turns: ClassVar[bool] = False
+    gathers_turns: ClassVar[bool] = False
     num_looked_at: ClassVar[int | None] = None
 
     def __init__(self, limits: Limits) -> None:
@@ -124,6 +144,16 @@ class PlacementPolicy:
             is_sent: the frontend has sent the turn to `kept`, where it would have to be cancelled.
         """
         return None
+
+    def steps_ms(self, worker: Worker, demand: Demand) -> tuple[float, float]:
+        """What a step of the turns there takes, and of one turn more."""
+        return 0.0, 0.0
+
+    def gathers(self, worker: Worker, target: Worker) -> bool:
+        """Whether a turn is to move to `target`, which was chosen for it, so that its worker
+        has less to do.
+        """
+        return False
 
 
 def burden(worker: Worker) -> tuple[int, int, int, int, str]:

@@ -19,6 +19,7 @@ from shared.wire.messages import (
     SchedulerStatus,
     SessionPlacement,
     TurnCancel,
+    TurnPrefetched,
     TurnsEnded,
     TurnsPlaced,
     TurnsSubmit,
@@ -85,6 +86,11 @@ class SchedulerCore:
         """A worker has finished some attempts."""
         for end in message.turns:
             self._turns.ended(end)
+        return self._take_effects()
+
+    def on_turn_prefetched(self, message: TurnPrefetched, now_ns: int) -> list[Effect]:
+        """A worker has what it can have of a turn that may move there."""
+        self._turns.moves.on_prefetched(message, now_ns)
         return self._take_effects()
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[Effect]:

@@ -48,9 +48,9 @@ class Placer:
         self._num_asked: Counter[_Purpose] = Counter()
 
     @property
-    def hears_hints(self) -> bool:
-        """Whether announced turns get reservations."""
-        return self._policy.hears_hints
+    def policy(self) -> PlacementPolicy:
+        """What decides."""
+        return self._policy
 
     def choose(
         self,
@@ -120,10 +120,16 @@ class Placer:
         return self._that_fit(_without(every, avoid), demand)
 
     def _that_fit(self, workers: Collection[Worker], demand: Demand) -> Collection[Worker]:
-        """What room there will be for a turn that is still to come is not known."""
+        """What room there will be for a turn that is still to come is not known. What fits nowhere,
+        however little else is there, is for any worker to refuse at once.
+        """
         if demand.ahead_ns != 0 or not self._policy.waits_for_room:
             return workers
-        return [worker for worker in workers if demand.fits(worker)]
+        fitting = [worker for worker in workers if demand.fits(worker)]
+        serving = self._fleet.serving(demand.model_id)
+        if fitting or any(demand.can_fit(worker) for worker in serving):
+            return fitting
+        return workers
 
     def _candidates(
         self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose

@@ -70,7 +70,7 @@ class Reservations:
 
     def expect(self, message: ExpectSession, now_ns: int) -> SessionPlacement:
         """Reserve a place, or renew the session's reservation; makes the worker prefetch."""
-        if not self._placer.hears_hints:
+        if not self._placer.policy.hears_hints:
             return SessionPlacement()
         key = (message.tenant, message.session_id)
         model_id, adapter = message.model_id, message.adapter

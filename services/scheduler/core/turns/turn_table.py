@@ -7,6 +7,7 @@ from dataclasses import replace
 from services.scheduler.core.base.effects import (
     CancelTurn,
     CountTurn,
+    DropPrefetch,
     Effect,
     FailTurn,
     NotifyArrival,
@@ -22,6 +23,7 @@ from services.scheduler.core.turns.waiting import Rank, WaitingTurns
 from shared.ids import SessionId, TurnId
 from shared.wire.messages import (
     PlacedTurn,
+    PrefetchDrop,
     TurnArrived,
     TurnCancel,
     TurnFailed,
@@ -34,6 +36,11 @@ from shared.wire.urgency import is_urgent
 ATTEMPTS_PER_TERM = 4096  # of one turn; far more than `Limits.losses_max` allows
 SENT_ATTEMPT = 1  # attempt number of turns that frontends send to workers: below any scheduler's
 PROMPTS_WAITING_MAX = 1024  # up to 48 KiB each; the worker pulls the prompts of further turns
+
+
+def moving_name(turn_id: TurnId) -> SessionId:
+    """Under which a turn that moves is expected: of no session that a client can announce."""
+    return SessionId(f"#turn-{turn_id}")
 
 
 def first_attempt(fence: int) -> int:
@@ -187,6 +194,7 @@ class TurnTable:
         """Take a turn from its worker. The caller places it again or closes it at once."""
         worker = turn.worker
         assert worker is not None
+        self.end_move(turn)
         del worker.turns[turn.turn_id]
         worker.num_urgent -= turn.is_urgent
         turn.is_urgent = False
@@ -195,6 +203,26 @@ class TurnTable:
         if worker.isolation.turn is turn:
             worker.isolation.turn = None  # it is open to others again
         self._on_room(worker)
+
+    def end_move(self, turn: Turn, *, is_over: bool = True) -> None:
+        """A turn is not about to move any more, if it was.
+
+        Args:
+            is_over: what was prefetched for it is of no use.
+        """
+        move, worker = turn.move, turn.worker
+        if move is None or worker is None:
+            return
+        turn.move = None
+        worker.num_leaving -= 1
+        move.target.num_coming -= 1
+        if is_over and turn.submit is not None:
+            drop = PrefetchDrop(
+                session_id=moving_name(turn.turn_id),
+                model_id=turn.submit.model_id,
+                tenant=turn.submit.tenant,
+            )
+            self._out.append(DropPrefetch(move.target.worker_id, drop))
 
     def end_isolation(self, worker: Worker) -> None:
         """Open the worker to other turns again."""

@@ -20,11 +20,13 @@ from services.scheduler.core.fleet.mix import Adapter, adapter_named
 from services.scheduler.core.fleet.records import Ended, Turn, Worker
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.dispatch import Dispatch
+from services.scheduler.core.turns.moves import Moves
 from services.scheduler.core.turns.peer_turns import PeerTurns
 from services.scheduler.core.turns.promises import Promises
 from services.scheduler.core.turns.quarantine import Quarantine
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.room_queue import RoomQueue
+from services.scheduler.core.turns.scaling import Scaling
 from services.scheduler.core.turns.turn_table import TurnTable
 from shared.ids import ModelId, WorkerId
 from shared.wire.messages import TurnCancel, TurnEnd, TurnFailed, TurnRef, TurnSubmit, WorkerReport
@@ -45,6 +47,7 @@ class Turns:
 
     Attributes:
         peer_turns: turns of peer schedulers on the workers.
+        moves: turns that run, on their way to other workers.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Turns:
         self._queue = RoomQueue(context, self._table)
         self._promises = Promises()
         self._dispatch = Dispatch(context, self._table, reservations, self._promises)
+        self.moves = Moves(context, self._table, self._promises)
+        self._scaling = Scaling(context, self._table.waiting, learning_until_ns)
         self._with_room: dict[WorkerId, Worker] = {}  # workers on which waiting turns may fit
 
     @property
@@ -161,6 +166,7 @@ class Turns:
         self.peer_turns.promise_again(worker, report)
         self._lose(missed, worker, now_ns)
         self._quarantine.on_report(worker)
+        self.moves.on_report(worker, now_ns)
         self._on_room(worker)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:

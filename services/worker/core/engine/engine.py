@@ -200,10 +200,7 @@ class EngineCore:
         turn.length_max = min(tokens_max, turn.num_prompt + turn.request.sampling.max_tokens)
         turn.cache.short_rope_max = self.limits.short_rope_max
         if len(turn.tokens) >= tokens_max:
-            most = max(tokens_max - 1, 0)
-            beside = " beside its adapter" if turn.adapter.num_image_blocks else ""
-            message = f"the prompt has {len(turn.tokens)} tokens; this worker takes {most}{beside}"
-            return effects + refuse(turn, "context_length_exceeded", message)
+            return effects + self._refuse_long(turn, tokens_max)
         if self.num_turns >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
         if turn.outgrows_short:
@@ -214,6 +211,23 @@ class EngineCore:
             self.stager.on_arrived(owner)
         effects += self.adapters.use(turn.adapter, now_ns)
         return effects + self.history.look_up(turn, now_ns)
+
+    def _refuse_long(self, turn: Turn, tokens_max: int) -> list[Effect]:
+        """There is no room for its prompt and a token, whatever else is here."""
+        use = turn.adapter
+        if use.ref is not None and tokens_max <= 1:
+            num_blocks = self.pool.num_pages // self.pool.num_layers
+            message = (
+                f"adapter {use.ref.name}: it takes {use.num_image_blocks} blocks; the KV pool of "
+                f"this worker has {num_blocks}"
+            )
+            return refuse(turn, "adapter_too_large", message)
+        beside = " beside its adapter" if use.num_image_blocks else ""
+        message = (
+            f"the prompt has {len(turn.tokens)} tokens; this worker takes "
+            f"{max(tokens_max - 1, 0)}{beside}"
+        )
+        return refuse(turn, "context_length_exceeded", message)
 
     def on_cancel(self, turn_id: TurnId, attempt: int = 0, num_kept: int = 0) -> list[Effect]:
         """The client has disconnected, or has enough. `attempt` spares later ones; 0 spares none.

@@ -14,7 +14,7 @@ from services.worker.core.effects import Effect, Prefetched, StageSession
 from services.worker.core.engine_limits import Estimates
 from shared.blocks import BlockKey
 from shared.hints import HINT_HOLD_NS, SHARE_OF_ONE, HintShares
-from shared.ids import HostId, SessionId, TenantId
+from shared.ids import HostId, SessionId, TenantId, TurnId
 from shared.owners import OwnerKey, owner_key
 from shared.wire.messages import AdapterRef
 from shared.wire.urgency import is_urgent
@@ -38,6 +38,7 @@ class Expected:
         kv_at: how many leading blocks of the session are on which hosts, as far as known.
         keys: of the blocks that it needs; empty: those of the session's record.
         trace: of its advisory; empty: it is not traced.
+        running: the turn, if it runs elsewhere and may move here.
         asked_at_ns: when the kvstore was asked for it.
     """
 
@@ -52,6 +53,7 @@ class Expected:
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     keys: tuple[BlockKey, ...] = ()
     trace: str = ""
+    running: TurnId | None = None
     asked_at_ns: int = 0
     owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
@@ -165,7 +167,8 @@ def asked_at(expected: Expected, now_ns: int) -> Expected:
 def prefetched(
     expected: Expected, num_staged: int, num_here: int, adapter_hash: str = ""
 ) -> list[Effect]:
-    """The outcome of an announced turn, for its trace, if it has one: see `Prefetched`."""
-    if not expected.trace:
+    """The outcome of an announced turn, if anybody wants to know it: see `Prefetched`."""
+    trace, asked_at_ns, running = expected.trace, expected.asked_at_ns, expected.running
+    if not trace and running is None:
         return []
-    return [Prefetched(expected.trace, expected.asked_at_ns, num_staged, num_here, adapter_hash)]
+    return [Prefetched(trace, asked_at_ns, num_staged, num_here, adapter_hash, running)]

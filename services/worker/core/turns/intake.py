@@ -11,7 +11,7 @@ from services.worker.core.turns.request import TurnRequest, TurnTargets, TurnTra
 from services.worker.core.turns.turn import Turn
 from services.worker.core.turns.turn_cache import TurnCache
 from shared.adapters.layout import layout_image
-from shared.blocks import chain_keys, prefix_keys, root_key
+from shared.blocks import BlockKey, chain_keys, prefix_keys, root_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
@@ -113,8 +113,13 @@ def _checked_tokens(prompt: Prompt, shape: ModelShape) -> "array[int]":
     return tokens
 
 
-def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expected:
+def expected_turn(
+    prefetch: Prefetch, shape: ModelShape, now_ns: int, prompt: Prompt | None = None
+) -> Expected:
     """An announced turn.
+
+    Args:
+        prompt: of one that runs elsewhere, with what it has generated so far.
 
     Raises:
         MalformedMessage: its keys cannot be read.
@@ -123,7 +128,7 @@ def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expecte
     for name in ("expires_in_ns", "arrives_in_ns", "num_tokens"):
         if getattr(prefetch, name) < 0:
             raise InvalidRequest(f"{name}: {getattr(prefetch, name)} is below 0", name)
-    keys = prefix_keys(prefetch.keys)
+    keys = prefix_keys(prefetch.keys) if prompt is None else _keys_of(prefetch, prompt, shape)
     return Expected(
         tenant=prefetch.tenant,
         session_id=prefetch.session_id,
@@ -136,7 +141,15 @@ def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expecte
         kv_at=worth_keeping(prefetch.kv_at),
         keys=tuple(keys),
         trace=prefetch.trace,
+        running=None if prefetch.running is None else prefetch.running.turn_id,
     )
+
+
+def _keys_of(prefetch: Prefetch, prompt: Prompt, shape: ModelShape) -> list[BlockKey]:
+    """Of the full blocks that a turn has."""
+    adapter_hash = "" if prefetch.adapter is None else prefetch.adapter.adapter_hash
+    root = root_key(shape.fingerprint, prefetch.tenant, adapter_hash, prompt.cache_salt)
+    return chain_keys(root, _checked_tokens(prompt, shape), shape.block_tokens)
 
 
 def num_image_blocks(adapter: AdapterRef | None, shape: ModelShape) -> int:

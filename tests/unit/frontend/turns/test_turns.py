@@ -528,3 +528,25 @@ def test_an_attempt_that_was_cancelled_before_it_began_is_not_lost() -> None:
     turns = started()
     assert turns.on_delta(replace(delta(4097, 0, 0), finish="cancelled"), 0) == []
     assert delivered(turns.on_delta(delta(4098, 0), 0)) == REPLY[:1]
+
+
+def test_a_pull_ahead_tells_what_there_is_and_changes_nothing() -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    turns.on_new(new_turn(), 0)
+    pull(turns, 3)
+    turns.on_delta(delta(3, 0, 2), 1)
+    for attempt in (1, 7):
+        ref = m.TurnRef(turn_id=TURN, attempt=attempt)
+        (answer,) = turns.on_pull(m.PromptPull(turns=[ref], is_ahead=True), 2)
+        assert isinstance(answer, AnswerPull)
+        (prompt,) = answer.message.prompts
+        assert not prompt.gone and prompt.num_generated == 2
+        assert m.unpack_ints(prompt.tokens)[-2:] == REPLY[:2]
+    assert delivered(turns.on_delta(delta(3, 2, 1), 3)) == REPLY[2:3], "the attempt still counts"
+    (answer, *effects) = turns.on_pull(
+        m.PromptPull(turns=[m.TurnRef(turn_id=TURN)], is_ahead=True), 4, payload_bytes_max=100
+    )
+    assert isinstance(answer, AnswerPull) and not effects, "the turn does not fail of it"
+    unknown = m.PromptPull(turns=[m.TurnRef(turn_id=TurnId("x"))], is_ahead=True)
+    (answer,) = turns.on_pull(unknown, 5)
+    assert isinstance(answer, AnswerPull) and answer.message.prompts[0].gone

@@ -58,9 +58,11 @@ def card(model: str, block_tokens: int = BLOCK_TOKENS) -> ModelCard:
     )
 
 
-def adapter_of(name: str, lora_rank: int = 8) -> AdapterRef:
+def adapter_of(name: str, lora_rank: int = 8, image_bytes: int = 0) -> AdapterRef:
     """The adapter whose hash is a letter again and again."""
-    return AdapterRef(adapter_hash=name * HASH_CHARS, name=name, lora_rank=lora_rank)
+    return AdapterRef(
+        adapter_hash=name * HASH_CHARS, name=name, lora_rank=lora_rank, image_bytes=image_bytes
+    )
 
 
 class Driver:

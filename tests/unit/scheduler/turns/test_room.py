@@ -9,7 +9,7 @@ from services.scheduler.core.fleet.lengths import ReplyLengths
 from shared.ids import ModelId, TurnId, WorkerId
 from shared.wire.messages import ModelRoom, PlacedTurn, TurnsPlaced
 from shared.wire.shards import Share
-from tests.unit.scheduler.turns.driver import SECOND, Driver, failures, only, starts
+from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, failures, only, starts
 
 M = ModelId("m")
 SEATS = 8
@@ -76,6 +76,24 @@ def test_a_turn_that_is_larger_than_a_pool_is_for_an_empty_worker_to_refuse() ->
     d = Driver()
     d.report("w1", room=room(free=10, of=10))
     assert starts(d.submit("t1", num_tokens=6400))
+
+
+def test_what_fits_in_no_pool_is_sent_to_be_refused_and_holds_nobody_up() -> None:
+    large = adapter_of("a", image_bytes=1 << 40)
+    for asked in ({"num_tokens": 20 * 64}, {"adapter": large}):
+        d = Driver()
+        d.report("w1", ("x", 1), room=room(1, free=2, of=10))
+        assert starts(d.submit("t1", **asked)), "it would wait for ever"
+        d.report("w1", ("x", 1), room=room(1, free=2, of=10))
+        d.report("w2", ("y", 1), room=room(1, free=0, of=1 << 30))
+        assert not starts(d.submit("t2", num_tokens=20 * 64)), "there is a pool that it fits in"
+
+
+def test_a_turn_goes_to_no_pool_that_is_too_small_for_it() -> None:
+    d = Driver()
+    d.report("w1", room=room(0, free=10, of=10))
+    d.report("w2", ("y", 1), room=room(1, free=100, of=100))
+    assert [worker for worker, *_ in starts(d.submit("t", num_tokens=20 * 64))] == ["w2"]
 
 
 def test_turns_wait_in_order_of_priority_then_target_then_arrival() -> None:

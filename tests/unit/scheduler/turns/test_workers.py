@@ -1,7 +1,6 @@
 """Silence, probes, death and return of workers, and what is told of them."""
 
 from services.scheduler.core import ProbeWorker, StartTurn
-from shared.effects import WakeAt
 from shared.ids import HostId, WorkerId
 from shared.wire.messages import WorkerReport
 from tests.unit.scheduler.jobs.driver import card as oneshot_card
@@ -87,11 +86,11 @@ def test_an_old_report_is_ignored() -> None:
 
 def test_following_the_wakes_alone_finds_the_death() -> None:
     d = Driver()
-    wakes = only(WakeAt, d.report("w1"))
+    d.report("w1")
     died_at_ns = d.now_ns + d.limits.dead_after_ns
-    while wakes and state_of(d, "w1") != "dead":
-        d.now_ns = wakes[-1].at_ns
-        wakes = only(WakeAt, d.wake()) or wakes
+    while d.alarm_ns is not None and state_of(d, "w1") != "dead":
+        d.now_ns = d.alarm_ns
+        d.wake()
     assert d.now_ns == died_at_ns
 
 

@@ -224,6 +224,13 @@ def test_a_prompt_that_has_no_room_beside_its_adapter_is_refused() -> None:
     assert not deltas(engine.submit(turn_on("b", "", list(range(1, 9)))))
 
 
+def test_an_adapter_that_fits_no_pool_is_refused_by_name() -> None:
+    engine = Engine(new_core(2))
+    (delta,) = deltas(engine.submit(turn_on("a", "x", [1])))
+    assert delta.code == "adapter_too_large"
+    assert "adapter x" in delta.message and "2 blocks" in delta.message
+
+
 def test_an_adapter_that_cannot_be_made_costs_its_own_turns_only() -> None:
     engine = Engine()
     engine.submit(turn_on("a", "x"))

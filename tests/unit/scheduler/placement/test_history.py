@@ -12,7 +12,7 @@ from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
 from shared.wire.messages import ModelSpeeds
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
-from tests.unit.scheduler.turns.test_least_cost import FAST, GB, two_hosts
+from tests.unit.scheduler.placement.test_least_cost import FAST, GB, two_hosts
 from tests.unit.scheduler.turns.test_placement import place
 
 M = ModelId("m")
