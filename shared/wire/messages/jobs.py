@@ -275,7 +275,7 @@ class AutoscaleAdvice:
             steps take longer than their target.
         idle_share: smoothed share of the workers' time without a batch; of their seats or blocks
             that are free.
-        model_id: a language model; empty: the one-shot models.
+        model_id: a language model; None: the one-shot models.
     """
 
     num_workers: int  # ready
@@ -283,7 +283,7 @@ class AutoscaleAdvice:
     remove: int
     bad_rate: float
     idle_share: float
-    model_id: ModelId = ModelId("")
+    model_id: ModelId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

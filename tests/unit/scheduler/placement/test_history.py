@@ -11,8 +11,8 @@ from services.scheduler.core.placement.least_cost import LeastCost
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
 from shared.wire.messages import ModelSpeeds
-from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 from tests.unit.scheduler.placement.test_least_cost import FAST, GB, two_hosts
+from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 from tests.unit.scheduler.turns.test_placement import place
 
 M = ModelId("m")

@@ -5,8 +5,8 @@ import pytest
 from services.scheduler.core import DropPrefetch, NotifyFrontends, SendPrefetch, StartTurn
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.wire.messages import AgentPrefix, AgentRef, prefix_session
-from tests.unit.scheduler.turns.driver import Driver, adapter_of, only
 from tests.unit.scheduler.placement.test_least_cost import fill, two_hosts
+from tests.unit.scheduler.turns.driver import Driver, adapter_of, only
 
 CODER = AgentRef(agent="coder", workflow_id="w")
 PREFIX = AgentPrefix(agent=CODER, keys="5a" * KEY_BYTES * 40)
