@@ -47,6 +47,7 @@ class PromptPuller:
         self._on_prompt = on_prompt
         self.core = Pulling()
         self._tasks = Tasks("pulling prompts failed")
+        self._num_forgotten = 0
         self._looks = Tasks("looking at a turn that runs elsewhere failed")
 
     def __len__(self) -> int:
@@ -74,6 +75,7 @@ class PromptPuller:
 
     def forget(self, tenant: TenantId, session_id: SessionId) -> None:
         """A session was deleted: its prompts in flight do not say so."""
+        self._num_forgotten += 1
         self.core.on_forget(tenant, session_id, self._clock.now_ns())
 
     def look(self, running: RunningTurn, on_prompt: Callable[[Prompt], None]) -> None:
@@ -84,11 +86,13 @@ class PromptPuller:
             self._looks.spawn(self._look(running, on_prompt))
 
     async def _look(self, running: RunningTurn, on_prompt: Callable[[Prompt], None]) -> None:
+        num_forgotten = self._num_forgotten
         request = PromptPull(turns=[TurnRef(turn_id=running.turn_id)], is_ahead=True)
         reply = await self._ask(request, running.frontend_id)
         for prompt in [] if reply is None else reply.prompts[:1]:
             is_of_it = prompt.turn_id == running.turn_id and not prompt.gone
-            if is_of_it and not prompt.is_private:
+            # What was deleted meanwhile may be its session.
+            if is_of_it and not prompt.is_private and num_forgotten == self._num_forgotten:
                 on_prompt(prompt)
 
     def _flush(self) -> None:

@@ -140,6 +140,7 @@ class RunningTurn:
 
     turn_id: TurnId
     frontend_id: FrontendId
+    session_id: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,11 @@ class Moves:
             expires_in_ns=PREPARE_NS,
             adapter=submit.adapter,
             kv_at=dict(demand.kv_at),
-            running=RunningTurn(turn_id=turn.turn_id, frontend_id=submit.frontend_id),
+            running=RunningTurn(
+                turn_id=turn.turn_id,
+                frontend_id=submit.frontend_id,
+                session_id=submit.session_id,
+            ),
         )
         self._out.append(SendPrefetch(target.worker_id, prefetch))
         self._timers.at(now_ns + PREPARE_NS, lambda at_ns: self._on_late(turn, move, at_ns))

@@ -60,8 +60,8 @@ class Announcements:
             return [ReleaseTicket(staged.ticket)]
         if staged.num_blocks == 0:  # deleted since
             return [ReleaseTicket(staged.ticket), *prefetched(expected, 0, 0)]
-        owner = expected.owner
-        effects = self.stager.expect(staged, (owner, ""), owner, expected, now_ns)
+        owner, maker = expected.owners
+        effects = self.stager.expect(staged, (owner, ""), maker, expected, now_ns)
         return effects + self.stager.pump(now_ns)
 
     def ask_for_due(self, now_ns: int) -> list[Effect]:

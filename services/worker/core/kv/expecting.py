@@ -15,7 +15,7 @@ from services.worker.core.engine_limits import Estimates
 from shared.blocks import BlockKey
 from shared.hints import HINT_HOLD_NS, SHARE_OF_ONE, HintShares
 from shared.ids import HostId, SessionId, TenantId, TurnId
-from shared.owners import OwnerKey, owner_key
+from shared.owners import NO_OWNER, OwnerKey, owner_key
 from shared.wire.messages import AdapterRef
 from shared.wire.urgency import is_urgent
 
@@ -39,6 +39,7 @@ class Expected:
         keys: of the blocks that it needs; empty: those of the session's record.
         trace: of its advisory; empty: it is not traced.
         running: the turn, if it runs elsewhere and may move here.
+        maker: the session that made the blocks, if it is not the one that is named.
         asked_at_ns: when the kvstore was asked for it.
     """
 
@@ -54,11 +55,17 @@ class Expected:
     keys: tuple[BlockKey, ...] = ()
     trace: str = ""
     running: TurnId | None = None
+    maker: OwnerKey = NO_OWNER
     asked_at_ns: int = 0
     owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "owner", owner_key(self.tenant, self.session_id))
+
+    @property
+    def owners(self) -> tuple[OwnerKey, OwnerKey]:
+        """Sessions without which nothing is expected: that it is named after, and the maker."""
+        return self.owner, self.owner if self.maker == NO_OWNER else self.maker
 
     @property
     def is_known(self) -> bool:
@@ -129,7 +136,7 @@ class Expecting:
         """Its turn is here, or not coming."""
         if owner in self._waiting:
             self._take(owner)
-        for number in [number for number, each in self._asked.items() if each.owner == owner]:
+        for number in [at for at, each in self._asked.items() if owner in each.owners]:
             del self._asked[number]
 
     def _take(self, owner: OwnerKey) -> Expected:

@@ -337,7 +337,7 @@ class Stager:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
         not prefetched."""
         self.on_arrived(owner)
-        return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
+        return self._drop_prefetches(lambda each: owner in (each.name[0], each.owner))
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is spare room."""

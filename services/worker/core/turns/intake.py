@@ -15,7 +15,7 @@ from shared.blocks import BlockKey, chain_keys, prefix_keys, root_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
-from shared.owners import owner_key
+from shared.owners import NO_OWNER, owner_key
 from shared.wire.messages import (
     SLO_MS_MAX,
     AdapterRef,
@@ -129,6 +129,7 @@ def expected_turn(
         if getattr(prefetch, name) < 0:
             raise InvalidRequest(f"{name}: {getattr(prefetch, name)} is below 0", name)
     keys = prefix_keys(prefetch.keys) if prompt is None else _keys_of(prefetch, prompt, shape)
+    running = prefetch.running
     return Expected(
         tenant=prefetch.tenant,
         session_id=prefetch.session_id,
@@ -141,7 +142,8 @@ def expected_turn(
         kv_at=worth_keeping(prefetch.kv_at),
         keys=tuple(keys),
         trace=prefetch.trace,
-        running=None if prefetch.running is None else prefetch.running.turn_id,
+        running=None if running is None else running.turn_id,
+        maker=NO_OWNER if running is None else owner_key(prefetch.tenant, running.session_id),
     )
 
 

@@ -268,6 +268,27 @@ class TestComing:
         answer = engine.core.on_session_staged(ask.number, staged, engine.now_ns)
         assert answer == [ReleaseTicket(1)] and not engine.core.pool.blocks
 
+    @pytest.mark.parametrize("when", ["asked", "loading", "here"])
+    def test_what_is_prefetched_of_its_turn_that_runs_elsewhere_is_not_found(
+        self, engine: Engine, when: str
+    ) -> None:
+        running = {"running": TurnId("t"), "maker": S, "keys": tuple(KEYS)}
+        (ask,) = announce(engine, SessionId("#turn-t"), **running)
+        assert isinstance(ask, StageSession)
+        staged = staged_blocks(1, KEYS)
+        if when != "asked":
+            engine.effects += engine.core.on_session_staged(ask.number, staged, engine.now_ns)
+        if when == "here":
+            engine.load_all(engine.effects)
+            assert engine.core.pool.blocks
+        forget(engine, keys=[])
+        if when == "asked":
+            answer = engine.core.on_session_staged(ask.number, staged, engine.now_ns)
+            assert answer == [ReleaseTicket(1)]
+        if when == "loading":
+            engine.load_all(engine.effects)
+        assert not engine.core.pool.blocks
+
     def test_one_without_room_lets_its_ticket_go(self) -> None:
         engine = Engine(new_core(num_blocks=3))
         other = of_other(new_turn("u", PROMPT))
