@@ -204,9 +204,11 @@ class TestComing:
         engine.core.write_behind.connect(1)
         return engine
 
-    def expect(self, engine: Engine) -> None:
+    def expect(self, engine: Engine, *, runs_elsewhere: bool = False) -> None:
         """Advise the session; its two blocks are staged under ticket 1."""
-        (ask,) = announce(engine, SessionId("s"))
+        running = {"running": TurnId("t"), "maker": S, "keys": tuple(KEYS)}
+        name, told = (SessionId("#turn-t"), running) if runs_elsewhere else (SessionId("s"), {})
+        (ask,) = announce(engine, name, **told)
         assert isinstance(ask, StageSession)
         staged = staged_blocks(1, KEYS)
         engine.effects += engine.core.on_session_staged(ask.number, staged, engine.now_ns)
@@ -289,13 +291,14 @@ class TestComing:
             engine.load_all(engine.effects)
         assert not engine.core.pool.blocks
 
-    def test_one_without_room_lets_its_ticket_go(self) -> None:
+    @pytest.mark.parametrize("runs_elsewhere", [False, True])
+    def test_one_without_room_lets_its_ticket_go(self, runs_elsewhere: bool) -> None:
         engine = Engine(new_core(num_blocks=3))
         other = of_other(new_turn("u", PROMPT))
         engine.submit(other)
         engine.step()
         engine.core.write_behind.connect(1)
-        self.expect(engine)
+        self.expect(engine, runs_elsewhere=runs_elsewhere)
         assert not of_kind(engine.effects, LoadPages)
         forget(engine)
         assert engine.effects[-1] == ReleaseTicket(1)
