@@ -1,9 +1,9 @@
 """`bench chaos`: faults on purpose.
 
-`--sim` and `--mutants`: of every kind, on all production cores in virtual time. `--kill`, `--stop`
-and `--away`: to a deployment of real processes with the demo model, under streams that must come to
-their end token for token as on a good day. With `--adapters` each runs on the base or an adapter.
-A guarantee that does not hold makes the exit status 1.
+`--sim` and `--mutants`: of every kind, on all production cores in virtual time. `--end`, `--kill`,
+`--stop` and `--away`: to a deployment of real processes with the demo model, under streams that
+must come to their end token for token as on a good day. With `--adapters` each runs on the base or
+an adapter. A guarantee that does not hold makes the exit status 1.
 """
 
 import argparse
@@ -29,15 +29,17 @@ def run(argv: list[str]) -> dict[str, Any]:
     if options.seeds < 1:
         raise InvalidRequest("--seeds: at least 1")
     if options.seed is not None and (options.mutants or options.sim):
-        raise InvalidRequest("--seed: of --kill, --stop, --away; a simulation has --first, --seeds")
+        raise InvalidRequest(
+            "--seed: of --end, --kill, --stop, --away; a simulation has --first, --seeds"
+        )
     if options.mutants:
         return run_mutants(options.first, options.seeds)
     if options.sim:
         return virtual.run(options.first, options.seeds)
     if options.adapters < 0 or not 0 <= options.link_mb_s < math.inf:
         raise InvalidRequest("--adapters, --link-mb-s: from 0 on")
-    if not (options.kill or options.stop or options.away):
-        raise InvalidRequest("bench chaos: give --sim, --mutants, --kill, --stop or --away")
+    if not (options.end or options.kill or options.stop or options.away):
+        raise InvalidRequest("bench chaos: give --sim, --mutants, --end, --kill, --stop or --away")
     return _real(options, argv)
 
 
@@ -55,6 +57,7 @@ def _real(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
         found = away.run(options.seconds, options.workers, options.spares, setting)
     else:
         wanted = processes.Wanted(
+            end=options.end,
             kill=options.kill,
             stop=options.stop,
             stops_s=options.stop_seconds,
@@ -69,17 +72,18 @@ def _real(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="symphony bench chaos", description=__doc__)
-    modes = parser.add_argument_group("what is done; --kill and --stop go together")
+    modes = parser.add_argument_group("what is done; --end, --kill and --stop go together")
     modes.add_argument("--sim", action="store_true", help="seeded worlds in virtual time")
     modes.add_argument("--mutants", action="store_true", help="break the cores, and be found out")
     names = "processes by their names in `status`, or helper-0, a helper of worker-0; or all"
+    modes.add_argument("--end", type=_names, default=(), metavar="NAMES", help=f"SIGTERM: {names}")
     modes.add_argument("--kill", type=_names, default=(), metavar="NAMES", help=names)
     modes.add_argument("--stop", type=_names, default=(), metavar="NAMES", help=names)
     modes.add_argument("--away", choices=["nats"], help="take it away, and bring it back")
     virtual = parser.add_argument_group("--sim, --mutants")
     virtual.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
     virtual.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    real = parser.add_argument_group("--kill, --stop, --away")
+    real = parser.add_argument_group("--end, --kill, --stop, --away")
     real.add_argument("--streams", type=_count, default=64, help="all the time (default 64)")
     real.add_argument("--workers", type=_count, default=2, help="with the real engine (default 2)")
     real.add_argument("--spares", type=int, default=1, help="spare schedulers (default 1)")

@@ -9,6 +9,7 @@ from loadtest.chaos.sse import Stream
 from loadtest.fuzz.report import Report
 
 WORKER_GAP_MAX_S = 3.0
+MOVED_GAP_MAX_S = 1.0  # of a worker that passes its turns on
 SCHEDULER_GAP_MAX_S = 1.0  # with a spare
 OTHERS_GAP_MAX_S = 1.5  # beside what the process stood still
 TROUBLES_MAX = 5
@@ -21,14 +22,18 @@ class Fault:
     Attributes:
         name: of the process; of worker 0's helper it is ``helper-0``.
         stop_s: how long it stands still; 0: it is killed.
+        is_orderly: it is told to end instead, and may pass on what it has.
     """
 
     name: str
-    stop_s: float
+    stop_s: float = 0.0
+    is_orderly: bool = False
 
     @property
     def what(self) -> str:
         """In words: the same for every round."""
+        if self.is_orderly:
+            return f"{self.name} told to end"
         return f"{self.name} {f'stopped {self.stop_s:g} s' if self.stop_s else 'killed'}"
 
     @property
@@ -41,7 +46,7 @@ class Fault:
         """How long a stream may wait for its next piece."""
         match self.name.partition("-")[0]:
             case "worker":
-                return WORKER_GAP_MAX_S
+                return MOVED_GAP_MAX_S if self.is_orderly else WORKER_GAP_MAX_S
             case "scheduler":
                 return SCHEDULER_GAP_MAX_S
             case "helper":  # however long it stands still: it is given up in a moment

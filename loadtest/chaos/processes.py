@@ -1,4 +1,6 @@
-"""Processes of a deployment killed or suspended under streams (`--kill`, `--stop`)."""
+"""Processes of a deployment told to end, killed or suspended under streams (`--end`, `--kill`,
+`--stop`).
+"""
 
 import time
 from collections.abc import Sequence
@@ -33,11 +35,12 @@ LAST = "frontend"  # so that the others are seen from streams that nothing broke
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """Attributes:
-    kill, stop: names of processes, or `ALL`.
+    end, kill, stop: names of processes, or `ALL`.
     stops_s: how long each stands still, one fault each.
     rounds: how often everything is done.
     """
 
+    end: tuple[str, ...]
     kill: tuple[str, ...]
     stop: tuple[str, ...]
     stops_s: tuple[float, ...]
@@ -58,20 +61,24 @@ def run(wanted: Wanted, setting: Setting) -> dict[str, Any]:
 
 
 def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
-    """One round: kills, then stops, the shortest first. A scheduler's fault is followed by its
-    spare's, which then leads, so that who leads is met.
+    """One round: orderly ends, kills, then stops, the shortest first. A scheduler's fault is
+    followed by its spare's, which then leads, so that who leads is met.
 
     Raises:
         InvalidRequest: there is no process of a name; lists those that there are.
     """
-    for name in (*wanted.kill, *wanted.stop):
+    for name in (*wanted.end, *wanted.kill, *wanted.stop):
         if name != ALL and name not in names:
             raise InvalidRequest(f"no process {name!r} in the deployment: {', '.join(names)}")
-    kinds = [(wanted.kill, 0.0), *((wanted.stop, stop_s) for stop_s in sorted(wanted.stops_s))]
+    kinds = [
+        (wanted.end, 0.0, True),
+        (wanted.kill, 0.0, False),
+        *((wanted.stop, stop_s, False) for stop_s in sorted(wanted.stops_s)),
+    ]
     order = sorted(names, key=lambda name: name == LAST)
     return [
-        Fault(name=name, stop_s=stop_s)
-        for those, stop_s in kinds
+        Fault(name=name, stop_s=stop_s, is_orderly=is_orderly)
+        for those, stop_s, is_orderly in kinds
         for name in order
         if name in those or ALL in those
     ]

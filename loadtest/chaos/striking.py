@@ -49,11 +49,12 @@ class Met:
 
 
 async def strike(stage: Stage, fault: Fault) -> Met:
-    """Kill a process, or stop it for some time."""
+    """Tell a process to end, kill it, or stop it for some time."""
     kind, _, number = fault.name.partition("-")
     worker = int(number) if kind in ("worker", "helper") else None
     pids = stage.deployment.pids()
-    sent = signal.SIGSTOP if fault.stop_s else signal.SIGKILL
+    sent = signal.SIGTERM if fault.is_orderly else signal.SIGKILL
+    sent = signal.SIGSTOP if fault.stop_s else sent
     if worker is not None and stage.has_helpers:
         helper = helpers_of(pids[f"worker-{worker}"])[0]
         channel = helper.channel()

@@ -90,7 +90,7 @@ class Watch:
 
     def num_awaited(self, worker: int | None = None) -> int:
         """Adapters that turns of one worker, or of any, wait for."""
-        seen = self._seen if worker is None else [self._seen[worker]]
+        seen = self._seen if worker is None else self._seen[worker : worker + 1]
         return sum(len(each.awaited) for each in seen)
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loadtest.sim.timeline import Timeline
+from services.scheduler.core.turns.turn_table import moving_name
 from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId, request_of_job
 from shared.wire.messages import AdapterRef, AgentRef, SamplingParams, TurnStart
 
@@ -77,12 +78,13 @@ class Ledger:
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
         """No attempt is given out twice; where nothing goes wrong, no turn that was served. (One
-        whose client left may have been under way.)"""
+        whose client left may have been under way, one that moves may just have ended.)"""
         name = (start.turn_id, start.attempt)
         assert name not in self._started, f"{name} is started twice"
         self._started.add(name)
         turn = self._turn_of[start.turn_id] = self.turns[start.request_id]
-        is_over = turn.end not in (None, "gone")
+        moves = start.expected_as == moving_name(start.turn_id)
+        is_over = turn.end not in (None, "gone") and not moves
         assert not (self.is_calm and is_over), f"{start.request_id} is over, and placed again"
         self._timeline.note(f"{start.request_id}.{start.attempt} -> {worker_id}")
 

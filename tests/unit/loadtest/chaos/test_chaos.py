@@ -25,7 +25,9 @@ HOUSE = ("nats", "scheduler", "scheduler-spare-0", "frontend", "worker-0")
 def wanted(
     kill: tuple[str, ...] = (), stop: tuple[str, ...] = (), stops_s: tuple[float, ...] = (5.0, 1.0)
 ) -> Wanted:
-    return Wanted(kill=kill, stop=stop, stops_s=stops_s, rounds=1, num_workers=1, num_spares=1)
+    return Wanted(
+        end=(), kill=kill, stop=stop, stops_s=stops_s, rounds=1, num_workers=1, num_spares=1
+    )
 
 
 def test_a_round_does_every_fault_once_the_frontend_last() -> None:
