@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -161,11 +162,8 @@ class EngineRunner:
         """Compile a turn's grammar before a step may have to wait for it."""
         why, start = "it takes too long to compile", preparing.start
         with suppress(TimeoutError):
-            sampling = preparing.prompt.sampling
-            compiled = self.executor.grammars.prepare(
-                sampling.grammar, has_open_keys=bool(sampling.json_after)
-            )
-            why = await asyncio.wait_for(asyncio.wrap_future(compiled), GRAMMAR_PATIENCE_S)
+            compiled = asyncio.wrap_future(self._compile(preparing.prompt))
+            why = await asyncio.wait_for(compiled, GRAMMAR_PATIENCE_S)
         if self._preparing.get(start.turn_id) is not preparing:
             return  # it was cancelled, or a later attempt is here
         del self._preparing[start.turn_id]
@@ -173,6 +171,11 @@ class EngineRunner:
             self._reject(start, InvalidRequest(f"grammar: {why}", code=GRAMMAR_FAILED))
         else:
             self._take_in(start, preparing.prompt)
+
+    def _compile(self, prompt: Prompt) -> "Future[str]":
+        sampling = prompt.sampling
+        has_open_keys = bool(sampling.json_after)
+        return self.executor.grammars.prepare(sampling.grammar, has_open_keys=has_open_keys)
 
     def _reject(self, start: TurnStart, error: SymphonyError) -> None:
         note_rejected(start, error)
@@ -197,6 +200,8 @@ class EngineRunner:
         except SymphonyError as error:
             metrics.REJECTED.labels("prefetch", error.code).inc()
             return
+        if prompt is not None and prompt.sampling.grammar:
+            self._compile(prompt)
         self._react(self.core.on_expected(expected, self._clock.now_ns()))
 
     def on_prefetch_drop(self, owner: OwnerKey) -> None:
