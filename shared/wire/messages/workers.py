@@ -81,6 +81,7 @@ class ModelSpeeds:
     load_bytes_per_s: float = 0.0  # from the host's arena into the pool
     source_bytes_per_s: float = 0.0  # from the host's disk into the arena
     peer_bytes_per_s: dict[HostId, float] = field(default_factory=dict)  # from other hosts
+    adapter_load_ms: float = 0.0  # an adapter's image, from where it was to the pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

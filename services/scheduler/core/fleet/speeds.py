@@ -20,6 +20,7 @@ R2_MIN = 0.3  # of a fit that is used
 UNIT_NS_MAX = 1e9
 # Figures outside of these bands are ignored as implausible.
 MS_BAND = (1e-4, 1e4)  # of a step, or of what adds to it
+LOAD_MS_BAND = (1e-3, 1e5)
 BYTES_PER_S_BAND = (1e5, 1e13)
 BLOCK_BYTES_BAND = (1, 1 << 40)
 BLOCK_TOKENS_BAND = (1, 1 << 16)
@@ -38,6 +39,7 @@ class Speeds:
         peer_bytes_per_s: from other hosts, as far as it was measured.
         other_bytes_per_s: from any other host.
         objects_bytes_per_s: from the object store.
+        adapter_load_ms: an adapter's image to the device, from where it mostly is; 0: not known.
     """
 
     block_bytes: int = 8 << 20
@@ -47,6 +49,7 @@ class Speeds:
     peer_bytes_per_s: Mapping[HostId, float] = field(default_factory=dict)
     other_bytes_per_s: float = 1.25e9
     objects_bytes_per_s: float = 0.5e9
+    adapter_load_ms: float = 0.0
 
     def updated_by(self, reported: ModelSpeeds, block_tokens: int) -> "Speeds":
         """A copy with the worker's plausible figures; implausible ones are ignored.
@@ -78,6 +81,7 @@ class Speeds:
             objects_bytes_per_s=_either(
                 BYTES_PER_S_BAND, objects_bytes_per_s, self.objects_bytes_per_s
             ),
+            adapter_load_ms=_either(LOAD_MS_BAND, reported.adapter_load_ms, self.adapter_load_ms),
         )
 
 

@@ -19,7 +19,7 @@ STAY_SHARE = 0.1  # of its cost that a session must save to leave its worker
 STAY_MS = 5.0  # in addition: the error of the measurements
 SENT_MS = 10.0  # total cost of cancelling a turn and sending it elsewhere
 HERE_SHARE = 0.25  # weight of expected turns for one that is here: they can still go elsewhere
-ADAPTER_MS = 50.0  # to load an adapter; not measured
+ADAPTER_MS = 50.0  # to find an adapter, where no load was measured
 
 
 class LeastCost(PlacementPolicy):
@@ -110,7 +110,9 @@ def lora_ms(worker: Worker, demand: Demand) -> tuple[float, float]:
 
 
 def _adapter_ms(adapter: AdapterRef, speeds: Speeds) -> float:
-    """To load its image from the host's memory, after it was found there."""
+    """To load its image: as measured; else from the host's memory, after it was found there."""
+    if speeds.adapter_load_ms:
+        return speeds.adapter_load_ms
     return ADAPTER_MS + max(adapter.image_bytes, 0) * 1e3 / speeds.load_bytes_per_s
 
 

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 Source: TypeAlias = Literal["kvstore", "files"]
 Start: TypeAlias = Literal["resident", "streamed", "assisted", "waited"]
+LATEST_WEIGHT = 1 / 8  # of one load in the mean
 NOTES_MAX = 4096  # between two calls of `take`; of more, the first
 
 
@@ -43,14 +44,18 @@ class AdapterStats:
     first_tokens: whether a turn's image was there when it came, came beside its first pass, was
         computed from the arena meanwhile or waited for; and its time to the first token.
     num_failures: images that did not come, whatever became of another try.
+    mean_load_ns: of the latest loads, whatever they came from; 0: none yet.
     """
 
     loads: list[tuple[Source, int]] = field(default_factory=list)
     first_tokens: list[tuple[Start, int]] = field(default_factory=list)
     num_failures: int = 0
+    mean_load_ns: float = 0.0
 
     def on_loaded(self, source: Source, duration_ns: int) -> None:
         """An image is here as a whole."""
+        weight = LATEST_WEIGHT if self.mean_load_ns else 1.0
+        self.mean_load_ns += weight * (duration_ns - self.mean_load_ns)
         if len(self.loads) < NOTES_MAX:
             self.loads.append((source, duration_ns))
 

@@ -16,7 +16,11 @@ MS_MIN = 1e-4  # of what steps take: 0 would say that it is not known
 
 
 def speeds_of(
-    model_id: ModelId, costs: StepCosts, estimates: Estimates, block_bytes: int
+    model_id: ModelId,
+    costs: StepCosts,
+    estimates: Estimates,
+    block_bytes: int,
+    adapter_load_ns: float = 0.0,
 ) -> ModelSpeeds:
     """What is measured of one model. Steps have figures once enough of them ran."""
     token_ms = step_ms = row_ms = 0.0
@@ -33,6 +37,7 @@ def speeds_of(
         load_bytes_per_s=_rounded(estimates.load_bytes_per_s),
         source_bytes_per_s=_rounded(estimates.source_bytes_per_s),
         peer_bytes_per_s={host: _rounded(speed) for host, speed in islice(peers, PEERS_MAX)},
+        adapter_load_ms=_rounded(adapter_load_ns / 1e6),
     )
 
 
@@ -69,6 +74,7 @@ def _figures(speeds: ModelSpeeds) -> Mapping[str, float]:
         "row": speeds.row_ms,
         "load": speeds.load_bytes_per_s,
         "source": speeds.source_bytes_per_s,
+        "adapter": speeds.adapter_load_ms,
         **{f"peer {host}": speed for host, speed in speeds.peer_bytes_per_s.items()},
     }
 

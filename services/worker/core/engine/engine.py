@@ -176,7 +176,9 @@ class EngineCore:
 
     def speeds(self, model_id: str) -> ModelSpeeds:
         """How fast it is, under the model's name."""
-        return speeds_of(ModelId(model_id), self.costs, self.estimates, self._block_bytes)
+        load_ns = self.adapters.stats.mean_load_ns
+        name = ModelId(model_id)
+        return speeds_of(name, self.costs, self.estimates, self._block_bytes, load_ns)
 
     def take_adapter_times(self) -> AdapterTimes:
         """How long adapters took to load, and turns on them to their first token, since the last

@@ -122,3 +122,17 @@ def test_what_is_counted_of_turns_is_nothing_once_they_are_over() -> None:
         for turn in ("old", "t0", "t1", "t2", "t3"):
             d.end(worker, turn)
     assert not any(worker.mixes for worker in d.workers())
+
+
+@pytest.mark.parametrize(("load_ms", "worker"), [(5.0, "w2"), (5_000.0, "w1")])
+def test_what_loading_an_adapter_has_taken_decides_whether_it_is_worth_it(
+    load_ms: float, worker: str
+) -> None:
+    """`w1` has the adapter and is busier."""
+    d = Driver(policy="cost")
+    speeds = ModelSpeeds(
+        model_id=M, token_ms=0.1, step_ms=10.0, row_ms=0.5, adapter_load_ms=load_ms
+    )
+    d.report("w1", *[(f"o{number}", 1) for number in range(4)], speeds=speeds, adapters="a")
+    d.report("w2", speeds=speeds)
+    assert where(d, "t", adapter=adapter_of("a")) == worker

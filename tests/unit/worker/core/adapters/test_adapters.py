@@ -877,3 +877,14 @@ def _end(
             sums = {write.number: [0] * NUM_LAYERS if is_good else [] for write in effect.writes}
             for commit in of_kind(engine.keep(core.on_stored(sums)), CommitBlocks):
                 core.on_committed([write.key for write in commit.writes])
+
+
+def test_what_loads_took_lately_is_reported() -> None:
+    engine = Engine(new_core())
+    stats = engine.core.adapters.stats
+    assert engine.core.speeds("m").adapter_load_ms == 0.0, "not known"
+    stats.on_loaded("files", 80 * MS)
+    assert engine.core.speeds("m").adapter_load_ms == 80.0
+    for _ in range(100):
+        stats.on_loaded("kvstore", 8 * MS)
+    assert engine.core.speeds("m").adapter_load_ms == pytest.approx(8.0, abs=0.1)
