@@ -77,7 +77,7 @@ class Placer:
             workers = self._with_room(candidates, demand, avoid)
         else:
             open_ones = [each for each in among if each.is_open and model_id in each.models]
-            workers = self._that_fit(open_ones, demand)
+            workers = self._that_fit(_without(open_ones, avoid), demand)
         if not workers:
             return None
         return self._policy.choose(workers, home if home in workers else None, demand)

@@ -257,7 +257,7 @@ class Turns:
             self._wait(turn, submit, now_ns)
         else:
             did_wait = turn in self._table.waiting
-            if not self._dispatch.place(turn, submit, now_ns, avoid, among):
+            if not self._dispatch.place(turn, submit, now_ns, avoid or turn.missed_by, among):
                 self._wait(turn, submit, now_ns)
             elif did_wait:
                 self._queue.on_admitted(submit.model_id, now_ns)

@@ -278,3 +278,18 @@ def test_how_long_replies_are_is_learnt() -> None:
     assert 450 < lengths.remaining(M) < 560
     assert 840 < lengths.remaining(M, 127) < 890, "those that are longer than 20 have 1,000"
     assert lengths.remaining(M, 5000) >= 1 and lengths.remaining(M, 8, 8) == 0
+
+
+def test_a_turn_that_waits_does_not_forget_which_worker_missed_it() -> None:
+    d = Driver()
+    d.report("w1", seats=SEATS, room=room())
+    d.submit("t")
+    d.report("w2", seats=SEATS, room=room(HELD_MAX))
+    for _ in range(3):  # it receives nothing, and has other turns by now
+        d.now_ns += SECOND
+        d.report("w1", seats=SEATS, room=room(HELD_MAX))
+        d.report("w2", seats=SEATS, room=room(HELD_MAX))
+    assert d.core.status(d.now_ns).num_turns_waiting == 1
+    d.report("w1", seats=SEATS, room=room(1))
+    d.report("w2", seats=SEATS, room=room(1))
+    assert [worker for worker, *_ in starts(d.wake())] == ["w2"]
