@@ -22,7 +22,7 @@ class Fault:
     Attributes:
         name: of the process; of worker 0's helper it is ``helper-0``.
         stop_s: how long it stands still; 0: it is killed.
-        is_orderly: it is told to end instead, and may pass on what it has.
+        is_orderly: it is asked to end instead, and may pass on what it has.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Fault:
     def what(self) -> str:
         """In words: the same for every round."""
         if self.is_orderly:
-            return f"{self.name} told to end"
+            return f"{self.name} asked to end"
         return f"{self.name} {f'stopped {self.stop_s:g} s' if self.stop_s else 'killed'}"
 
     @property

@@ -1,4 +1,4 @@
-"""Processes of a deployment told to end, killed or suspended under streams (`--end`, `--kill`,
+"""Processes of a deployment asked to end, killed or suspended under streams (`--end`, `--kill`,
 `--stop`).
 """
 

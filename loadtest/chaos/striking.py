@@ -49,7 +49,7 @@ class Met:
 
 
 async def strike(stage: Stage, fault: Fault) -> Met:
-    """Tell a process to end, kill it, or stop it for some time."""
+    """Ask a process to end, kill it, or stop it for some time."""
     kind, _, number = fault.name.partition("-")
     worker = int(number) if kind in ("worker", "helper") else None
     pids = stage.deployment.pids()
