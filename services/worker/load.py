@@ -203,6 +203,8 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
             "what was stored would be rounded, and what was computed again would not"
         )
     device = _prepare_device(config)
+    if config.tensor_parallel > 1:
+        return _make_ranks(config, device, model_id, source, on_moved)
     model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
@@ -212,6 +214,46 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     executor = TorchExecutor(model, model_id, num_pages, on_moved, config.link_mb_s * 1e6, crew)
     executor.warm_up()
     return executor
+
+
+def _make_ranks(
+    config: WorkerConfig, device: str, model_id: str, source: str, on_moved: OnMoved
+) -> Executor:
+    """Load a model over several processes, of which this one is the first rank.
+
+    Raises:
+        ConfigError: a setting or the model does not go with that, or a rank does not start.
+    """
+    from services.worker.device.cpu.torch_executor import TorchExecutor
+    from services.worker.device.parallel.ranks import Ranks, RankSpec
+    from services.worker.rank.loading import load_rank, loaded
+
+    num_ranks = config.tensor_parallel
+    _check_ranks(config, device)
+    ranks = Ranks(RankSpec(
+        model_id, source, config.dtype, config.layers, 0, num_ranks, _num_threads(config)
+    ))  # fmt: skip
+    model = load_rank(ranks.spec, ranks.sum)
+    model.max_model_len = model_len(config, model.max_model_len, model_id)
+    num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
+    ranks.start(loaded(model), num_pages)
+    link = config.link_mb_s * 1e6
+    executor = TorchExecutor(model, model_id, num_pages, on_moved, link, ranks=ranks)
+    executor.warm_up()
+    return executor
+
+
+def _check_ranks(config: WorkerConfig, device: str) -> None:
+    what = f"SYMPHONY_TENSOR_PARALLEL={config.tensor_parallel}"
+    if device != "cpu":
+        raise ConfigError(
+            f"{what}: ranks are on the CPU only; on several GPUs SYMPHONY_ENGINE='vllm' serves, "
+            "with `tensor_parallel_size` in SYMPHONY_VLLM_ARGS"
+        )
+    if config.layers == "invariant" or config.kv_stored_dtype != "model":
+        raise ConfigError(
+            f"{what} takes neither SYMPHONY_LAYERS='invariant' nor SYMPHONY_KV_STORED_DTYPE='int8'"
+        )
 
 
 def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
@@ -263,9 +305,10 @@ def _make_cuda(
     return executor
 
 
-def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str) -> int:
-    _check_pool(kv_bytes, model.page_bytes, model.num_layers, model_id)
-    return kv_bytes // model.page_bytes
+def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str, num_ranks: int = 1) -> int:
+    page_bytes = model.page_bytes * num_ranks
+    _check_pool(kv_bytes, page_bytes, model.num_layers, model_id)
+    return kv_bytes // page_bytes
 
 
 def _check_pool(kv_bytes: int, page_bytes: int, num_layers: int, model_id: str) -> None:
@@ -282,24 +325,19 @@ def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Ta
 
 
 def _prepare_device(config: WorkerConfig) -> str:
-    import torch
+    from services.worker.device.cpu.threads import limit_threads
 
     device = _device(config)
     if device == "cpu":
-        num_threads = config.num_threads or os.cpu_count() or 1
-        torch.set_num_threads(num_threads)
-        _limit_kernel_threads(num_threads)
+        limit_threads(_num_threads(config))
     else:
         bind_near_gpu()
     return device
 
 
-def _limit_kernel_threads(num_threads: int) -> None:
-    try:
-        from kernels.paged_attention.cpu import set_num_threads
-    except ImportError:
-        return  # without numba its threads need no limit
-    set_num_threads(num_threads)
+def _num_threads(config: WorkerConfig) -> int:
+    """Of each process that computes."""
+    return max((config.num_threads or os.cpu_count() or 1) // config.tensor_parallel, 1)
 
 
 def _device(config: WorkerConfig) -> str:
