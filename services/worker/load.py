@@ -49,6 +49,7 @@ async def load_models(
     Raises:
         ConfigError: a model or a setting cannot be used.
     """
+    check_ranks(config, "cpu")  # of a real model's device later
     if config.engine == "vllm":
         for model_id, source in vllm_models(config):
             yield VllmModel(await thread.run(partial(_start_vllm, config, model_id, source)))
@@ -204,7 +205,8 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
         )
     device = _prepare_device(config)
     if config.tensor_parallel > 1:
-        return _make_ranks(config, device, model_id, source, on_moved)
+        check_ranks(config, device)
+        return _make_ranks(config, model_id, source, on_moved)
     model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
@@ -216,20 +218,17 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     return executor
 
 
-def _make_ranks(
-    config: WorkerConfig, device: str, model_id: str, source: str, on_moved: OnMoved
-) -> Executor:
+def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a model over several processes, of which this one is the first rank.
 
     Raises:
-        ConfigError: a setting or the model does not go with that, or a rank does not start.
+        ConfigError: the model cannot be split, or a rank does not start.
     """
     from services.worker.device.cpu.torch_executor import TorchExecutor
     from services.worker.device.parallel.ranks import Ranks, RankSpec
     from services.worker.rank.loading import load_rank, loaded
 
     num_ranks = config.tensor_parallel
-    _check_ranks(config, device)
     ranks = Ranks(RankSpec(
         model_id, source, config.dtype, config.layers, 0, num_ranks, _num_threads(config)
     ))  # fmt: skip
@@ -243,17 +242,32 @@ def _make_ranks(
     return executor
 
 
-def _check_ranks(config: WorkerConfig, device: str) -> None:
+def check_ranks(config: WorkerConfig, device: str) -> None:
+    """See that the other settings go with several ranks, where there are to be some.
+
+    Args:
+        device: that models are computed on.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    if config.tensor_parallel == 1:
+        return
     what = f"SYMPHONY_TENSOR_PARALLEL={config.tensor_parallel}"
+    if config.engine == "vllm":
+        raise ConfigError(f"{what}: vLLM takes `tensor_parallel_size` in SYMPHONY_VLLM_ARGS")
     if device != "cpu":
         raise ConfigError(
             f"{what}: ranks are on the CPU only; on several GPUs SYMPHONY_ENGINE='vllm' serves, "
             "with `tensor_parallel_size` in SYMPHONY_VLLM_ARGS"
         )
-    if config.layers == "invariant" or config.kv_stored_dtype != "model":
-        raise ConfigError(
-            f"{what} takes neither SYMPHONY_LAYERS='invariant' nor SYMPHONY_KV_STORED_DTYPE='int8'"
-        )
+    for name, value in (
+        ("EMULATE", config.emulate),
+        ("LAYERS", config.layers if config.layers == "invariant" else ""),
+        ("KV_STORED_DTYPE", config.kv_stored_dtype if config.kv_stored_dtype == "int8" else ""),
+    ):
+        if value:
+            raise ConfigError(f"{what} does not go with SYMPHONY_{name}={value!r}")
 
 
 def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":

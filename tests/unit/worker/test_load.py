@@ -7,7 +7,9 @@ import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.device.gpu import cuda
-from services.worker.load import _make_stream_crew
+from services.worker.load import _make_stream_crew, check_ranks
+from shared.errors import ConfigError
+from shared.ids import HostId
 
 
 @pytest.mark.parametrize("lora_start", ["auto", "stream", "wait", "assist"])
@@ -20,3 +22,23 @@ def test_helpers_start_beside_a_gpu_only_where_they_are_asked_for(
     config = WorkerConfig(host_id="h", lora_start=lora_start)  # type: ignore[call-arg, arg-type]
     _make_stream_crew(config, cast(Any, model))
     assert len(made) == (lora_start == "assist")
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "why"),
+    [
+        ({"engine": "vllm"}, "cpu", "vLLM takes `tensor_parallel_size`"),
+        ({}, "cuda", "ranks are on the CPU only"),
+        ({"emulate": "small"}, "cpu", "SYMPHONY_EMULATE='small'"),
+        ({"layers": "invariant"}, "cpu", "SYMPHONY_LAYERS='invariant'"),
+        ({"kv_stored_dtype": "int8"}, "cpu", "SYMPHONY_KV_STORED_DTYPE='int8'"),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_refused_by_name(
+    settings: dict[str, Any], device: str, why: str
+) -> None:
+    config = WorkerConfig(host_id=HostId("h"), tensor_parallel=2, **settings)
+    with pytest.raises(ConfigError, match=f"SYMPHONY_TENSOR_PARALLEL=2.*{why}"):
+        check_ranks(config, device)
+    check_ranks(config.model_copy(update={"tensor_parallel": 1}), device)
+    check_ranks(WorkerConfig(host_id=HostId("h"), tensor_parallel=2), "cpu")

@@ -71,7 +71,7 @@ def run(
         logits.append(compute(*args))
         return logits[-1]
 
-    executor._pass = record  # type: ignore[method-assign]
+    executor._pass = record  # type: ignore[method-assign, assignment]
     core = make_core(executor, prefill_tokens_max=100)
     folder = "" if peft is None else str(peft.folder)
     driver = Driver(core, executor, folder, moved)
@@ -173,6 +173,7 @@ def test_a_rank_that_dies_is_known_at_once_and_no_pass_begins(tmp_path: Path) ->
             driver.run()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_pass_in_time(tmp_path: Path) -> None:
     make("llama", tmp_path)
     moved: Queue[Moved] = Queue()
@@ -227,6 +228,7 @@ def wait_end(process: int) -> bool:
         os.close(process)
 
 
+@pytest.mark.slow
 def test_a_rank_that_loads_something_else_is_refused(tmp_path: Path) -> None:
     """Such as weights that were replaced meanwhile."""
     make("llama", tmp_path)
