@@ -41,4 +41,5 @@ def test_what_does_not_go_with_ranks_is_refused_by_name(
     with pytest.raises(ConfigError, match=f"SYMPHONY_TENSOR_PARALLEL=2.*{why}"):
         check_ranks(config, device)
     check_ranks(config.model_copy(update={"tensor_parallel": 1}), device)
-    check_ranks(WorkerConfig(host_id=HostId("h"), tensor_parallel=2), "cpu")
+    others = {name: WorkerConfig.model_fields[name].default for name in settings}
+    check_ranks(config.model_copy(update=others), "cpu")
