@@ -4,7 +4,7 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -79,14 +79,25 @@ def vllm_models(config: WorkerConfig) -> list[tuple[str, str]]:
     """
     if config.emulate:
         raise ConfigError("SYMPHONY_ENGINE='vllm': emulated models are the other engine's")
-    others = sorted(name for name, task in config.tasks.items() if task != "generate")
-    if others:
-        raise ConfigError(
-            f"SYMPHONY_ENGINE='vllm' generates only: {others[0]} is for {config.tasks[others[0]]!r}"
-        )
+    _check_generative("SYMPHONY_ENGINE='vllm'", config.tasks)
     if not config.models:
         make_demo_model(demo_folder(config.data_dir))
     return model_ids(config)
+
+
+def _check_generative(what: str, tasks: Mapping[str, ServedTask]) -> None:
+    """See that all models are for text, as a setting asks.
+
+    Args:
+        what: the setting.
+        tasks: by model.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, task in sorted(tasks.items()):
+        if task != "generate":
+            raise ConfigError(f"{what} generates only: {name} is for {task!r}")
 
 
 def _start_vllm(config: WorkerConfig, model_id: str, source: str) -> VllmEngine:
@@ -119,13 +130,16 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     """(id, folder or hub id, task) of every real model to serve (slow: reads their configs).
 
     Raises:
-        ConfigError: a model is not readable or for none of the tasks, or two have one id.
+        ConfigError: a model is not readable or for none of the tasks, or two have one id, or ranks
+            are to compute a one-shot model.
     """
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
     with _importing():
         tasks = find_tasks(config, ids)
+    if config.tensor_parallel > 1:
+        _check_generative(_ranks_setting(config), tasks)
     return [(model_id, source, tasks[model_id]) for model_id, source in ids]
 
 
@@ -226,16 +240,15 @@ def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMo
     """
     from services.worker.device.cpu.torch_executor import TorchExecutor
     from services.worker.device.parallel.ranks import Ranks, RankSpec
-    from services.worker.rank.loading import load_rank, loaded
+    from services.worker.rank.loading import load_rank, loaded, sum_over
 
-    num_ranks = config.tensor_parallel
-    ranks = Ranks(RankSpec(
-        model_id, source, config.dtype, config.layers, 0, num_ranks, _num_threads(config)
-    ))  # fmt: skip
-    model = load_rank(ranks.spec, ranks.sum)
+    num_ranks, num_threads = config.tensor_parallel, _num_threads(config)
+    spec = RankSpec(model_id, source, config.dtype, config.layers, 0, num_ranks, num_threads)
+    model = load_rank(spec)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
-    ranks.start(loaded(model), num_pages)
+    ranks = Ranks(spec)
+    sum_over(ranks.start(loaded(model), num_pages), model)
     link = config.link_mb_s * 1e6
     executor = TorchExecutor(model, model_id, num_pages, on_moved, link, ranks=ranks)
     executor.warm_up()
@@ -253,7 +266,7 @@ def check_ranks(config: WorkerConfig, device: str) -> None:
     """
     if config.tensor_parallel == 1:
         return
-    what = f"SYMPHONY_TENSOR_PARALLEL={config.tensor_parallel}"
+    what = _ranks_setting(config)
     if config.engine == "vllm":
         raise ConfigError(f"{what}: vLLM takes `tensor_parallel_size` in SYMPHONY_VLLM_ARGS")
     if device != "cpu":
@@ -268,6 +281,10 @@ def check_ranks(config: WorkerConfig, device: str) -> None:
     ):
         if value:
             raise ConfigError(f"{what} does not go with SYMPHONY_{name}={value!r}")
+
+
+def _ranks_setting(config: WorkerConfig) -> str:
+    return f"SYMPHONY_TENSOR_PARALLEL={config.tensor_parallel}"
 
 
 def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":

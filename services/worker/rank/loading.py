@@ -1,23 +1,18 @@
 """Loading a rank's part of a model."""
 
-from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 
-import torch
-
 from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.model import load_model
+from services.worker.device.parallel.group import Group
 from services.worker.device.parallel.ranks import Loaded, RankSpec
 from services.worker.device.parallel.split import Shard, split_module, summed_modules
 from shared.errors import ConfigError
 
 
-def load_rank(spec: RankSpec, sum_ranks: Callable[[torch.Tensor], None]) -> LoadedModel:
-    """Load a model and keep a rank's part of it, on the CPU.
-
-    Args:
-        sum_ranks: see `Group.sum`; called in passes only.
+def load_rank(spec: RankSpec) -> LoadedModel:
+    """Load a model and keep a rank's part of it, on the CPU; see `sum_over`.
 
     Raises:
         ConfigError: it cannot be loaded or split, and why.
@@ -30,10 +25,14 @@ def load_rank(spec: RankSpec, sum_ranks: Callable[[torch.Tensor], None]) -> Load
             f"SYMPHONY_TENSOR_PARALLEL={spec.num_ranks}: {spec.source!r} cannot be computed in "
             f"parts: {error}"
         ) from error
-    model.forward.sum_outputs(summed_modules(model.module, model.num_layers), sum_ranks)
     layout = f"{model.fingerprint}:tensor-parallel:{spec.num_ranks}"  # of pages
     model.fingerprint = blake2b(layout.encode(), digest_size=16).hexdigest()
     return model
+
+
+def sum_over(group: Group, model: LoadedModel) -> None:
+    """Make a rank's passes those of the whole model."""
+    model.forward.sum_outputs(summed_modules(model.module, model.num_layers), group.sum)
 
 
 def loaded(model: LoadedModel) -> Loaded:

@@ -1,5 +1,6 @@
 """What a worker makes of its settings."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,9 +8,11 @@ import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.device.gpu import cuda
-from services.worker.load import _make_stream_crew, check_ranks
+from services.worker.load import _make_stream_crew, check_ranks, make_real, plan_models
+from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.ids import HostId
+from tests.unit.worker.oneshot.models import make_embedder
 
 
 @pytest.mark.parametrize("lora_start", ["auto", "stream", "wait", "assist"])
@@ -43,3 +46,18 @@ def test_what_does_not_go_with_ranks_is_refused_by_name(
     check_ranks(config.model_copy(update={"tensor_parallel": 1}), device)
     others = {name: WorkerConfig.model_fields[name].default for name in settings}
     check_ranks(config.model_copy(update=others), "cpu")
+
+
+def test_ranks_that_cannot_divide_a_model_are_refused_by_name(tmp_path: Path) -> None:
+    source = make_demo_model(tmp_path / "demo")
+    config = WorkerConfig(host_id=HostId("h"), device="cpu", tensor_parallel=3)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_TENSOR_PARALLEL=3: layer 0: 8 heads cannot"):
+        make_real(config, "demo", str(source), lambda _: None)
+
+
+def test_ranks_compute_no_oneshot_models(tmp_path: Path) -> None:
+    source = make_embedder(tmp_path / "bert")
+    config = WorkerConfig(host_id=HostId("h"), models=[str(source)], tensor_parallel=2)
+    with pytest.raises(ConfigError, match="PARALLEL=2 generates only: bert is for 'embed'"):
+        plan_models(config)
+    plan_models(config.model_copy(update={"tensor_parallel": 1}))

@@ -41,26 +41,24 @@ class Slices:
             self._arena = Arena.attach(Path(path))
         except (ArenaError, OSError):
             self._arena = None
-        return self._is(identity)
+        return self._pages(identity) is not None
 
     def load(
         self, identity: tuple[int, int], arena_pages: PageNumbers, pool_pages: PageNumbers
     ) -> bool:
         """Arena to pool."""
-        if not self._is(identity):
+        if (pages := self._pages(identity)) is None:
             return False
-        assert self._arena is not None
-        self._pool[pool_pages] = self._arena.pages[arena_pages, self._part]
+        self._pool[pool_pages] = pages[arena_pages]
         return True
 
     def store(
         self, identity: tuple[int, int], arena_pages: PageNumbers, pool_pages: PageNumbers
     ) -> bool:
         """Pool to arena."""
-        if not self._is(identity):
+        if (pages := self._pages(identity)) is None:
             return False
-        assert self._arena is not None
-        self._arena.pages[arena_pages, self._part] = self._pool[pool_pages]
+        pages[arena_pages] = self._pool[pool_pages]
         return True
 
     def write(self, pool_pages: list[int], data: Bytes) -> bool:
@@ -68,9 +66,12 @@ class Slices:
         self._pool[pool_pages] = data
         return True
 
-    def _is(self, identity: tuple[int, int]) -> bool:
-        """Whether this arena is mapped here."""
-        return self._arena is not None and self._arena.identity == identity
+    def _pages(self, identity: tuple[int, int]) -> Bytes | None:
+        """This rank's part of an arena's pages; None: another one is mapped here, or none."""
+        if self._arena is None or self._arena.identity != identity:
+            return None
+        part: Bytes = self._arena.pages[:, self._part]
+        return part
 
 
 class CopyingRanks(Protocol):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import services
 from services.worker.core.step import Ints, StepPlan
@@ -110,7 +109,6 @@ class Ranks:
     on_lost: Callable[[str], Any] = die
     timeout_s: float = TIMEOUT_S
     others: list[_Rank] = field(default_factory=list)
-    _group: Group | None = None
     _lost: str = ""
     _is_closing: bool = False
     _copying: threading.Lock = field(default_factory=threading.Lock)
@@ -119,12 +117,15 @@ class Ranks:
     def num_ranks(self) -> int:
         return self.spec.num_ranks
 
-    def start(self, loaded: Loaded, num_pages: int) -> None:
+    def start(self, loaded: Loaded, num_pages: int) -> Group:
         """Start their processes, which live no longer than the calling thread; returns when every
         rank can take steps.
 
         Args:
             loaded: by the first rank.
+
+        Returns:
+            By which the first rank sums.
 
         Raises:
             ConfigError: a rank could not load, or loaded something else.
@@ -133,28 +134,27 @@ class Ranks:
             try:
                 for number in range(1, self.num_ranks):
                     self.others.append(self._start(replace(self.spec, rank=number)))
-                self._meet(loaded, Begin(Path(folder), num_pages, self.timeout_s))
+                group = self._meet(loaded, Begin(Path(folder), num_pages, self.timeout_s))
             except BaseException:
                 self.close()
                 raise
+        for other in self.others:
+            threading.Thread(target=self._watch, args=(other,), name="ranks", daemon=True).start()
+        return group
 
-    def _meet(self, loaded: Loaded, begin: Begin) -> None:
+    def _meet(self, loaded: Loaded, begin: Begin) -> Group:
         for other in self.others:
             found = self._receive(other, LOAD_S)
             if found != loaded:
                 raise self._failed(other, f"has loaded {found}, the first one {loaded}")
             other.steps.send(begin)
         try:
-            self._group = Group(begin.folder, 0, self.num_ranks, self.timeout_s)
+            group = Group(begin.folder, 0, self.num_ranks, self.timeout_s)
         except RuntimeError as error:
             raise self._failed(self.others[0], f"did not come: {error}") from error
         for other in self.others:
-            self._receive(other, self.timeout_s + LOAD_S)
-
-    def sum(self, x: torch.Tensor) -> None:
-        """See `Group.sum`."""
-        assert self._group is not None, "a pass before `start`"
-        self._group.sum(x)
+            self._receive(other, LOAD_S)
+        return group
 
     @contextmanager
     def step(
@@ -196,7 +196,7 @@ class Ranks:
                     if not other.copies.poll(self.timeout_s):
                         raise TimeoutError(f"rank {other.number} does not copy")
                     done &= bool(other.copies.recv())
-            except (OSError, EOFError) as error:
+            except Exception as error:  # an answer that was not read would be the next copy's
                 self._lose(f"the ranks of {self.spec.model_id} cannot copy: {error!r}")
                 raise RankLost(self._lost) from error
             return done
@@ -245,7 +245,6 @@ class Ranks:
         steps, copies = (Connection(each.detach()) for each in ours)
         rank = _Rank(spec.rank, process, steps, copies)
         steps.send(spec)
-        threading.Thread(target=self._watch, args=(rank,), name="ranks", daemon=True).start()
         return rank
 
     def _watch(self, rank: _Rank) -> None:

@@ -7,29 +7,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from services.worker.config import WorkerConfig
 from services.worker.device.copying.copies import CopyFailed
 from services.worker.device.copying.mover import Moved
 from services.worker.device.cpu.torch_executor import TorchExecutor
 from services.worker.device.layers import Mode
 from services.worker.device.model import load_model
 from services.worker.device.parallel.ranks import RankLost, Ranks, RankSpec
-from services.worker.rank.loading import load_rank, loaded
+from services.worker.load import make_real
+from services.worker.rank.loading import load_rank, loaded, sum_over
 from shared.arena import Arena
 from shared.errors import ConfigError
-from tests.unit.worker.device.driver import Driver, make_core
+from shared.ids import HostId
+from tests.unit.worker.device.driver import Driver, make_core, tables_of
 from tests.unit.worker.device.lora.test_lora import BASE, Peft, logprobs, peft_of
 from tests.unit.worker.device.test_torch_executor import prompt, save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 NUM_PAGES = 900
+PAGE_BYTES = 2 * 2 * 64 * 16 * 4  # of `make`'s models: two KV heads of 16
 END_S = 60  # of a process that ends by itself; far more than it takes
 
 
@@ -50,8 +56,8 @@ def two_ranks(
     lost: Queue[str] = Queue()
     spec = RankSpec("m", str(folder), "float32", layers, 0, 2, 1)
     ranks = Ranks(spec, on_lost=lost.put, timeout_s=timeout_s)
-    model = load_rank(spec, ranks.sum)
-    ranks.start(loaded(model), NUM_PAGES)
+    model = load_rank(spec)
+    sum_over(ranks.start(loaded(model), NUM_PAGES), model)
     executor = TorchExecutor(model, "m", NUM_PAGES, moved.put, ranks=ranks)
     try:
         yield executor, ranks, lost
@@ -108,12 +114,23 @@ def test_the_logits_are_those_of_one_process(tmp_path: Path) -> None:
 def biased(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Path, TorchExecutor, "Queue[Moved]"]]:
-    """A model of two ranks, computed by our own forward; its folder, and what moves."""
+    """A model of two ranks, as a worker loads it, computed by our own forward; its folder, and what
+    moves."""
     base = tmp_path_factory.mktemp("biased")
     make("llama", base, attention_bias=True, mlp_bias=True)
     moved: Queue[Moved] = Queue()
-    with two_ranks(base, moved) as (executor, _, _):
-        yield base, executor, moved
+    config = WorkerConfig(
+        host_id=HostId("h"),
+        device="cpu",
+        dtype="float32",
+        kv_bytes=NUM_PAGES * PAGE_BYTES,
+        num_threads=2 * torch.get_num_threads(),  # as many as before, in each process
+        tensor_parallel=2,
+    )
+    executor = make_real(config, "m", str(base), moved.put)
+    assert isinstance(executor, TorchExecutor)
+    yield base, executor, moved
+    executor.close()
 
 
 def test_adapters_add_what_they_add_in_one_process(
@@ -126,7 +143,9 @@ def test_adapters_add_what_they_add_in_one_process(
     ours, got = run(executor, moved, peft)
     assert ours.num_carried > 0, "no step was planned before a token was chosen"
     one = TorchExecutor(load_model(str(base), "cpu", "float32"), "m", NUM_PAGES, moved.put)
-    assert one.info.lora == executor.info.lora
+    differ = {"fingerprint": executor.info.fingerprint, "image_card": executor.info.image_card}
+    assert replace(one.info, **differ) == executor.info
+    assert one.info.fingerprint != executor.info.fingerprint, "pages are laid out otherwise"
     theirs, want = run(one, moved, peft)
     one.close()
     agree(got, want)
@@ -157,6 +176,40 @@ def test_pages_are_stored_and_loaded_whole(
         copier.store([7], other, [1])  # which no rank has attached
     with pytest.raises(CopyFailed):
         copier.load(other, [1], [7]).wait()
+
+
+def test_all_ranks_wait_for_history_and_fail_without(
+    biased: tuple[Path, TorchExecutor, "Queue[Moved]"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes while the step waits for it, and not before."""
+    _, executor, _ = biased
+    driver = Driver(make_core(executor), executor)
+    driver.submit("t", prompt(1, 70), logprobs=3)
+    plan, _ = driver.core.plan_step(0)
+    assert plan is not None
+    driver.core.on_step(executor.launch(plan).result(), 0)
+    plan, _ = driver.core.plan_step(0)
+    assert plan is not None
+    wanted = executor.launch(plan).result().sampled
+    pages = tables_of(executor)[:, plan.slots[0], 0].tolist()
+    arena = Arena.create(tmp_path / "arena", len(pages), executor.info.page_bytes)
+    copier = executor.mover._copier
+    copier.attach(arena)
+    copier.store(pages, arena, range(len(pages)))
+    plan = replace(plan, awaited={0: [[page] for page in pages]})
+
+    def load(waited: list[int], timeout_ns: int) -> bool:
+        copier.load(arena, [pages.index(page) for page in waited], waited).wait()
+        return True
+
+    for come in (load, lambda *_: False):
+        copier.write(pages, np.full_like(arena.pages, 77))
+        monkeypatch.setattr(executor.mover.gate, "wait", come)
+        result = executor.launch(plan).result()
+        assert result.failed == (set() if come is load else {0})
+        assert result.sampled == (wanted if come is load else [None])
 
 
 def test_a_rank_that_dies_is_known_at_once_and_no_pass_begins(tmp_path: Path) -> None:
@@ -195,7 +248,7 @@ from pathlib import Path
 from services.worker.device.parallel.ranks import Ranks, RankSpec
 from services.worker.rank.loading import load_rank, loaded
 ranks = Ranks(RankSpec("m", sys.argv[1], "float32", "fast", 0, 2, 1))
-model = load_rank(ranks.spec, ranks.sum)
+model = load_rank(ranks.spec)
 ranks.start(loaded(model), 90)
 print(ranks.others[0].process.pid, flush=True)
 sys.stdin.read()
@@ -233,7 +286,7 @@ def test_a_rank_that_loads_something_else_is_refused(tmp_path: Path) -> None:
     """Such as weights that were replaced meanwhile."""
     make("llama", tmp_path)
     ranks = Ranks(RankSpec("m", str(tmp_path), "float32", "fast", 0, 2, 1))
-    found = loaded(load_rank(ranks.spec, ranks.sum))
+    found = loaded(load_rank(ranks.spec))
     make("llama", tmp_path, rope_theta=5e4)
     with pytest.raises(ConfigError, match="SYMPHONY_TENSOR_PARALLEL=2: rank 1 has loaded"):
         ranks.start(found, 90)
