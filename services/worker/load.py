@@ -5,7 +5,7 @@ import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,11 +244,15 @@ def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMo
 
     num_ranks, num_threads = config.tensor_parallel, _num_threads(config)
     spec = RankSpec(model_id, source, config.dtype, config.layers, 0, num_ranks, num_threads)
-    model = load_rank(spec)
-    model.max_model_len = model_len(config, model.max_model_len, model_id)
-    num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
     ranks = Ranks(spec)
-    sum_over(ranks.start(loaded(model), num_pages), model)
+    with ExitStack() as on_error:
+        on_error.callback(ranks.close)
+        ranks.start()
+        model = load_rank(spec)
+        model.max_model_len = model_len(config, model.max_model_len, model_id)
+        num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
+        sum_over(ranks.meet(loaded(model), num_pages), model)
+        on_error.pop_all()
     link = config.link_mb_s * 1e6
     executor = TorchExecutor(model, model_id, num_pages, on_moved, link, ranks=ranks)
     executor.warm_up()

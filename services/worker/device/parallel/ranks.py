@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +33,7 @@ from shared.runtime.dying import die
 CHILD = "services.worker.rank"
 PACKAGES = str(Path(services.__path__[0]).parent)
 LOAD_S = 1800.0  # a rank's weights
-END_S = 5.0
+ENDED = "has ended: its error is in the log"
 
 
 class RankLost(Exception):
@@ -117,9 +117,15 @@ class Ranks:
     def num_ranks(self) -> int:
         return self.spec.num_ranks
 
-    def start(self, loaded: Loaded, num_pages: int) -> Group:
-        """Start their processes, which live no longer than the calling thread; returns when every
-        rank can take steps.
+    def start(self) -> None:
+        """Start their processes, which live no longer than the calling thread. They import what
+        they need while the first rank loads, and load when `meet` is called: so it is the first one
+        that says what is wrong with a model.
+        """
+        self.others += [self._start(number) for number in range(1, self.num_ranks)]
+
+    def meet(self, loaded: Loaded, num_pages: int) -> Group:
+        """Have them load; returns when every rank can take steps.
 
         Args:
             loaded: by the first rank.
@@ -130,30 +136,22 @@ class Ranks:
         Raises:
             ConfigError: a rank could not load, or loaded something else.
         """
+        for other in self.others:
+            self._send(other, replace(self.spec, rank=other.number))
         with tempfile.TemporaryDirectory(prefix="symphony-ranks-") as folder:
+            for other in self.others:
+                found = self._receive(other)
+                if found != loaded:
+                    raise self._failed(other, f"has loaded {found}, the first one {loaded}")
+                self._send(other, Begin(Path(folder), num_pages, self.timeout_s))
             try:
-                for number in range(1, self.num_ranks):
-                    self.others.append(self._start(replace(self.spec, rank=number)))
-                group = self._meet(loaded, Begin(Path(folder), num_pages, self.timeout_s))
-            except BaseException:
-                self.close()
-                raise
+                group = Group(Path(folder), 0, self.num_ranks, self.timeout_s)
+            except RuntimeError as error:
+                raise self._failed(self.others[0], f"did not come: {error}") from error
+            for other in self.others:
+                self._receive(other)
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), name="ranks", daemon=True).start()
-        return group
-
-    def _meet(self, loaded: Loaded, begin: Begin) -> Group:
-        for other in self.others:
-            found = self._receive(other, LOAD_S)
-            if found != loaded:
-                raise self._failed(other, f"has loaded {found}, the first one {loaded}")
-            other.steps.send(begin)
-        try:
-            group = Group(begin.folder, 0, self.num_ranks, self.timeout_s)
-        except RuntimeError as error:
-            raise self._failed(self.others[0], f"did not come: {error}") from error
-        for other in self.others:
-            self._receive(other, LOAD_S)
         return group
 
     @contextmanager
@@ -211,20 +209,15 @@ class Ranks:
             raise RankLost(self._lost)
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, which keep nothing."""
         self._is_closing = True
         for other in self.others:
-            with suppress(OSError):
-                other.steps.close()
-                other.copies.close()
-        for other in self.others:
-            try:
-                other.process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                other.process.kill()
-                other.process.wait()
+            other.process.kill()
+            other.process.wait()
+            other.steps.close()
+            other.copies.close()
 
-    def _start(self, spec: RankSpec) -> _Rank:
+    def _start(self, number: int) -> _Rank:
         ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
         path = [PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
         numbers = [each.fileno() for each in theirs]
@@ -243,9 +236,7 @@ class Ranks:
             limit = int(self.timeout_s).to_bytes(8, sys.byteorder) + bytes(8)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         steps, copies = (Connection(each.detach()) for each in ours)
-        rank = _Rank(spec.rank, process, steps, copies)
-        steps.send(spec)
-        return rank
+        return _Rank(number, process, steps, copies)
 
     def _watch(self, rank: _Rank) -> None:
         status = rank.process.wait()
@@ -256,13 +247,19 @@ class Ranks:
         self._lost = self._lost or why
         self.on_lost(why)
 
-    def _receive(self, other: _Rank, timeout_s: float) -> Any:
+    def _send(self, other: _Rank, message: object) -> None:
         try:
-            if other.steps.poll(timeout_s):
+            other.steps.send(message)
+        except OSError:
+            raise self._failed(other, ENDED) from None
+
+    def _receive(self, other: _Rank) -> Any:
+        try:
+            if other.steps.poll(LOAD_S):
                 return other.steps.recv()
         except (EOFError, OSError):
-            raise self._failed(other, "has ended: its error is in the log") from None
-        raise self._failed(other, f"has not answered for {timeout_s:.0f} s")
+            raise self._failed(other, ENDED) from None
+        raise self._failed(other, f"has not answered for {LOAD_S:.0f} s")
 
     def _failed(self, other: _Rank, what: str) -> ConfigError:
         return ConfigError(f"SYMPHONY_TENSOR_PARALLEL={self.num_ranks}: rank {other.number} {what}")
