@@ -60,5 +60,5 @@ def _then_end(work: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    steps, copies = map(Connection, map(int, sys.argv[2:]))
-    _then_end(partial(main, int(sys.argv[1]), steps, copies))
+    parent, steps, copies = map(int, sys.argv[1:])
+    _then_end(partial(main, parent, Connection(steps), Connection(copies)))

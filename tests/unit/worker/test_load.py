@@ -12,7 +12,7 @@ from services.worker.load import _make_stream_crew, check_ranks, make_real, plan
 from services.worker.models.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.ids import HostId
-from tests.unit.worker.oneshot.models import make_embedder
+from tests.unit.worker.oneshot.models import make_embedder, settings
 
 
 @pytest.mark.parametrize("lora_start", ["auto", "stream", "wait", "assist"])
@@ -28,7 +28,7 @@ def test_helpers_start_beside_a_gpu_only_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "why"),
+    ("changes", "device", "why"),
     [
         ({"engine": "vllm"}, "cpu", "vLLM takes `tensor_parallel_size`"),
         ({}, "cuda", "ranks are on the CPU only"),
@@ -38,26 +38,26 @@ def test_helpers_start_beside_a_gpu_only_where_they_are_asked_for(
     ],
 )
 def test_what_does_not_go_with_ranks_is_refused_by_name(
-    settings: dict[str, Any], device: str, why: str
+    changes: dict[str, Any], device: str, why: str
 ) -> None:
-    config = WorkerConfig(host_id=HostId("h"), tensor_parallel=2, **settings)
+    config = WorkerConfig(host_id=HostId("h"), tensor_parallel=2, **changes)
     with pytest.raises(ConfigError, match=f"SYMPHONY_TENSOR_PARALLEL=2.*{why}"):
         check_ranks(config, device)
     check_ranks(config.model_copy(update={"tensor_parallel": 1}), device)
-    others = {name: WorkerConfig.model_fields[name].default for name in settings}
+    others = {name: WorkerConfig.model_fields[name].default for name in changes}
     check_ranks(config.model_copy(update=others), "cpu")
 
 
 def test_ranks_that_cannot_divide_a_model_are_refused_by_name(tmp_path: Path) -> None:
     source = make_demo_model(tmp_path / "demo")
-    config = WorkerConfig(host_id=HostId("h"), device="cpu", tensor_parallel=3)
+    config = settings(device="cpu", tensor_parallel=3)
     with pytest.raises(ConfigError, match=r"SYMPHONY_TENSOR_PARALLEL=3: layer 0: 8 heads cannot"):
         make_real(config, "demo", str(source), lambda _: None)
 
 
 def test_ranks_compute_no_oneshot_models(tmp_path: Path) -> None:
     source = make_embedder(tmp_path / "bert")
-    config = WorkerConfig(host_id=HostId("h"), models=[str(source)], tensor_parallel=2)
+    config = settings(models=[str(source)], tensor_parallel=2)
     with pytest.raises(ConfigError, match="PARALLEL=2 generates only: bert is for 'embed'"):
         plan_models(config)
     plan_models(config.model_copy(update={"tensor_parallel": 1}))

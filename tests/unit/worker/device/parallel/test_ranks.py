@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.config import WorkerConfig
 from services.worker.device.copying.copies import CopyFailed
 from services.worker.device.copying.mover import Moved
 from services.worker.device.cpu.torch_executor import TorchExecutor
@@ -27,10 +26,10 @@ from services.worker.load import make_real
 from services.worker.rank.loading import load_rank, loaded, sum_over
 from shared.arena import Arena
 from shared.errors import ConfigError
-from shared.ids import HostId
 from tests.unit.worker.device.driver import Driver, make_core, tables_of
 from tests.unit.worker.device.lora.test_lora import BASE, Peft, logprobs, peft_of
 from tests.unit.worker.device.test_torch_executor import prompt, save_model
+from tests.unit.worker.oneshot.models import settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -120,8 +119,7 @@ def biased(
     base = tmp_path_factory.mktemp("biased")
     make("llama", base, attention_bias=True, mlp_bias=True)
     moved: Queue[Moved] = Queue()
-    config = WorkerConfig(
-        host_id=HostId("h"),
+    config = settings(
         device="cpu",
         dtype="float32",
         kv_bytes=NUM_PAGES * PAGE_BYTES,
