@@ -192,6 +192,7 @@ def test_all_ranks_wait_for_history_and_fail_without(
     plan, _ = driver.core.plan_step(0)
     assert plan is not None
     wanted = executor.launch(plan).result().sampled
+    assert wanted != [None]
     pages = tables_of(executor)[:, plan.slots[0], 0].tolist()
     arena = Arena.create(tmp_path / "arena", len(pages), executor.info.page_bytes)
     copier = executor.mover._copier
