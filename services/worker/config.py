@@ -29,6 +29,8 @@ class WorkerConfig(ServiceConfig):
     kv_stored_dtype: element type of KV outside of the pool: the `model`'s, or `int8`, rounded to
         half of bf16's bytes.
     num_threads: cores to compute on; 0: all.
+    tensor_parallel: processes that compute each generative model, on the CPU: each has an equal
+        part of the heads, the MLPs and the KV.
     layers: `fast` layers in place of transformers' own where they compute the same, `plain`
         (transformers' own), or `invariant`, whose results do not depend on the rest of the batch.
     oneshot_variants: input lengths, tokens, that text models are batched at; lengths above a
@@ -54,6 +56,7 @@ class WorkerConfig(ServiceConfig):
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
     kv_stored_dtype: StoredDtype = "model"
     num_threads: int = Field(0, ge=0)
+    tensor_parallel: int = Field(1, ge=1, le=64)
     layers: Literal["fast", "plain", "invariant"] = "fast"
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)

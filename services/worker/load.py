@@ -4,8 +4,8 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ async def load_models(
     Raises:
         ConfigError: a model or a setting cannot be used.
     """
+    check_ranks(config, "cpu")  # of a real model's device later
     if config.engine == "vllm":
         for model_id, source in vllm_models(config):
             yield VllmModel(await thread.run(partial(_start_vllm, config, model_id, source)))
@@ -78,14 +79,25 @@ def vllm_models(config: WorkerConfig) -> list[tuple[str, str]]:
     """
     if config.emulate:
         raise ConfigError("SYMPHONY_ENGINE='vllm': emulated models are the other engine's")
-    others = sorted(name for name, task in config.tasks.items() if task != "generate")
-    if others:
-        raise ConfigError(
-            f"SYMPHONY_ENGINE='vllm' generates only: {others[0]} is for {config.tasks[others[0]]!r}"
-        )
+    _check_generative("SYMPHONY_ENGINE='vllm'", config.tasks)
     if not config.models:
         make_demo_model(demo_folder(config.data_dir))
     return model_ids(config)
+
+
+def _check_generative(what: str, tasks: Mapping[str, ServedTask]) -> None:
+    """See that all models are for text, as a setting asks.
+
+    Args:
+        what: the setting.
+        tasks: by model.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, task in sorted(tasks.items()):
+        if task != "generate":
+            raise ConfigError(f"{what} generates only: {name} is for {task!r}")
 
 
 def _start_vllm(config: WorkerConfig, model_id: str, source: str) -> VllmEngine:
@@ -118,13 +130,16 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     """(id, folder or hub id, task) of every real model to serve (slow: reads their configs).
 
     Raises:
-        ConfigError: a model is not readable or for none of the tasks, or two have one id.
+        ConfigError: a model is not readable or for none of the tasks, or two have one id, or ranks
+            are to compute a one-shot model.
     """
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
     with _importing():
         tasks = find_tasks(config, ids)
+    if config.tensor_parallel > 1:
+        _check_generative(_ranks_setting(config), tasks)
     return [(model_id, source, tasks[model_id]) for model_id, source in ids]
 
 
@@ -203,6 +218,9 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
             "what was stored would be rounded, and what was computed again would not"
         )
     device = _prepare_device(config)
+    if config.tensor_parallel > 1:
+        check_ranks(config, device)
+        return _make_ranks(config, model_id, source, on_moved)
     model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
@@ -212,6 +230,65 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     executor = TorchExecutor(model, model_id, num_pages, on_moved, config.link_mb_s * 1e6, crew)
     executor.warm_up()
     return executor
+
+
+def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
+    """Load a model over several processes, of which this one is the first rank.
+
+    Raises:
+        ConfigError: the model cannot be split, or a rank does not start.
+    """
+    from services.worker.device.cpu.torch_executor import TorchExecutor
+    from services.worker.device.parallel.ranks import Ranks, RankSpec
+    from services.worker.rank.loading import load_rank, loaded, sum_over
+
+    num_ranks, num_threads = config.tensor_parallel, _num_threads(config)
+    spec = RankSpec(model_id, source, config.dtype, config.layers, 0, num_ranks, num_threads)
+    ranks = Ranks(spec)
+    with ExitStack() as on_error:
+        on_error.callback(ranks.close)
+        ranks.start()
+        model = load_rank(spec)
+        model.max_model_len = model_len(config, model.max_model_len, model_id)
+        num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
+        sum_over(ranks.meet(loaded(model), num_pages), model)
+        on_error.pop_all()
+    link = config.link_mb_s * 1e6
+    executor = TorchExecutor(model, model_id, num_pages, on_moved, link, ranks=ranks)
+    executor.warm_up()
+    return executor
+
+
+def check_ranks(config: WorkerConfig, device: str) -> None:
+    """See that the other settings go with several ranks, where there are to be some.
+
+    Args:
+        device: that models are computed on.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    if config.tensor_parallel == 1:
+        return
+    what = _ranks_setting(config)
+    if config.engine == "vllm":
+        raise ConfigError(f"{what}: vLLM takes `tensor_parallel_size` in SYMPHONY_VLLM_ARGS")
+    if device != "cpu":
+        raise ConfigError(
+            f"{what}: ranks are on the CPU only; on several GPUs SYMPHONY_ENGINE='vllm' serves, "
+            "with `tensor_parallel_size` in SYMPHONY_VLLM_ARGS"
+        )
+    for name, value in (
+        ("EMULATE", config.emulate),
+        ("LAYERS", config.layers if config.layers == "invariant" else ""),
+        ("KV_STORED_DTYPE", config.kv_stored_dtype if config.kv_stored_dtype == "int8" else ""),
+    ):
+        if value:
+            raise ConfigError(f"{what} does not go with SYMPHONY_{name}={value!r}")
+
+
+def _ranks_setting(config: WorkerConfig) -> str:
+    return f"SYMPHONY_TENSOR_PARALLEL={config.tensor_parallel}"
 
 
 def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
@@ -263,9 +340,10 @@ def _make_cuda(
     return executor
 
 
-def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str) -> int:
-    _check_pool(kv_bytes, model.page_bytes, model.num_layers, model_id)
-    return kv_bytes // model.page_bytes
+def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str, num_ranks: int = 1) -> int:
+    page_bytes = model.page_bytes * num_ranks
+    _check_pool(kv_bytes, page_bytes, model.num_layers, model_id)
+    return kv_bytes // page_bytes
 
 
 def _check_pool(kv_bytes: int, page_bytes: int, num_layers: int, model_id: str) -> None:
@@ -282,24 +360,19 @@ def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Ta
 
 
 def _prepare_device(config: WorkerConfig) -> str:
-    import torch
+    from services.worker.device.cpu.threads import limit_threads
 
     device = _device(config)
     if device == "cpu":
-        num_threads = config.num_threads or os.cpu_count() or 1
-        torch.set_num_threads(num_threads)
-        _limit_kernel_threads(num_threads)
+        limit_threads(_num_threads(config))
     else:
         bind_near_gpu()
     return device
 
 
-def _limit_kernel_threads(num_threads: int) -> None:
-    try:
-        from kernels.paged_attention.cpu import set_num_threads
-    except ImportError:
-        return  # without numba its threads need no limit
-    set_num_threads(num_threads)
+def _num_threads(config: WorkerConfig) -> int:
+    """Of each process that computes."""
+    return max((config.num_threads or os.cpu_count() or 1) // config.tensor_parallel, 1)
 
 
 def _device(config: WorkerConfig) -> str:

@@ -1,7 +1,9 @@
 """Loading a transformers decoder: weights, KV layout, limits, fingerprint."""
 
 import logging
+from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -27,7 +29,12 @@ INVARIANT_VERSION = 1  # of how sums are made, see `layers.invariant`
 
 
 def load_model(
-    source: str, device: str, dtype: str, layers: Mode = "fast", stored_dtype: StoredDtype = "model"
+    source: str,
+    device: str,
+    dtype: str,
+    layers: Mode = "fast",
+    stored_dtype: StoredDtype = "model",
+    split: Callable[[Any], None] | None = None,
 ) -> LoadedModel:
     """Load from a folder or a hub id.
 
@@ -37,6 +44,7 @@ def load_model(
             transformers makes it; ``invariant`` computes each token alike whatever else is in its
             step.
         stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
+        split: leaves the part of a module that is to be computed here.
 
     Raises:
         ConfigError: no such model, or it is not readable, or a weight is missing or left over.
@@ -56,6 +64,8 @@ def load_model(
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+    if split is not None:
+        split(module)
     loaded = prepare_model(module, source, generation_config(source))
     if layers == "invariant":
         _make_invariant(loaded)
@@ -63,7 +73,7 @@ def load_model(
         if (made := speed_up(module)) is None:
             log.warning("fast layers disagree with plain ones: none used", extra={"model": source})
             del module, loaded  # before it is loaded again
-            return load_model(source, device, dtype, "plain", stored_dtype)
+            return load_model(source, device, dtype, "plain", stored_dtype, split)
         log.info("fast layers", extra={"model": source, **made.as_fields()})
         if checked is not None and checked.has_own_forward:
             use_own_forward(loaded)

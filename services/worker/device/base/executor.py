@@ -25,6 +25,7 @@ class ModelInfo:
         vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
         lora: what adapters it takes; None: none.
+        image_card: by which their images lie in its pages; None: `lora`.
         takes_images: users' messages may have some.
     """
 
@@ -42,6 +43,7 @@ class ModelInfo:
     is_emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     lora: LoraCard | None = None
+    image_card: LoraCard | None = None
     short_rope_max: int = 0
     takes_images: bool = False
 
@@ -53,7 +55,7 @@ def shape_of(info: ModelInfo) -> ModelShape:
         num_layers=info.num_layers,
         block_tokens=info.block_tokens,
         vocab_size=info.vocab_size,
-        lora=info.lora,
+        lora=info.image_card or info.lora,
         takes_images=info.takes_images,
     )
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from services.worker.device.base.step import StepContext
 from services.worker.device.base.tables import BlockTables, Failures
 from services.worker.device.copying.copies import HostCopier, PageCopier
 from services.worker.device.copying.gate import PageGate
-from services.worker.device.copying.image_builder import ImageBuilder
+from services.worker.device.copying.image_builder import ImageBuilder, ReadImage
 from services.worker.device.copying.int8_pages import Int8HostCopier
 from services.worker.device.copying.mover import KvMover, Moved
 from services.worker.device.copying.slow_link import SlowLink
@@ -27,6 +27,10 @@ from services.worker.device.decoder.loaded_model import LoadedModel
 from services.worker.device.grammar import Grammars, Vocabulary, asked_of
 from services.worker.device.layers.invariant import ROWS
 from services.worker.device.lora.tables import LoraLines
+from services.worker.device.parallel.copier import RanksCopier, Slices
+from services.worker.device.parallel.images import read_split_image
+from services.worker.device.parallel.ranks import Ranks
+from services.worker.device.parallel.split import of_all_ranks
 from services.worker.device.sampling.sampler import (
     NOT_FINITE,
     enter_scores,
@@ -34,6 +38,7 @@ from services.worker.device.sampling.sampler import (
     token_logprobs,
     wanted_logits,
 )
+from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 
 PREFILL_TOKENS = 512
@@ -47,6 +52,7 @@ class TorchExecutor(RecordsNothing):
         on_moved: see `KvMover`.
         link_bytes_per_s: of loads into the pool; 0: as fast as memory is.
         crew: helpers for adapters that are not in the pool; closed with this.
+        ranks: compute the other parts of a model of which this one is the first; closed with this.
     """
 
     def __init__(
@@ -57,11 +63,14 @@ class TorchExecutor(RecordsNothing):
         on_moved: Callable[[Moved], None],
         link_bytes_per_s: float = 0.0,
         crew: HostCrew | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._crew = crew
+        self._ranks = ranks
         self._model = model
         self.prefill_tokens_max = PREFILL_TOKENS
-        self.info = model.info(model_id, num_pages)
+        num_ranks = 1 if ranks is None else ranks.num_ranks
+        self.info = of_all_ranks(model.info(model_id, num_pages), num_ranks)
         self._pool = model.make_pool(num_pages)
         self._tables = BlockTables(model.num_layers)
         self._failures = Failures()
@@ -69,11 +78,16 @@ class TorchExecutor(RecordsNothing):
         if model.lora is not None:
             self._lora = LoraLines(model.lora, rows_max=ROWS if model.is_invariant else 0)
         copier: PageCopier = _host_copier(model, self._pool)
+        read_image: ReadImage = model.read_image
+        if ranks is not None:
+            copier = RanksCopier(Slices(self.pool_bytes(), 0), ranks)
+            read_image = partial(read_split_image, self.info, num_ranks)
         if link_bytes_per_s:
             copier = SlowLink(copier, link_bytes_per_s)
         gate = PageGate(num_pages)
-        self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
-        self.builder = ImageBuilder(model.read_image, copier, gate, on_moved)
+        token_rows = model.token_rows * num_ranks
+        self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=token_rows)
+        self.builder = ImageBuilder(read_image, copier, gate, on_moved)
         info = self.info
         self.grammars = Grammars(Vocabulary(info.source, info.vocab_size, info.end_token_ids))
 
@@ -94,12 +108,25 @@ class TorchExecutor(RecordsNothing):
         result.duration_ns = time.monotonic_ns() - started_ns
         return Finished(result)
 
+    def compute(self, plan: StepPlan, wanted: list[int]) -> None:
+        """The pass of a plan that another rank has launched, see `Ranks.step`."""
+        with torch.inference_mode():
+            step = self._context(plan, plan.positions(), wanted)
+            self._pass(step, plan.tokens, wanted)
+
+    def pool_bytes(self) -> Bytes:
+        """The pool, uint8 ``[num_pages, page_bytes]``: a view."""
+        found: Bytes = self._pool.view(torch.uint8).numpy().reshape(len(self._pool), -1)
+        return found
+
     @property
     def assist_tokens(self) -> int:
         return 0 if self._crew is None else self._crew.num_tokens
 
     def check_device(self) -> None:
         self.mover.check()
+        if self._ranks is not None:
+            self._ranks.check()
         if self._crew is not None:
             self._crew.check()
         one = torch.ones(1)
@@ -111,6 +138,8 @@ class TorchExecutor(RecordsNothing):
         self.mover.close()
         if self._crew is not None:
             self._crew.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     @contextmanager
     def _helpers(self, plan: StepPlan, step: StepContext, result: StepResult) -> Iterator[None]:
@@ -162,8 +191,9 @@ class TorchExecutor(RecordsNothing):
         tokens = self._tables.tokens(plan)
         rows = [row for row in plan.sampled_rows(tokens) if row[0] not in step.failed]
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
-        picked = None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.long)
-        logits = self._model.forward(step, torch.from_numpy(tokens).long(), picked)
+        ranks = self._ranks
+        with nullcontext() if ranks is None else ranks.step(plan, tokens, wanted, step):
+            logits = self._pass(step, tokens, wanted)
         place = {token: index for index, token in enumerate(wanted)}
         masks.wait()
         step.failed |= masks.late
@@ -188,6 +218,11 @@ class TorchExecutor(RecordsNothing):
                 of = logits[place[starts[index]] :][: len(targets)]
                 scores = token_logprobs(of, targets, scoring.num_top) if targets else []
                 enter_scores(result, plan, index, scores)
+
+    def _pass(self, step: StepContext, tokens: Ints, wanted: list[int]) -> torch.Tensor:
+        """Logits of the wanted tokens."""
+        picked = None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.long)
+        return self._model.forward(step, torch.from_numpy(tokens).long(), picked)
 
     def warm_up(self) -> None:
         """Run once what is slow the first time (compilation of kernels, thread pools)."""

@@ -1,6 +1,6 @@
 """A decoder ready to run: its module, KV layout and limits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -44,6 +44,17 @@ class Forward(Protocol):
 
     def take_adapters(self, additions: Mapping[nn.Module, LoraAddition]) -> None:
         """Let adapters of steps add to the outputs of these modules from now on."""
+        ...
+
+    def sum_outputs(
+        self, modules: Set[nn.Module], sum_ranks: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Sum the outputs of these modules over the ranks from now on, with what adapters have
+        added to them: called behind `take_adapters`.
+
+        Args:
+            sum_ranks: in place.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """The forward pass of a transformers module, as a step calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,13 @@ class ModuleForward:
         for module, addition in additions.items():
             module.register_forward_hook(partial(_add, addition))
 
+    def sum_outputs(
+        self, modules: Set[nn.Module], sum_ranks: Callable[[torch.Tensor], None]
+    ) -> None:
+        """See `Forward`."""
+        for module in modules:
+            module.register_forward_hook(partial(_sum, sum_ranks))
+
 
 def _add(
     addition: LoraAddition, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor
@@ -46,3 +53,12 @@ def _add(
     step = running_step()
     if isinstance(step, StepContext) and step.lora is not None:
         addition(step, args[0].flatten(0, -2), output.flatten(0, -2))
+
+
+def _sum(
+    sum_ranks: Callable[[torch.Tensor], None],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    output: torch.Tensor,
+) -> None:
+    sum_ranks(output)

@@ -4,7 +4,7 @@ A layer is some nine launches: norm with residual; q, k and v; rotary embedding 
 attention; output; norm with residual; gate and up; activation; down.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +24,19 @@ class Linear:
 
     Attributes:
         addition: None: nothing.
+        sum_ranks: None: what is here is all of it.
     """
 
     module: nn.Module
     addition: LoraAddition | None = None
+    sum_ranks: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, step: StepContext, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.module(x)
         if step.lora is not None and self.addition is not None:
             self.addition(step, x, y)
+        if self.sum_ranks is not None:
+            self.sum_ranks(y)
         return y
 
 
@@ -152,6 +156,14 @@ class Decoder:
         """See `Forward`."""
         for linear in self._linears():
             linear.addition = additions.get(linear.module)
+
+    def sum_outputs(
+        self, modules: Set[nn.Module], sum_ranks: Callable[[torch.Tensor], None]
+    ) -> None:
+        """See `Forward`."""
+        for linear in self._linears():
+            if linear.module in modules:
+                linear.sum_ranks = sum_ranks
 
     def embed(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream ``[T, hidden]`` of tokens ``[T]``, and the first layer's input."""

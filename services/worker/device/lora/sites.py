@@ -34,7 +34,7 @@ class PlacedSite:
 
 def lora_card(model: Any, num_layers: int, dtype: torch.dtype, page_bytes: int) -> LoraCard | None:
     """What adapters a transformers decoder takes; None: none."""
-    path = _layers_path(model, num_layers)
+    path = layers_path(model, num_layers)
     if path is None:
         return None
     layers = list(model.get_submodule(path))
@@ -91,7 +91,7 @@ def inner_sites(model: Any, card: LoraCard) -> list[Site]:
     return list(dict.fromkeys(each.site for each in find_sites(model, card) if not each.is_outer))
 
 
-def _layers_path(model: nn.Module, num_layers: int) -> str | None:
+def layers_path(model: nn.Module, num_layers: int) -> str | None:
     """The list of decoder layers, the outermost of its length."""
     paths = [
         name

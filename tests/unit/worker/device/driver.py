@@ -85,8 +85,9 @@ class Driver:
         info = self.executor.info
         num_image_blocks, adapter_hash = 0, ""
         if adapter is not None:
-            assert info.lora is not None
-            num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
+            card = info.image_card or info.lora
+            assert card is not None
+            num_image_blocks = layout_image(card, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         request = TurnRequest(

@@ -1,0 +1,1 @@
+"""A rank of a model that several processes compute, tensor parallel."""
