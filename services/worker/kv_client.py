@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from services.worker import metrics
-from services.worker.core.effects import BlockWrite, StageSession, StageTurn
+from services.worker.core.effects import BlockWrite, StageImage, StageSession, StageTurn
 from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
@@ -20,10 +20,18 @@ from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import HostId, TenantId, WorkerId, new_id
+from shared.ids import HostId, WorkerId, new_id
 from shared.runtime.tasks import wait_set
-from shared.wire.messages import KvStage
-from shared.wire.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
+from shared.wire.messages import AdapterFetch, KvStage
+from shared.wire.subjects import (
+    ADAPTER_FETCH,
+    KV_COMMIT,
+    KV_LEASE,
+    KV_OPEN,
+    KV_RELEASE,
+    KV_RENEW,
+    KV_STAGE,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +40,7 @@ T = TypeVar("T")
 RETRY_S = 0.5
 PROBE_S = 1.0  # between two questions whether the kvstore still knows us
 CALL_TIMEOUT_S = 5.0
+FETCH_TIMEOUT_S = 60.0  # for an adapter's files; then its turns ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,7 @@ class KvClient:
         self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.stored_page_bytes)
         self._hooks = hooks
         self._files = files
+        self._lora = info.lora
         self._thread = thread
         self.adapters_path = ""
         self.lease_path = ""
@@ -164,13 +174,34 @@ class KvClient:
         """Bring a waiting turn's history into the arena."""
         return await self._stage(self._link.stage_turn(effect), effect.keys)
 
-    async def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> Staged | None:
-        """Bring blocks that an expected turn will need into the arena."""
-        return await self._stage(self._link.stage_expected(keys, tenant), keys)
+    async def stage_image(self, effect: StageImage) -> Staged | None:
+        """Bring an adapter's image into the arena, from any host if it cannot be built on this
+        one.
+        """
+        is_far = not self.has_adapter(effect.adapter_hash)
+        return await self._stage(self._link.stage_image(effect, is_far=is_far), effect.keys)
 
     async def stage_session(self, effect: StageSession) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
         return await self._stage(self._link.stage_session(effect), list(effect.keys) or None)
+
+    def has_adapter(self, adapter_hash: str) -> bool:
+        """Whether its files are on this host, as far as is known."""
+        path = self.adapters_path
+        return bool(path) and self._files.has_adapter(f"{path}/{adapter_hash}")
+
+    async def bring_adapter(self, adapter_hash: str) -> None:
+        """Have the kvstore bring its files to this host, if they are elsewhere. If that fails, they
+        are not there when it is built.
+        """
+        if self._lora is None or not self.is_connected or self.has_adapter(adapter_hash):
+            return
+        fetch = AdapterFetch(adapter_hash=adapter_hash, card=self._lora)
+        try:
+            await self._bus.request(ADAPTER_FETCH, fetch, self._host_id, timeout_s=FETCH_TIMEOUT_S)
+        except SymphonyError as error:
+            named = {"adapter_hash": adapter_hash, "error": error.message}
+            log.warning("an adapter's files do not come", extra=named)
 
     async def release(
         self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0
