@@ -49,7 +49,7 @@ async def serve(
     objects = None if ports.objects is None else AdapterObjects(ports.objects, config.host_id)
     sources = Sources(
         transport=ports.peers, address=service.peer_address, objects=objects,
-        num_bytes_max=config.adapter_bytes_max,
+        num_bytes_max=config.adapter_bytes_max, serves=service.serves,
     )  # fmt: skip
     adapters = Adapters(
         runtime, config.host_id, ports.adapters, ports.redis, registry_limits(config), sources
@@ -92,6 +92,10 @@ class KvService:
         now_ns = clock.now_ns()
         found = found_blocks(ports.scan, now_ns, clock.wall_ns() // NS_PER_S)
         self._performer.perform(core.on_disk_found(found, now_ns, was_reset=ports.was_reset))
+
+    def serves(self, fingerprint: str) -> bool:
+        """Whether a worker of this host serves this model."""
+        return any(fingerprint in worker.shapes for worker in self._core.workers)
 
     @property
     def peer_address(self) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,10 @@ from shared.bus import Bus
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import HostId, WorkerId, new_id
 from shared.runtime.tasks import wait_set
-from shared.wire.messages import AdapterFetch, KvStage
+from shared.wire.messages import AdapterFetch, AdapterRef, AdaptersUsed, KvStage
 from shared.wire.subjects import (
     ADAPTER_FETCH,
+    ADAPTERS_USED,
     KV_COMMIT,
     KV_LEASE,
     KV_OPEN,
@@ -40,6 +42,7 @@ T = TypeVar("T")
 RETRY_S = 0.5
 PROBE_S = 1.0  # between two questions whether the kvstore still knows us
 CALL_TIMEOUT_S = 5.0
+USES_EVERY, USES_MAX = 10, 1024  # probes between two reports of adapters, and how many in one
 FETCH_TIMEOUT_S = 60.0  # for an adapter's files; then its turns ask again
 
 
@@ -95,6 +98,8 @@ class KvClient:
         self._hooks = hooks
         self._files = files
         self._lora = info.lora
+        self._uses: Counter[str] = Counter()  # of adapters, that kvstores were not told of
+        self._num_renewed = 0
         self._thread = thread
         self.adapters_path = ""
         self.lease_path = ""
@@ -138,6 +143,9 @@ class KvClient:
                 await asyncio.sleep(RETRY_S)
 
     async def _renew(self) -> None:
+        self._num_renewed += 1
+        if self._num_renewed % USES_EVERY == 0:
+            await self._tell_uses()
         request = self._link.renew(self._hooks.take_used())
         reply = await self._call(self._bus.request(KV_RENEW, request, self._host_id))
         if reply is None:
@@ -147,6 +155,18 @@ class KvClient:
             self._hooks.on_copies_gone(gone_blocks(reply))
         except MalformedMessage as error:
             _reject("renew", error)
+
+    def count_use(self, adapter: AdapterRef | None) -> None:
+        """A turn has come, on an adapter or not."""
+        if adapter is not None and len(self._uses) < USES_MAX:
+            self._uses[adapter.adapter_hash] += 1
+
+    async def _tell_uses(self) -> None:
+        """Where turns on an adapter may come to other hosts, those fetch it before."""
+        if self._uses and self._lora is not None:
+            uses, self._uses = dict(self._uses), Counter()
+            used = AdaptersUsed(fingerprint=self._link.fingerprint, card=self._lora, uses=uses)
+            await self._call(self._bus.publish(ADAPTERS_USED, used))
 
     async def wait_met(self, timeout_s: float) -> None:
         """Return once there was a connection, or after `timeout_s` without one."""

@@ -156,6 +156,7 @@ class EngineRunner:
         except SymphonyError as error:  # the fault of the frontend that sent it: no other turn's
             self._reject(start, error)
         else:
+            self._kv.count_use(start.adapter)
             self._react(self.core.on_turn(turn, now_ns))
 
     async def _prepare(self, preparing: "_Preparing") -> None:

@@ -195,6 +195,7 @@ ADAPTER_CHANGED = Subject("symphony.adapter.changed", m.AdapterChanged, NoReply)
 ADAPTER_FETCH = Subject("symphony.kv.*.adapter.fetch", m.AdapterFetch, m.Empty)
 # All hosts get it. Those without the files do not answer.
 ADAPTER_FIND = Subject("symphony.adapter.find", m.AdapterFind, m.AdapterFound)
+ADAPTERS_USED = Subject("symphony.adapter.used", m.AdaptersUsed, NoReply)
 UPLOAD_PULL = Subject("symphony.frontend.*.upload", m.UploadPull, m.UploadPart)
 
 # Everyone.

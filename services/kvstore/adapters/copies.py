@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from services.kvstore.adapters.objects import AdapterObjects
 from services.kvstore.adapters.parts import are_sizes
 from services.kvstore.adapters.pulling import PeerPull
 from services.kvstore.adapters.store import AdapterStore, IncomingAdapter
+from services.kvstore.core.popularity import Popularity
 from services.kvstore.core.registry import DiskFull, Registry
 from services.kvstore.peers.transport import PeerTransport
 from services.kvstore.tiers.objects.store import StoreFailed
@@ -24,7 +25,7 @@ from shared.ids import HostId
 from shared.runtime.metrics import counter
 from shared.service import Runtime
 from shared.wire import subjects
-from shared.wire.messages import AdapterFetch, AdapterFind, AdapterFound, Empty
+from shared.wire.messages import AdapterFetch, AdapterFind, AdapterFound, AdaptersUsed, Empty
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +58,14 @@ class Sources:
         address: where this host serves its own; empty: nowhere.
         objects: the object store; None: there is none.
         num_bytes_max: of one adapter.
+        serves: whether a worker of this host serves the model of this fingerprint.
     """
 
     transport: PeerTransport | None = None
     address: str = ""
     objects: AdapterObjects | None = None
     num_bytes_max: int
+    serves: Callable[[str], bool]
 
 
 class AdapterCopies:
@@ -88,6 +91,9 @@ class AdapterCopies:
         self._sources = sources
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(FETCHES_MAX)
+        self._popularity = Popularity()
+        self._popular: dict[str, AdapterFetch] = {}  # to be fetched ahead
+        self._fetching_ahead: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def serve(self) -> None:
@@ -97,11 +103,13 @@ class AdapterCopies:
             subjects.ADAPTER_FETCH, self._on_fetch, self._host_id, concurrency_max=WAITING_MAX
         )
         await bus.serve_some(subjects.ADAPTER_FIND, self._on_find)
+        await bus.subscribe(subjects.ADAPTERS_USED, self._on_used)
 
     async def close(self) -> None:
         """Abandon what is being fetched."""
         self._is_closed = True
         tasks = list(self._fetches.values())
+        tasks += [] if self._fetching_ahead is None else [self._fetching_ahead]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,6 +145,25 @@ class AdapterCopies:
                 raise PeerUnavailable("the kvstore is stopping") from None
             raise
         return Empty()
+
+    def _on_used(self, used: AdaptersUsed) -> None:
+        """Fetch what is popular now and not here, if a turn on it may come to this host."""
+        if self._is_closed or not self._sources.serves(used.fingerprint):
+            return
+        now_ns, is_here = self._runtime.clock.now_ns(), self._registry.has_files
+        for name in self._popularity.on_used(used.uses, now_ns, is_here):
+            if len(self._popular) < WAITING_MAX and is_hash(name):
+                self._popular[name] = AdapterFetch(adapter_hash=name, card=used.card)
+        if self._popular and (self._fetching_ahead is None or self._fetching_ahead.done()):
+            self._fetching_ahead = asyncio.ensure_future(self._fetch_ahead())
+
+    async def _fetch_ahead(self) -> None:
+        """One after another: turns' own are not to wait for them."""
+        while self._popular:
+            fetch = self._popular.pop(next(iter(self._popular)))
+            if self._registry.has_room_ahead(self._sources.num_bytes_max):
+                with suppress(SymphonyError):  # it is logged
+                    await self._on_fetch(fetch)
 
     def _on_done(self, name: str, task: "asyncio.Task[None]") -> None:
         del self._fetches[name]

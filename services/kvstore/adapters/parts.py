@@ -1,6 +1,7 @@
-"""An adapter's files as other hosts fetch them: one after the other, cut into parts. Each is sent as
-if it were a page of KV, of a size that no model has: what stands for a block's key is the adapter's
-hash; what stands for a layer, the part's number.
+"""An adapter's files as other hosts fetch them: one after the other, cut into parts.
+
+Each part is sent as if it were a page of KV, of a size that no model has: what stands for a
+block's key is the adapter's hash; what stands for a layer, the part's number.
 """
 
 from collections.abc import Mapping

@@ -215,6 +215,11 @@ class Registry:
             found.drop_at_ns = now_ns + self._limits.keep_ns
         return found is not None
 
+    def has_room_ahead(self, num_bytes: int) -> bool:
+        """Whether there is room for files that no turn waits for: half of it is for others."""
+        bytes_max = self._limits.disk_bytes_max // 2
+        return not bytes_max or self._num_bytes + num_bytes <= bytes_max
+
     def begin_copy(self, adapter_hash: str, num_bytes: int) -> None:
         """Files of another host's adapter are about to come; `end_copy` says what became of them.
 

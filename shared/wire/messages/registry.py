@@ -146,6 +146,21 @@ class AdapterFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersUsed:
+    """Worker to all kvstores: so many turns on these adapters have begun here lately.
+
+    Attributes:
+        fingerprint: of their base.
+        card: what adapters it takes.
+        uses: by hash.
+    """
+
+    fingerprint: str
+    card: LoraCard
+    uses: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadPull:
     """Kvstore to frontend: a part of an uploaded file."""
 

@@ -22,7 +22,7 @@ from shared.wire import subjects
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.cluster import Place, kvstore
+from tests.integration.kvstore.cluster import FINGERPRINT, FakeWorker, Place, kvstore
 
 HOSTS = [HostId("h1"), HostId("h2"), HostId("h3")]
 WEIGHTS = "adapter_model.safetensors"
@@ -270,5 +270,25 @@ def test_the_object_store_has_what_no_host_has_any_more(
             await it.bus.request(subjects.ADAPTER_REMOVE, remove, "h1")
             await eventually(lambda: not list(own.glob("*")))
             assert not it.hashes(0)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_used_much_comes_before_a_turn_asks(places: list[Place]) -> None:
+    """Not where no worker serves its base, nor what is used rarely."""
+
+    async def scenario() -> None:
+        async with hosts(places, 0, 1, 2) as it:
+            worker = FakeWorker(it.bus, "w", HOSTS[1])
+            await worker.open()
+            much, rare = [(await it.add(0, seed)).adapter_hash for seed in (1, 2)]
+            unknown = "ab" * 16  # which nobody has: it must not hold up the others
+            used = m.AdaptersUsed(
+                fingerprint=FINGERPRINT, card=CARD, uses={unknown: 30, much: 20, rare: 1, "..": 99}
+            )
+            await it.bus.publish(subjects.ADAPTERS_USED, used)
+            await eventually(lambda: it.hashes(1) == {much})
+            assert it.are_same(0, 1, much) and not it.hashes(2)
+            worker.close()
 
     asyncio.run(scenario())
