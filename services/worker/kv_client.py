@@ -156,9 +156,9 @@ class KvClient:
         except MalformedMessage as error:
             _reject("renew", error)
 
-    def count_use(self, adapter: AdapterRef | None) -> None:
-        """A turn has come, on an adapter or not."""
-        if adapter is not None and len(self._uses) < USES_MAX:
+    def count_use(self, adapter: AdapterRef) -> None:
+        """A turn on it has come."""
+        if len(self._uses) < USES_MAX:
             self._uses[adapter.adapter_hash] += 1
 
     async def _tell_uses(self) -> None:

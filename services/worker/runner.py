@@ -156,7 +156,8 @@ class EngineRunner:
         except SymphonyError as error:  # the fault of the frontend that sent it: no other turn's
             self._reject(start, error)
         else:
-            self._kv.count_use(start.adapter)
+            if start.adapter is not None:
+                self._kv.count_use(start.adapter)
             self._react(self.core.on_turn(turn, now_ns))
 
     async def _prepare(self, preparing: "_Preparing") -> None:

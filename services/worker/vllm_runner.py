@@ -144,7 +144,7 @@ class VllmRunner:
             self._send(refuse(turn, "overloaded", "too many turns wait on this worker"))
             return
         self._turns[start.turn_id] = turn
-        if self._kv is not None:
+        if self._kv is not None and start.adapter is not None:
             self._kv.kv.count_use(start.adapter)
         self._is_empty.clear()
         salt = cache_salt(

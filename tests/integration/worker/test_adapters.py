@@ -16,9 +16,10 @@ import torch
 from services.worker.config import WorkerConfig
 from services.worker.service import main
 from shared.bus import Bus
-from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.wire.messages import (
     AdapterRef,
+    Prefetch,
     Prompt,
     PromptPull,
     PromptReply,
@@ -29,7 +30,7 @@ from shared.wire.messages import (
     TurnStart,
     pack_ints,
 )
-from shared.wire.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
+from shared.wire.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_PREFETCH, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
 from tests.integration.kvstore.cluster import Place, kvstore
@@ -219,12 +220,18 @@ def test_other_workers_go_on_from_disk_and_in_the_middle(place: Place) -> None:
     assert len({tuple(turn.said) for turn in turns}) == len(turns), "adapters make no difference"
 
 
-@pytest.mark.parametrize("what", ["files", "images"])
+def copies(place: Place) -> set[str]:
+    """Hashes of the adapters whose files are there as a whole."""
+    found = {path.name for path in place.config.adapters_path.iterdir()} - {"names"}
+    return {name for name in found if not name.startswith(".")}
+
+
+@pytest.mark.parametrize("what", ["files", "announced", "images"])
 def test_a_host_serves_adapters_that_another_one_has(
     what: str, nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    """It builds them from the other's files, or takes the images that were built there when the
-    files are gone.
+    """It builds them from the other's files, for a turn or for one that was announced, or takes the
+    images that were built there when the files are gone.
     """
     secret = tmp_path / "secret"
     secret.write_text("of the deployment")
@@ -235,6 +242,7 @@ def test_a_host_serves_adapters_that_another_one_has(
     ]
     served = serve("llama", here.config.data_dir)
     base = here.config.data_dir / "base"
+    wanted = {ref.adapter_hash for ref in served.peft.refs.values()}
 
     async def scenario() -> list[Turn]:
         async with connected(here.nats.url) as bus, kvstore(there):
@@ -248,12 +256,17 @@ def test_a_host_serves_adapters_that_another_one_has(
                     for ref in served.peft.refs.values():
                         shutil.rmtree(here.config.adapters_path / ref.adapter_hash)
                 async with worker(there, "0", base):
+                    if what == "announced":
+                        for name, ref in served.peft.refs.items():
+                            coming = Prefetch(
+                                session_id=SessionId(name), model_id=ModelId("base"), adapter=ref
+                            )
+                            await bus.publish(WORKER_PREFETCH, coming, WorkerId("h2-w0"))
+                        await eventually(lambda: copies(there) == wanted)
                     turns = next_turns(turns, 3, SHORT)
                     await frontend.place(turns, "h2-w0")
                     await until_over(turns)
-            copied = {path.name for path in there.config.adapters_path.iterdir()} - {"names"}
-            wanted = {ref.adapter_hash for ref in served.peft.refs.values()}
-            assert copied == (wanted if what == "files" else set())
+            assert copies(there) == (set() if what == "images" else wanted)
             return turns
 
     for turn in asyncio.run(scenario()):
