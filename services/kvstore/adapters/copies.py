@@ -1,6 +1,6 @@
 """Files of adapters whose names are on other hosts: fetched when a worker here is to run one, or is
 about to, from a host that has them or from the object store, and checked by their hash. They stay
-until nobody has asked for them for as long as files without a name do.
+until no worker has asked for them for as long as files without a name do.
 """
 
 import asyncio
@@ -174,7 +174,7 @@ class AdapterCopies:
 
     async def _fetch(self, fetch: AdapterFetch) -> None:
         """Raises:
-        FilesNowhere: nobody gave them.
+        FilesNowhere: none gave them.
         DiskFull: there is no room here.
         """
         reasons: list[str] = []

@@ -230,7 +230,7 @@ class Registry:
         self._copying[adapter_hash] = num_bytes
 
     def on_copied(self, adapter_hash: str, now_ns: int) -> None:
-        """They have come. They stay until nobody has asked for them for a while."""
+        """They have come. They stay until no worker has asked for them for a while."""
         if adapter_hash not in self._files:
             num_bytes, drop_at_ns = self._copying[adapter_hash], now_ns + self._limits.keep_ns
             self._files[adapter_hash] = _Files(num_bytes, drop_at_ns=drop_at_ns)
