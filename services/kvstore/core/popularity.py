@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-HALF_LIFE_NS = 600_000_000_000
-USES_MIN = 8.0  # lately: some 7 turns in ten minutes, for as long
+HALF_LIFE_NS = 600_000_000_000  # age at which a use weighs half
+USES_MIN = 8.0  # at once; or one in 108 s, for long
 TABLE_MAX = 4096  # adapters; of more, those used last longest ago are forgotten
 RETRY_NS = 600_000_000_000  # before an adapter is wanted once more
 
