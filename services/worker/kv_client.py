@@ -98,7 +98,7 @@ class KvClient:
         self._hooks = hooks
         self._files = files
         self._lora = info.lora
-        self._uses: Counter[str] = Counter()  # of adapters, that kvstores were not told of
+        self._uses: Counter[str] = Counter()  # of adapters, not reported yet
         self._num_renewed = 0
         self._thread = thread
         self.adapters_path = ""
