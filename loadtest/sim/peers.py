@@ -78,7 +78,14 @@ class SimTransport:
         self._host.served[self._life] = source
         return f"{self._host.host_id}:{self._life}"
 
-    def connect(self, peer_id: HostId, address: Address, report: PeerReport) -> "SimLink":
+    def connect(
+        self,
+        peer_id: HostId,
+        address: Address,
+        report: PeerReport,
+        arenas: Mapping[int, ArenaView] | None = None,
+    ) -> "SimLink":
+        assert arenas is None, "no files travel here"
         del peer_id
         pool = Pool(self._threads, 1, self._fail)
         return SimLink(address, self, pool, report)

@@ -8,11 +8,13 @@ from functools import partial
 
 import lmdb
 
+from services.kvstore.adapters.parts import FileParts
 from services.kvstore.adapters.store import AdapterFolders
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core.base.tier_sizes import TierSizes
 from services.kvstore.index.redis_link import TIMEOUT_S
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.peers.sources import FindPart
 from services.kvstore.peers.transport import PeerOptions, TcpTransport
 from services.kvstore.ports import Ports
 from services.kvstore.room import decide_sizes
@@ -66,6 +68,7 @@ async def open_ports(runtime: Runtime, config: KvstoreConfig, sizes: TierSizes) 
     def fail(error: BaseException) -> None:
         loop.call_soon_threadsafe(runtime.fail, "a thread failed", error)
 
+    adapters = _adapters(config)
     disk: BlockStore = started.disk
     if config.disk_read_mb_s:
         disk = SlowDisk(disk, config.disk_read_mb_s * 1e6)
@@ -77,8 +80,8 @@ async def open_ports(runtime: Runtime, config: KvstoreConfig, sizes: TierSizes) 
         leases=LeaseFiles(config.arena_path),
         redis=redis,
         objects=_bucket(config),
-        peers=_transport(config, memory, fail),
-        adapters=_adapters(config),
+        peers=_transport(config, memory, FileParts(adapters).find, fail),
+        adapters=adapters,
         executors=partial(ThreadExecutor, fail=fail),
     )
 
@@ -101,7 +104,10 @@ def _bucket(config: KvstoreConfig) -> Bucket | None:
 
 
 def _transport(
-    config: KvstoreConfig, memory: Arenas, fail: Callable[[BaseException], None]
+    config: KvstoreConfig,
+    memory: Arenas,
+    find_part: FindPart,
+    fail: Callable[[BaseException], None],
 ) -> TcpTransport | None:
     if config.peer_secret_file is None:
         return None
@@ -120,7 +126,7 @@ def _transport(
         client_tls=client_tls,
         bytes_per_s=config.peer_bytes_per_s or None,
     )
-    return TcpTransport(options, memory.by_page_bytes, fail)
+    return TcpTransport(options, memory.by_page_bytes, fail, find_part)
 
 
 def _adapters(config: KvstoreConfig) -> AdapterFolders:

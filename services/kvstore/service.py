@@ -3,6 +3,8 @@
 import asyncio
 import sys
 
+from services.kvstore.adapters.copies import Sources
+from services.kvstore.adapters.objects import AdapterObjects
 from services.kvstore.adapters.service import Adapters
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import KvCore, Limits
@@ -44,8 +46,13 @@ async def serve(
 ) -> None:
     """Serve until the runtime stops."""
     runtime.stack.push_async_callback(service.close)
+    objects = None if ports.objects is None else AdapterObjects(ports.objects, config.host_id)
+    sources = Sources(
+        transport=ports.peers, address=service.peer_address, objects=objects,
+        num_bytes_max=config.adapter_bytes_max, serves=service.serves,
+    )  # fmt: skip
     adapters = Adapters(
-        runtime, config.host_id, ports.adapters, ports.redis, registry_limits(config)
+        runtime, config.host_id, ports.adapters, ports.redis, registry_limits(config), sources
     )
     try:
         await adapters.open()
@@ -85,6 +92,15 @@ class KvService:
         now_ns = clock.now_ns()
         found = found_blocks(ports.scan, now_ns, clock.wall_ns() // NS_PER_S)
         self._performer.perform(core.on_disk_found(found, now_ns, was_reset=ports.was_reset))
+
+    def serves(self, fingerprint: str) -> bool:
+        """Whether a worker of this host serves this model."""
+        return any(fingerprint in worker.shapes for worker in self._core.workers)
+
+    @property
+    def peer_address(self) -> str:
+        """Where other hosts fetch; empty: nowhere."""
+        return self._performer.peering.address
 
     async def serve(self) -> None:
         """Subscribe, and start what runs beside the calls."""

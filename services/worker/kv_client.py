@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from services.worker import metrics
-from services.worker.core.effects import BlockWrite, StageSession, StageTurn
+from services.worker.core.effects import BlockWrite, StageImage, StageSession, StageTurn
 from services.worker.core.kv.answers import gone_blocks
 from services.worker.core.kv.kv_link import KvLink
 from services.worker.core.kv.staged import Staged
@@ -20,10 +21,19 @@ from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import HostId, TenantId, WorkerId, new_id
+from shared.ids import HostId, WorkerId, new_id
 from shared.runtime.tasks import wait_set
-from shared.wire.messages import KvStage
-from shared.wire.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
+from shared.wire.messages import AdapterFetch, AdapterRef, AdaptersUsed, KvStage
+from shared.wire.subjects import (
+    ADAPTER_FETCH,
+    ADAPTERS_USED,
+    KV_COMMIT,
+    KV_LEASE,
+    KV_OPEN,
+    KV_RELEASE,
+    KV_RENEW,
+    KV_STAGE,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +42,8 @@ T = TypeVar("T")
 RETRY_S = 0.5
 PROBE_S = 1.0  # between two questions whether the kvstore still knows us
 CALL_TIMEOUT_S = 5.0
+USES_EVERY, USES_MAX = 10, 1024  # probes between two reports of adapters, and how many in one
+FETCH_TIMEOUT_S = 60.0  # for an adapter's files; then its turns ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +97,9 @@ class KvClient:
         self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.stored_page_bytes)
         self._hooks = hooks
         self._files = files
+        self._lora = info.lora
+        self._uses: Counter[str] = Counter()  # of adapters, not reported yet
+        self._num_renewed = 0
         self._thread = thread
         self.adapters_path = ""
         self.lease_path = ""
@@ -128,6 +143,9 @@ class KvClient:
                 await asyncio.sleep(RETRY_S)
 
     async def _renew(self) -> None:
+        self._num_renewed += 1
+        if self._num_renewed % USES_EVERY == 0:
+            await self._tell_uses()
         request = self._link.renew(self._hooks.take_used())
         reply = await self._call(self._bus.request(KV_RENEW, request, self._host_id))
         if reply is None:
@@ -137,6 +155,18 @@ class KvClient:
             self._hooks.on_copies_gone(gone_blocks(reply))
         except MalformedMessage as error:
             _reject("renew", error)
+
+    def count_use(self, adapter: AdapterRef) -> None:
+        """A turn on it has come."""
+        if len(self._uses) < USES_MAX:
+            self._uses[adapter.adapter_hash] += 1
+
+    async def _tell_uses(self) -> None:
+        """Where turns on an adapter may come to other hosts, those fetch it before."""
+        if self._uses and self._lora is not None:
+            uses, self._uses = dict(self._uses), Counter()
+            used = AdaptersUsed(fingerprint=self._link.fingerprint, card=self._lora, uses=uses)
+            await self._call(self._bus.publish(ADAPTERS_USED, used))
 
     async def wait_met(self, timeout_s: float) -> None:
         """Return once there was a connection, or after `timeout_s` without one."""
@@ -164,13 +194,34 @@ class KvClient:
         """Bring a waiting turn's history into the arena."""
         return await self._stage(self._link.stage_turn(effect), effect.keys)
 
-    async def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> Staged | None:
-        """Bring blocks that an expected turn will need into the arena."""
-        return await self._stage(self._link.stage_expected(keys, tenant), keys)
+    async def stage_image(self, effect: StageImage) -> Staged | None:
+        """Bring an adapter's image into the arena, from any host if it cannot be built on this
+        one.
+        """
+        is_far = not self.has_adapter(effect.adapter_hash)
+        return await self._stage(self._link.stage_image(effect, is_far=is_far), effect.keys)
 
     async def stage_session(self, effect: StageSession) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
         return await self._stage(self._link.stage_session(effect), list(effect.keys) or None)
+
+    def has_adapter(self, adapter_hash: str) -> bool:
+        """Whether its files are on this host, as far as is known."""
+        path = self.adapters_path
+        return bool(path) and self._files.has_adapter(f"{path}/{adapter_hash}")
+
+    async def bring_adapter(self, adapter_hash: str) -> None:
+        """Have the kvstore bring its files to this host, if they are elsewhere. If that fails, they
+        are not there when it is built.
+        """
+        if self._lora is None or not self.is_connected or self.has_adapter(adapter_hash):
+            return
+        fetch = AdapterFetch(adapter_hash=adapter_hash, card=self._lora)
+        try:
+            await self._bus.request(ADAPTER_FETCH, fetch, self._host_id, timeout_s=FETCH_TIMEOUT_S)
+        except SymphonyError as error:
+            named = {"adapter_hash": adapter_hash, "error": error.message}
+            log.warning("an adapter's files do not come", extra=named)
 
     async def release(
         self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0

@@ -48,6 +48,10 @@ class HostFiles(Protocol):
         """
         ...
 
+    def has_adapter(self, folder: str) -> bool:
+        """Whether an adapter's files are there."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
@@ -105,3 +109,6 @@ class SharedFiles:
 
     def lock(self, path: str) -> Lock:
         return LeaseLock(path)
+
+    def has_adapter(self, folder: str) -> bool:
+        return Path(folder).is_dir()

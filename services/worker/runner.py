@@ -156,6 +156,8 @@ class EngineRunner:
         except SymphonyError as error:  # the fault of the frontend that sent it: no other turn's
             self._reject(start, error)
         else:
+            if start.adapter is not None:
+                self._kv.count_use(start.adapter)
             self._react(self.core.on_turn(turn, now_ns))
 
     async def _prepare(self, preparing: "_Preparing") -> None:
@@ -301,7 +303,7 @@ class EngineRunner:
                 case StageImage():
                     self._tasks.spawn(self._stage_image(effect))
                 case BuildImage():
-                    self.executor.builder.submit(effect, self._kv.adapters_path)
+                    self._build(effect)
                 case StoreBlocks():
                     self.executor.mover.submit_stores(effect.writes, effect.epoch)
                 case CommitBlocks():
@@ -325,11 +327,18 @@ class EngineRunner:
         self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
 
     async def _stage_image(self, effect: StageImage) -> None:
-        if effect.expected_by is None:
-            staged = await self._kv.stage(effect.keys)
-        else:
-            staged = await self._kv.stage_expected(effect.keys, effect.expected_by)
+        staged = await self._kv.stage_image(effect)
         self._react(self.core.on_image_staged(effect.number, staged, self._clock.now_ns()))
+
+    def _build(self, effect: BuildImage) -> None:
+        if self._kv.has_adapter(effect.adapter.adapter_hash):
+            self.executor.builder.submit(effect, self._kv.adapters_path)
+        else:
+            self._tasks.spawn(self._fetch_and_build(effect))
+
+    async def _fetch_and_build(self, effect: BuildImage) -> None:
+        await self._kv.bring_adapter(effect.adapter.adapter_hash)
+        self.executor.builder.submit(effect, self._kv.adapters_path)
 
     async def _stage_session(self, effect: StageSession) -> None:
         staged = await self._kv.stage_session(effect)

@@ -70,7 +70,7 @@ class VllmRunner:
         self._hints: VllmHints | None = None
         if kv is not None:
             self._hints = VllmHints(engine, kv, clock, self._has_waiting, self._send)
-        self._adapters = VllmAdapters(engine, clock, self._adapters_path)
+        self._adapters = VllmAdapters(engine, clock, self._adapters_path, self._bring_adapter)
         self.info = engine.info
         self._clock = clock
         self._engine = engine
@@ -144,6 +144,8 @@ class VllmRunner:
             self._send(refuse(turn, "overloaded", "too many turns wait on this worker"))
             return
         self._turns[start.turn_id] = turn
+        if self._kv is not None and start.adapter is not None:
+            self._kv.kv.count_use(start.adapter)
         self._is_empty.clear()
         salt = cache_salt(
             start.tenant, prompt.cache_salt, start.turn_id if prompt.is_private else ""
@@ -295,6 +297,10 @@ class VllmRunner:
     def _adapters_path(self) -> str:
         """The kvstore says it when it is connected."""
         return "" if self._kv is None else self._kv.kv.adapters_path
+
+    async def _bring_adapter(self, adapter_hash: str) -> None:
+        if self._kv is not None:
+            await self._kv.kv.bring_adapter(adapter_hash)
 
     def _has_waiting(self) -> bool:
         """Whether a turn has no token yet."""

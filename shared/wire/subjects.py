@@ -192,6 +192,10 @@ ADAPTER_ADD_ANYWHERE = Subject(
 )
 ADAPTER_REMOVE = Subject("symphony.kv.*.adapter.remove", m.AdapterRemove, m.AdapterRecord)
 ADAPTER_CHANGED = Subject("symphony.adapter.changed", m.AdapterChanged, NoReply)
+ADAPTER_FETCH = Subject("symphony.kv.*.adapter.fetch", m.AdapterFetch, m.Empty)
+# All hosts get it. Those without the files do not answer.
+ADAPTER_FIND = Subject("symphony.adapter.find", m.AdapterFind, m.AdapterFound)
+ADAPTERS_USED = Subject("symphony.adapter.used", m.AdaptersUsed, NoReply)
 UPLOAD_PULL = Subject("symphony.frontend.*.upload", m.UploadPull, m.UploadPart)
 
 # Everyone.

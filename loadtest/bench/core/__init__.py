@@ -10,7 +10,9 @@ displaced, and comes up from disk; the fastest of some rounds.
 The others in microseconds of CPU time for one event, the fastest of `--rounds` (`timing.py`).
 **Scheduler**: fleets of so many `--workers` with `--turns` turns on each. **Tracker**: beside so
 many live `--advisories`. **Frontend**: a token of `--streams` chats that are streamed, all of its
-application but the sockets. **Messages**: reading and writing those of them that come most often.
+application but the sockets. **Names**: finding one of so many adapters' `--names`, which a kvstore
+has put into a Redis of its own, and a chat with the base model beside none and beside all of them.
+**Messages**: reading and writing those of them that come most often.
 """
 
 import argparse
@@ -18,10 +20,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.bench.core import frontend, kvstore, messages, scheduler, tracker, worker
+from loadtest.bench.core import frontend, kvstore, messages, names, scheduler, tracker, worker
 from shared.errors import InvalidRequest
 
-PARTS = ("worker", "kvstore", "scheduler", "tracker", "frontend", "messages")
+PARTS = ("worker", "kvstore", "scheduler", "tracker", "frontend", "names", "messages")
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -43,6 +45,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         "scheduler": lambda: scheduler.measure(fleets, args.turns, args.rounds),
         "tracker": lambda: tracker.measure(args.advisories, args.rounds),
         "frontend": lambda: frontend.measure(args.streams, args.rounds),
+        "names": lambda: names.measure(args.names, args.rounds),
         "messages": lambda: messages.measure(args.rounds),
     }
     figures: dict[str, Any] = {}
@@ -69,5 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", default="8,64,1000", help="of each fleet, 8 a host")
     parser.add_argument("--advisories", type=int, default=100_000, help="that are live")
     parser.add_argument("--streams", type=int, default=512)
+    parser.add_argument("--names", type=int, default=10_000, help="of adapters")
     parser.add_argument("--rounds", type=int, default=15)
     return parser

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from loadtest.bench.core import samples
 from loadtest.bench.core.timing import Took
+from services.frontend.adapters.directory import AdapterDirectory
 from services.frontend.app import (
     App,
     Base,
@@ -84,8 +85,8 @@ def _hear_reports(num_rounds: int, took: Took) -> None:
 async def _stream(num_streams: int, num_rounds: int, took: Took) -> float:
     """Returns bytes of events a token."""
     async with AsyncExitStack() as stack:
-        edge = await _Edge.open(stack)
-        chats = [_Chat() for _ in range(num_streams)]
+        edge = await Edge.open(stack, make_served())
+        chats = [Chat() for _ in range(num_streams)]
         tasks = [asyncio.create_task(edge.api(*chat.asgi())) for chat in chats]
         turns = await edge.bus.submitted(num_streams)
         words = edge.words()
@@ -163,7 +164,7 @@ class _Bus:
             await asyncio.sleep(0)
 
 
-class _Chat:
+class Chat:
     """A client that asks, and reads everything at once.
 
     Attributes:
@@ -206,7 +207,7 @@ class _Chat:
 
 
 @dataclass(slots=True)
-class _Edge:
+class Edge:
     """A frontend's application, and what it hears."""
 
     api: FastAPI
@@ -214,13 +215,17 @@ class _Edge:
     tokenizer: ModelTokenizer
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack) -> "_Edge":
+    async def open(
+        cls, stack: AsyncExitStack, served: ServedModel, adapters: AdapterDirectory | None = None
+    ) -> "Edge":
+        """Args:
+        adapters: by their names; None: the model has every name.
+        """
         bus, clock, config = _Bus(), SystemClock(), FrontendConfig()
         runtime = Runtime("frontend", "bench", cast(Bus, bus), stack)
         stack.push_async_callback(runtime.cancel_tasks)
         hub = Hub(cast(Bus, bus), clock, samples.FRONTEND, Turns(samples.FRONTEND, TurnLimits()))
         await hub.start(runtime)
-        served = ServedModel(samples.CARD, make_tokenizer())
 
         async def model(*_: object) -> ServedModel:
             return served
@@ -230,7 +235,7 @@ class _Edge:
             base=Base(config=config, bus=cast(Bus, bus), clock=clock),
             library=ModelParts(
                 models=unused,
-                adapters=cast(Any, SimpleNamespace(model=model)),
+                adapters=adapters or cast(Any, SimpleNamespace(model=model)),
                 uploads=unused,
                 texts=InProcessTexts(unused, unused),
                 grammars=unused,
@@ -274,6 +279,11 @@ class InProcessTexts(Texts):
         if is_short(messages, options):
             return tokenizer.render(messages, options)
         return await super().render(tokenizer, messages, options)
+
+
+def make_served() -> ServedModel:
+    """The model of all chats."""
+    return ServedModel(samples.CARD, make_tokenizer())
 
 
 def make_tokenizer() -> ModelTokenizer:

@@ -436,10 +436,7 @@ class EngineWorker(Process):
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_image_staged(effect.number, staged, self.now_ns))
 
-        message = self.link.stage(effect.keys)
-        if effect.expected_by is not None:
-            message = self.link.stage_expected(effect.keys, effect.expected_by)
-        self._stage(message, effect.keys, then)
+        self._stage(self.link.stage_image(effect, is_far=False), effect.keys, then)
 
     def _stage_session(self, effect: StageSession) -> None:
         ahead_ns = self._arrives_at_ns[(effect.tenant, effect.session_id)] - self.now_ns

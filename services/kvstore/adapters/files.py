@@ -19,6 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import mkdtemp
 
+from shared.adapters.files import NEEDED
 from shared.adapters.record import decode_adapter, encode_adapter
 from shared.errors import MalformedMessage
 from shared.ids import TenantId
@@ -107,6 +108,25 @@ class AdapterFiles:
     def folder_of(self, adapter_hash: str) -> Path:
         """Where an adapter's files are, if they are here."""
         return self._root / adapter_hash
+
+    def sizes(self, adapter_hash: str) -> dict[str, int]:
+        """Bytes of the files that an image is built from, by name.
+
+        Raises:
+            OSError: they are not here.
+        """
+        folder = self.folder_of(adapter_hash)
+        return {name: (folder / name).stat().st_size for name in NEEDED}
+
+    def read(self, adapter_hash: str, name: str, offset: int, num_bytes: int) -> bytes:
+        """A part of a file; shorter only at its end.
+
+        Raises:
+            OSError: it is not here.
+        """
+        with (self.folder_of(adapter_hash) / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(num_bytes)
 
     def write_record(self, record: AdapterRecord) -> None:
         """Let a name stand for its adapter, whose folder is there.

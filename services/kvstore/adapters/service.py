@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
+from services.kvstore.adapters.copies import AdapterCopies, Sources
 from services.kvstore.adapters.index import AdapterIndex
+from services.kvstore.adapters.saving import AdapterSaving
 from services.kvstore.adapters.store import AdapterSource, AdapterStore, IncomingAdapter
 from services.kvstore.core.registry import (
     DiskFull,
@@ -71,6 +73,7 @@ class Adapters:
     Args:
         store: has their files.
         limits: what tenants may have.
+        sources: where files come from that are not here.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Adapters:
         store: AdapterStore,
         redis: Redis,
         limits: RegistryLimits,
+        sources: Sources,
     ) -> None:
         self._runtime = runtime
         self._host_id = host_id
@@ -98,6 +102,12 @@ class Adapters:
                 waiting_of_tenant=WAITING_MAX // 2,
             ),
         )  # fmt: skip
+        self._copies = AdapterCopies(
+            runtime, host_id, store, self._registry, self._changing, sources
+        )
+        self._saving: AdapterSaving | None = None
+        if sources.objects is not None:
+            self._saving = AdapterSaving(sources.objects, store, self._registry)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -122,10 +132,13 @@ class Adapters:
         await bus.serve(subjects.ADAPTER_ADD_ANYWHERE, self._until_closed(self._add))
         await bus.serve(subjects.ADAPTER_REMOVE, self._until_closed(self._remove), host_id)
         await bus.subscribe(subjects.ADAPTER_CHANGED, self._on_changed)
+        await self._copies.serve()
         self._tasks = [
             self._runtime.spawn(self._index.run(), "adapter-index"),
             self._runtime.spawn(self._tick(), "adapter-tick"),
         ]
+        if self._saving is not None:
+            self._tasks.append(self._runtime.spawn(self._saving.run(), "adapter-saving"))
 
     async def close(self) -> None:
         """Begin nothing more, end what is being changed, and disconnect."""
@@ -133,7 +146,7 @@ class Adapters:
         tasks = [*self._tasks, *self._changes]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._copies.close(), *tasks, return_exceptions=True)
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
 
     async def _add(self, message: AdapterAdd) -> AdapterRecord:
@@ -244,12 +257,17 @@ class Adapters:
                 await self._in_thread(self._store.write_record, old)
                 self._registry.stand(old, self._now_ns())
             raise
-        ADAPTERS.set(len(self._registry))
+        self._note_change()
 
     async def _fall(self, name: Name) -> None:
         await self._in_thread(self._store.delete_record, *name)
         self._registry.fall(name, self._now_ns())
+        self._note_change()
+
+    def _note_change(self) -> None:
         ADAPTERS.set(len(self._registry))
+        if self._saving is not None:
+            self._saving.on_changed()
 
     async def _remove(self, message: AdapterRemove) -> AdapterRecord:
         name = message.tenant, message.name

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import Buffer
+
 from services.kvstore.adapters.files import AdapterFiles, Found
 from services.kvstore.adapters.sources import Source
 from shared.adapters.base_weights import BaseWeights
@@ -30,7 +32,7 @@ class AdapterSource(Protocol):
 class IncomingAdapter(Protocol):
     """Files of an adapter that is being added. Blocking: for threads."""
 
-    def append(self, name: str, data: bytes) -> None:
+    def append(self, name: str, data: Buffer) -> None:
         """Add to a file, which is made if it is not there.
 
         Raises:
@@ -53,6 +55,10 @@ class IncomingAdapter(Protocol):
         Raises:
             AdapterInvalid: no adapter that can be served.
         """
+        ...
+
+    def is_it(self, adapter_hash: str, card: LoraCard) -> bool:
+        """Whether the files are this adapter's, which was checked where it was added."""
         ...
 
     def install(self, adapter_hash: str, card: LoraCard) -> None:
@@ -100,6 +106,14 @@ class AdapterStore(Protocol):
         """Remove an adapter's files."""
         ...
 
+    def sizes(self, adapter_hash: str) -> dict[str, int]:
+        """Bytes of the files that an image is built from, by name."""
+        ...
+
+    def folder_of(self, adapter_hash: str) -> Path:
+        """Where an adapter's files are, if they are here."""
+        ...
+
 
 class AdapterFolders(AdapterFiles):
     """An `AdapterStore` of folders.
@@ -128,7 +142,7 @@ class _IncomingFolder:
         self._limits = limits
         self._folder = files.new_folder()
 
-    def append(self, name: str, data: bytes) -> None:
+    def append(self, name: str, data: Buffer) -> None:
         with (self._folder / name).open("ab") as file:
             file.write(data)
 
@@ -154,15 +168,21 @@ class _IncomingFolder:
         checked = check_adapter(self._folder, card, self._limits, facts)
         return checked, image_bytes(card, layout_image(card, dict(checked.ranks)))
 
+    def is_it(self, adapter_hash: str, card: LoraCard) -> bool:
+        return self._is_in(self._folder, adapter_hash, card)
+
     def install(self, adapter_hash: str, card: LoraCard) -> None:
         def is_whole(folder: Path) -> bool:
-            try:
-                checked = check_adapter(folder, card, self._limits, BaseFacts(weights=None))
-                return checked.adapter_hash == adapter_hash
-            except (SymphonyError, OSError):
-                return False
+            return self._is_in(folder, adapter_hash, card)
 
         self._files.install(self._folder, adapter_hash, is_whole)
 
     def discard(self) -> None:
         self._files.discard(self._folder)
+
+    def _is_in(self, folder: Path, adapter_hash: str, card: LoraCard) -> bool:
+        try:
+            checked = check_adapter(folder, card, self._limits, BaseFacts(weights=None))
+            return checked.adapter_hash == adapter_hash
+        except (SymphonyError, OSError):
+            return False

@@ -86,6 +86,7 @@ class Registry:
         self._limits = limits
         self._records: dict[Name, AdapterRecord] = {}
         self._adding: dict[Name, int] = {}
+        self._copying: dict[str, int] = {}  # from other hosts; bytes, by hash
         self._files: dict[str, _Files] = {}
         self._num_bytes = 0
         self._num_of: dict[TenantId, int] = {}
@@ -104,6 +105,11 @@ class Registry:
     def names(self) -> frozenset[Name]:
         """Every name that stands for something here."""
         return frozenset(self._records)
+
+    @property
+    def named_files(self) -> set[str]:
+        """Hashes of the adapters that a name points to."""
+        return {adapter_hash for adapter_hash, found in self._files.items() if found.names}
 
     @property
     def num_files(self) -> int:
@@ -190,12 +196,50 @@ class Registry:
         num_new = is_new + sum(name not in self._records for name in self._adding)
         if is_new and 0 < limits.adapters_max < len(self._records) + num_new:
             raise TooManyAdapters(f"there are as many adapters as may be: {limits.adapters_max}")
-        whole = self._num_bytes + num_bytes + sum(self._adding.values())
+        coming = sum(self._adding.values()) + sum(self._copying.values())
+        whole = self._num_bytes + num_bytes + coming
         if 0 < limits.disk_bytes_max < whole:
             raise DiskFull(
                 f"all adapters would have {whole} bytes on this host's disk, and may have "
                 f"{limits.disk_bytes_max}"
             )
+
+    def has_files(self, adapter_hash: str) -> bool:
+        """Whether an adapter's files are here."""
+        return adapter_hash in self._files
+
+    def use_files(self, adapter_hash: str, now_ns: int) -> bool:
+        """Whether an adapter's files are here; they stay for a while longer."""
+        found = self._files.get(adapter_hash)
+        if found is not None and found.drop_at_ns is not None:
+            found.drop_at_ns = now_ns + self._limits.keep_ns
+        return found is not None
+
+    def has_room_ahead(self, num_bytes: int) -> bool:
+        """Whether there is room for files that no turn waits for: half of it is for others."""
+        bytes_max = self._limits.disk_bytes_max // 2
+        return not bytes_max or self._num_bytes + num_bytes <= bytes_max
+
+    def begin_copy(self, adapter_hash: str, num_bytes: int) -> None:
+        """Files of another host's adapter are about to come; `end_copy` says what became of them.
+
+        Raises:
+            DiskFull: all files together have as many bytes as they may.
+        """
+        self._check_host(num_bytes, is_new=False)
+        self._copying[adapter_hash] = num_bytes
+
+    def on_copied(self, adapter_hash: str, now_ns: int) -> None:
+        """They have come. They stay until no worker has asked for them for a while."""
+        if adapter_hash not in self._files:
+            num_bytes, drop_at_ns = self._copying[adapter_hash], now_ns + self._limits.keep_ns
+            self._files[adapter_hash] = _Files(num_bytes, drop_at_ns=drop_at_ns)
+            self._num_bytes += num_bytes
+            self._weigh(UNKNOWN_TENANT, num_bytes)
+
+    def end_copy(self, adapter_hash: str) -> None:
+        """They have come, or will not."""
+        del self._copying[adapter_hash]
 
     def end(self, name: Name) -> None:
         """The adapter has come, or will not."""

@@ -96,6 +96,33 @@ class DiskSource:
             raise
 
 
+FindPart = Callable[[BlockKey, int, int], SourcePage | None]
+"""As `Pages.find`, of what is no page of KV; asked in many threads at a time."""
+
+
+class WithParts:
+    """A `PageSource` of another one's pages, and of what `find_part` finds."""
+
+    def __init__(self, source: PageSource, find_part: FindPart) -> None:
+        self._source = source
+        self._find_part = find_part
+
+    @contextmanager
+    def open(self) -> Iterator[Pages]:
+        with self._source.open() as pages:
+            yield _PagesAndParts(pages, self._find_part)
+
+
+@dataclass(frozen=True, slots=True)
+class _PagesAndParts:
+    pages: Pages
+    find_part: FindPart
+
+    def find(self, key: BlockKey, layer: int, page_bytes: int) -> SourcePage | None:
+        found = self.pages.find(key, layer, page_bytes)
+        return self.find_part(key, layer, page_bytes) if found is None else found
+
+
 class _Snapshot:
     def __init__(self, reader: BlockReader, find_in_arena: FindInArena) -> None:
         self._reader = reader

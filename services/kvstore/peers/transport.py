@@ -13,7 +13,7 @@ from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerReport
 from services.kvstore.peers.peer_limits import Identity, ServerLimits
 from services.kvstore.peers.server import PeerServer
-from services.kvstore.peers.sources import PageSource
+from services.kvstore.peers.sources import FindPart, PageSource, WithParts
 from shared.arena import ArenaView
 from shared.errors import ConfigError
 from shared.ids import HostId
@@ -55,8 +55,19 @@ class PeerTransport(Protocol):
         """
         ...
 
-    def connect(self, peer_id: HostId, address: tuple[str, int], report: PeerReport) -> PeerLink:
-        """A link to another host's kvstore. `report` is called in any thread."""
+    def connect(
+        self,
+        peer_id: HostId,
+        address: tuple[str, int],
+        report: PeerReport,
+        arenas: Mapping[int, ArenaView] | None = None,
+    ) -> PeerLink:
+        """A link to another host's kvstore.
+
+        Args:
+            report: called in any thread.
+            arenas: by page size in bytes, where pages go; None: this host's.
+        """
         ...
 
     def events(self) -> Counter[str]:
@@ -93,6 +104,7 @@ class TcpTransport:
     Args:
         arenas: by page size in bytes.
         fail: called in any thread with what must not have happened.
+        find_part: finds what is served beside pages of KV.
     """
 
     def __init__(
@@ -100,8 +112,10 @@ class TcpTransport:
         options: PeerOptions,
         arenas: Mapping[int, ArenaView],
         fail: Callable[[BaseException], None],
+        find_part: FindPart = lambda key, number, num_bytes: None,
     ) -> None:
         self._options = options
+        self._find_part = find_part
         self._arenas = arenas
         self._fail = fail
         self._server: PeerServer | None = None
@@ -112,7 +126,7 @@ class TcpTransport:
             server = self._server = PeerServer(
                 split_address(options.listen),
                 Identity(options.host_id, options.secret, options.server_tls),
-                source,
+                WithParts(source, self._find_part),
                 self._fail,
                 ServerLimits(bytes_per_s=options.bytes_per_s),
             )
@@ -125,10 +139,17 @@ class TcpTransport:
             log.info("only kvstores on this machine can fetch here", extra={"at": address})
         return address
 
-    def connect(self, peer_id: HostId, address: tuple[str, int], report: PeerReport) -> PeerLink:
+    def connect(
+        self,
+        peer_id: HostId,
+        address: tuple[str, int],
+        report: PeerReport,
+        arenas: Mapping[int, ArenaView] | None = None,
+    ) -> PeerLink:
         options = self._options
         identity = Identity(options.host_id, options.secret, options.client_tls)
-        return PeerClient(address, identity, self._arenas, report, self._fail, peer_id)
+        arenas = self._arenas if arenas is None else arenas
+        return PeerClient(address, identity, arenas, report, self._fail, peer_id)
 
     def events(self) -> Counter[str]:
         if self._server is None:

@@ -88,6 +88,7 @@ class StageImage:
     """
 
     number: int
+    adapter_hash: str
     keys: list[BlockKey]
     expected_by: TenantId | None = None
 

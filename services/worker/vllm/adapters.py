@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,13 +26,21 @@ log = logging.getLogger(__name__)
 
 class VllmAdapters:
     """Args:
-    folder: of this host, with the files of every adapter under its hash; empty: not known.
+    folder: of this host, with the files of adapters under their hashes; empty: not known.
+    bring: brings an adapter's files there from another host, if it can.
     """
 
-    def __init__(self, engine: VllmEngine, clock: Clock, folder: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        engine: VllmEngine,
+        clock: Clock,
+        folder: Callable[[], str],
+        bring: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._folder = folder
+        self._bring = bring
         self._book = AdapterBook(engine.adapter_room.resident_max)
         self._loads: dict[HeldAdapter, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()  # replaced each time: all that wait look again
@@ -132,6 +140,7 @@ class VllmAdapters:
     async def _wait_for_files(self, name: str) -> None:
         """A kvstore that is only starting knows no files yet."""
         for pause_ns in (*PAUSES_NS, None):
+            await self._bring(name)
             path = self._path(name)
             if bool(path) and await asyncio.to_thread(_has_files, path):
                 return

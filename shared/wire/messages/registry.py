@@ -112,6 +112,55 @@ class AdapterChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFetch:
+    """Worker to the kvstore of its host: an adapter is to be built here, bring its files if they
+    are not here. Answered when they are.
+
+    Attributes:
+        card: what adapters the base takes, to check them by.
+    """
+
+    adapter_hash: str
+    card: LoraCard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFind:
+    """One host's kvstore to all: who has the files of this adapter?"""
+
+    adapter_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFound:
+    """A host that has them.
+
+    Attributes:
+        files: sizes in bytes, by name.
+        address: where to fetch them: `host:port`, by the protocol of `services.kvstore.peers`.
+    """
+
+    host_id: HostId
+    files: dict[str, int]
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersUsed:
+    """Worker to all kvstores: so many turns on these adapters have begun here lately.
+
+    Attributes:
+        fingerprint: of their base.
+        card: what adapters it takes.
+        uses: by hash.
+    """
+
+    fingerprint: str
+    card: LoraCard
+    uses: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadPull:
     """Kvstore to frontend: a part of an uploaded file."""
 

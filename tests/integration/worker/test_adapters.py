@@ -16,9 +16,10 @@ import torch
 from services.worker.config import WorkerConfig
 from services.worker.service import main
 from shared.bus import Bus
-from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.wire.messages import (
     AdapterRef,
+    Prefetch,
     Prompt,
     PromptPull,
     PromptReply,
@@ -29,7 +30,7 @@ from shared.wire.messages import (
     TurnStart,
     pack_ints,
 )
-from shared.wire.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_START
+from shared.wire.subjects import PROMPT_PULL, STEP_OUTPUT, WORKER_PREFETCH, WORKER_START
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, connected, eventually, running
 from tests.integration.kvstore.cluster import Place, kvstore
@@ -104,7 +105,7 @@ class Frontend:
             )
             for turn in turns
         ]
-        await self._bus.publish(WORKER_START, TurnsStart(turns=starts), WorkerId(f"h1-w{worker}"))
+        await self._bus.publish(WORKER_START, TurnsStart(turns=starts), WorkerId(worker))
 
     async def _on_pull(self, pull: PromptPull) -> PromptReply:
         prompts = []
@@ -135,15 +136,16 @@ def place(nats_server: Server, redis_server: Server, tmp_path: Path) -> Place:
 
 
 def worker(
-    place: Place, instance: str, **settings: Any
+    place: Place, instance: str, base: Path | None = None, **settings: Any
 ) -> AbstractAsyncContextManager[InProcessRuntime]:
     """One life of a worker, in this process."""
+    base = base or place.config.data_dir / "base"
     config = WorkerConfig(
         nats_url=place.nats.url,
         data_dir=place.config.data_dir,
-        host_id=HostId("h1"),
+        host_id=place.host_id,
         instance=instance,
-        models=[str(place.config.data_dir / "base")],
+        models=[str(base)],
         tasks={"base": "generate"},
         device="cpu",
         num_threads=1,
@@ -196,18 +198,18 @@ def test_other_workers_go_on_from_disk_and_in_the_middle(place: Place) -> None:
             frontend, first = Frontend(bus), first_turns(served)
             await frontend.listen()
             async with kvstore(place), worker(place, "0"):
-                await frontend.place(first, "0")
+                await frontend.place(first, "h1-w0")
                 await until_over(first)
             shutil.rmtree(place.config.adapters_path)
             short, long = next_turns(first, 3, SHORT), next_turns(first, 4, LONG)
             async with kvstore(place):
                 async with worker(place, "1", drain_ms=0):
-                    await frontend.place([*short, *long], "1")
+                    await frontend.place([*short, *long], "h1-w1")
                     await until_over(short)
                     assert {turn.cached_tokens for turn in [*short, *long]} == {CACHED_TOKENS}
                 assert not any(turn.finish for turn in long)
                 async with worker(place, "2"):
-                    await frontend.place(long, "2")
+                    await frontend.place(long, "h1-w2")
                     await until_over(long)
                     assert min(turn.cached_tokens for turn in long) >= CACHED_TOKENS
             return [*first, *short, *long]
@@ -216,3 +218,56 @@ def test_other_workers_go_on_from_disk_and_in_the_middle(place: Place) -> None:
     for turn in turns:
         assert_agrees(turn, served.peft)
     assert len({tuple(turn.said) for turn in turns}) == len(turns), "adapters make no difference"
+
+
+def copies(place: Place) -> set[str]:
+    """Hashes of the adapters whose files are there as a whole."""
+    found = {path.name for path in place.config.adapters_path.iterdir()} - {"names"}
+    return {name for name in found if not name.startswith(".")}
+
+
+@pytest.mark.parametrize("what", ["files", "announced", "images"])
+def test_a_host_serves_adapters_that_another_one_has(
+    what: str, nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    """It builds them from the other's files, for a turn or for one that was announced, or takes the
+    images that were built there when the files are gone.
+    """
+    secret = tmp_path / "secret"
+    secret.write_text("of the deployment")
+    settings = {"arena_bytes": 32 * 1024**2, "peer_secret_file": secret}
+    here, there = [
+        Place(nats_server, redis_server, tmp_path / host_id, dict(settings), HostId(host_id))
+        for host_id in ("h1", "h2")
+    ]
+    served = serve("llama", here.config.data_dir)
+    base = here.config.data_dir / "base"
+    wanted = {ref.adapter_hash for ref in served.peft.refs.values()}
+
+    async def scenario() -> list[Turn]:
+        async with connected(here.nats.url) as bus, kvstore(there):
+            frontend, turns = Frontend(bus), first_turns(served)
+            await frontend.listen()
+            async with kvstore(here):
+                if what == "images":
+                    async with worker(here, "0"):
+                        await frontend.place(turns, "h1-w0")
+                        await until_over(turns)
+                    for ref in served.peft.refs.values():
+                        shutil.rmtree(here.config.adapters_path / ref.adapter_hash)
+                async with worker(there, "0", base):
+                    if what == "announced":
+                        for name, ref in served.peft.refs.items():
+                            coming = Prefetch(
+                                session_id=SessionId(name), model_id=ModelId("base"), adapter=ref
+                            )
+                            await bus.publish(WORKER_PREFETCH, coming, WorkerId("h2-w0"))
+                        await eventually(lambda: copies(there) == wanted)
+                    turns = next_turns(turns, 3, SHORT)
+                    await frontend.place(turns, "h2-w0")
+                    await until_over(turns)
+            assert copies(there) == (set() if what == "images" else wanted)
+            return turns
+
+    for turn in asyncio.run(scenario()):
+        assert_agrees(turn, served.peft)

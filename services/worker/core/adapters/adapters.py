@@ -221,7 +221,7 @@ class Adapters:
         self._wishes[self._last_number] = _Wanted(keys, adapter, expected)
         if len(self._wishes) > WISHES_MAX:
             del self._wishes[next(iter(self._wishes))]
-        return [StageImage(self._last_number, keys, expected.tenant)]
+        return [StageImage(self._last_number, adapter.adapter_hash, keys, expected.tenant)]
 
     def unexpect(self, owner: OwnerKey) -> None:
         """An announcement was withdrawn: what the kvstore answers for it is released."""

@@ -47,7 +47,7 @@ class ImageLoading:
             return []
         if self.is_stored and self.write_behind.is_connected and not image.num_failures:
             asked = self.residency.ask(chain, now_ns + STAGE_PATIENCE_NS)
-            return [StageImage(image.number, asked)]
+            return [StageImage(image.number, image.adapter.adapter_hash, asked)]
         image.must_build = True
         return []
 

@@ -8,12 +8,13 @@ on; the epoch tells them apart.
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from services.worker.core.effects import BlockWrite, StageSession, StageTurn
+from services.worker.core.effects import BlockWrite, StageImage, StageSession, StageTurn
 from services.worker.core.kv.answers import leased_pages, source_speed, staged_blocks
 from services.worker.core.kv.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import NoCapacity, SymphonyError
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
+from shared.locations import ANYWHERE
 from shared.wire.messages import (
     KvBlock,
     KvCommit,
@@ -154,10 +155,13 @@ class KvLink:
             trace=effect.trace,
         )
 
-    def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> KvStage:
-        """Bring blocks that an expected turn will need into the arena."""
-        stage = self._stage(pack_keys(keys), None, tenant, DEMAND_PRIORITY)
-        return replace(stage, is_hint=True)
+    def stage_image(self, effect: StageImage, *, is_far: bool) -> KvStage:
+        """Bring an adapter's image into the arena; `is_far`: from any host that has it."""
+        kv_at = {ANYWHERE: len(effect.keys)} if is_far else {}
+        stage = replace(self.stage(effect.keys), kv_at=kv_at)
+        if effect.expected_by is None:
+            return stage
+        return replace(stage, tenant=effect.expected_by, is_hint=True)
 
     def stage_session(self, effect: StageSession) -> KvStage:
         """Bring an expected session's blocks into the arena."""

@@ -206,3 +206,41 @@ def test_counts_follow_the_records(
         0,
     )
     assert again.state == it.state, "a start finds the same state"
+
+
+def test_a_copy_stays_until_nobody_has_asked_for_it_for_long() -> None:
+    it = registry()
+    it.begin_copy("h", 10)
+    assert not it.use_files("h", 0)
+    it.on_copied("h", 0)
+    it.end_copy("h")
+    assert it.has_files("h") and it.use_files("h", 60) and not it.named_files
+    assert it.droppable(KEEP_NS) == [] and it.droppable(60 + KEEP_NS) == ["h"]
+    assert not it.has_files("h")
+    it.begin_copy("i", 10)
+    it.end_copy("i")
+    assert not it.has_files("i"), "it did not come"
+
+
+def test_a_name_for_a_copy_keeps_it_and_counts_once() -> None:
+    it = registry(disk_bytes_max=20)
+    it.begin_copy("h", 10)
+    it.on_copied("h", 0)
+    it.end_copy("h")
+    add(it, record(), 1)
+    assert it.bytes_of(T) == 10 and it.named_files == {"h"}
+    assert it.use_files("h", 5) and it.droppable(10 * KEEP_NS) == []
+    it.begin_copy("i", 10)  # there is room for as much
+
+
+def test_copies_keep_to_the_host_s_room_and_those_ahead_to_half_of_it() -> None:
+    it = registry(disk_bytes_max=20)
+    it.begin_copy("h", 15)
+    with pytest.raises(DiskFull):
+        it.begin_copy("i", 10)
+    with pytest.raises(DiskFull):
+        add(it, record())
+    it.end_copy("h")
+    assert it.has_room_ahead(10) and not it.has_room_ahead(11)
+    add(it, record())
+    assert not it.has_room_ahead(1) and registry().has_room_ahead(1 << 60)

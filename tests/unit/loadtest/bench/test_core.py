@@ -55,6 +55,15 @@ def test_a_frontend_streams_every_token() -> None:
     assert frontend["token_alone_us"] > 0 and frontend["report_us"] > 0
 
 
+def test_names_are_found_and_the_base_is_served_beside_them() -> None:
+    names = run([*SMALL, "--only", "names", "--names", "50"])["names"]
+    assert names["names"] == 50
+    assert min(names["asked_ms"], names["known_us"], names["base_alone_us"]) > 0
+    assert names["base_ratio"] == pytest.approx(
+        names["base_beside_us"] / names["base_alone_us"], abs=0.01
+    )
+
+
 def test_messages_are_read_and_written() -> None:
     figures = run([*SMALL, "--only", "messages"])
     assert figures["decode"].keys() == figures["encode"].keys() >= {"report_64", "step_output_32"}

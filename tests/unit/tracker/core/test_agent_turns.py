@@ -26,6 +26,7 @@ from shared.ids import (
     WorkerId,
 )
 from shared.wire.messages import (
+    AdapterRef,
     Advisory,
     AdvisoryKey,
     AgentPrefix,
@@ -145,13 +146,19 @@ def in_new(
 
 
 def leave(
-    driver: Driver, agent: str, session: str, keys: str, tenant: str = DEFAULT_TENANT
+    driver: Driver,
+    agent: str,
+    session: str,
+    keys: str,
+    tenant: str = DEFAULT_TENANT,
+    adapter: AdapterRef | None = None,
 ) -> None:
     left = AgentTurnLeft(
         agent=AgentRef(agent=agent, workflow_id="earlier"),
         session_id=SessionId(session),
         tenant=TenantId(tenant),
         model_id=ModelId("m"),
+        adapter=adapter,
         keys=keys,
     )
     driver.core.on_agent_turn_left(left, driver.now_ns)
@@ -187,6 +194,17 @@ def test_an_agent_in_an_unknown_session_is_expected_by_what_its_prompts_begin_wi
     driver.now_ns += 10 * SECOND
     in_new(driver, "b", "new", is_reserved=True)
     assert driver.core.get(AdvisoryKey(session_id=told.session_id)).state == "used"
+
+
+def test_an_agent_in_an_unknown_session_is_expected_on_the_adapter_of_its_last_ones() -> None:
+    driver, adapter = Driver(), AdapterRef(adapter_hash="a" * 32, name="fox", lora_rank=8)
+    for session in ("one", "two"):
+        leave(driver, "b", session, SYSTEM)
+    for session in ("three", "four"):
+        leave(driver, "b", session, SYSTEM, adapter=adapter)
+    (expected,) = in_new(driver, "a", "new")
+    assert isinstance(expected, Expect)
+    assert (expected.message.model_id, expected.message.adapter) == ("m", adapter)
 
 
 def test_a_turn_that_came_before_its_place_gives_that_back() -> None:

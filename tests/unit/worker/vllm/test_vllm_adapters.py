@@ -1,6 +1,7 @@
 """Turns on adapters, on a vLLM that is made up."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,8 +61,11 @@ class LoraScene(Scene):
         super().__init__(engine=LoraEngine())
         self.engine.may_load.set()
         self.runner._adapters = adapters.VllmAdapters(
-            self.engine, self.runner._clock, lambda: str(folder)
+            self.engine, self.runner._clock, lambda: str(folder), self.bring
         )
+
+    async def bring(self, adapter_hash: str) -> None:
+        """Nobody has it."""
 
     def turn(self, turn_id: str, number: int) -> None:
         ref = AdapterRef(adapter_hash=NAMES[number], name=f"n{number}", ranks=RANKS)
@@ -156,6 +160,22 @@ def test_an_adapter_that_cannot_be_loaded_costs_its_own_turns(
         assert (flaw or NAMES[0]) in delta.message and not scene.engine.asked
         status = scene.runner.status().adapters
         assert status.num_failures == 1 and not status.resident
+
+    asyncio.run(scenario())
+
+
+def test_files_that_are_elsewhere_are_brought(folder: Path) -> None:
+    async def scenario() -> None:
+        scene = LoraScene(folder / "host")
+
+        async def bring(adapter_hash: str) -> None:
+            shutil.copytree(folder / adapter_hash, folder / "host" / adapter_hash)
+
+        scene.runner._adapters._bring = bring
+        scene.turn("t1", 0)
+        await scene.until(lambda: scene.asked == [NAMES[0]])
+        scene.engine.outputs.put_nowait(Output(tokens=[9], finish="stop"))
+        await scene.until(lambda: not scene.runner.num_turns)
 
     asyncio.run(scenario())
 
