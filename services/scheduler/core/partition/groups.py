@@ -1,7 +1,7 @@
 """Sub-clusters and how many workers each should have."""
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 # Of a load in workers: with less than this a sub-cluster's spread is not smaller.
@@ -52,7 +52,7 @@ def worker_move(
     return (donor, taker) if donor != taker and after > before + gain_min else None
 
 
-def find_groups(holds: dict[int, frozenset[Hashable]]) -> Groups:
+def find_groups(holds: Mapping[int, frozenset[Hashable]]) -> Groups:
     """Sub-clusters from what workers hold, as a scheduler that takes over finds them.
 
     Sets that many workers hold are sub-clusters, unless most of one is in an earlier one: such a
