@@ -15,7 +15,6 @@ from loadtest.papers.base import (
     Row,
     Work,
     label,
-    marked,
     new_drawing,
     ratio,
 )
@@ -204,15 +203,13 @@ def rows(results: Results) -> list[Row]:
     lines = [
         Row(
             "goodput with bounded changes, share of solving freely",
-            "bounded disruption",
+            "",
             f"{100 * share:.1f}%" if share else "not between the loads",
-            mark=marked(is_met=share >= 0.97),
         ),
         Row(
             "GPUs changed in any minute, at most",
-            "bounded disruption",
+            "",
             f"{100 * changed:.1f}%",
-            mark=marked(is_met=changed <= 0.05),
         ),
     ]
     names = {"bounded": "bounded", "free": "solved freely", "never": "never changed"}
@@ -231,5 +228,6 @@ SECTION_4_4 = Figure(
     "at most 5% of the GPUs change in a minute, and load at 256 MiB/s. *free* is the same core "
     "without bounds that solves the whole problem every minute and loads in no time; *never* "
     "keeps the first partition. Profiles and targets are 40 times slower than the zoo's, so that "
-    "minutes can be simulated; goodput allows 1% of all jobs to be late or dropped.",
+    "minutes can be simulated; goodput allows 1% of all jobs to be late or dropped. One seed: *free* is no upper bound, it "
+    "follows every fluctuation of the measured loads. The paper gives no number.",
 )

@@ -117,14 +117,14 @@ class Subclusters:
         Args:
             holds: models that it can be given batches of.
             memory_bytes: for all its models.
-            lacks: models that it was to load and cannot.
+            lacks: models that it was to load and cannot; reported as long as that is so.
         """
         worker = self._workers.get(number)
         if worker is None:
             worker = self._workers[number] = _Worker(memory_bytes, holds, lacks)
             self._is_new = True
         worker.memory_bytes, worker.holds, worker.lacks = memory_bytes, holds, lacks
-        if worker.ordered is not None and worker.ordered - lacks == holds:
+        if worker.ordered == holds:
             worker.ordered = None
 
     def on_worker_gone(self, number: int) -> None:

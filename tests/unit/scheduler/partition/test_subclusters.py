@@ -26,6 +26,7 @@ class Host:
     holds: set[str] = field(default_factory=set)
     wanted: frozenset[str] | None = None
     busy_until_s: int = 0
+    refused: set[str] = field(default_factory=set)
 
     @property
     def is_changing(self) -> bool:
@@ -52,7 +53,7 @@ class World:
         self.loads = dict.fromkeys(sizes_mb, 0.1)
         self.changes: list[tuple[int, int]] = []
         self.lost_last_copies: list[str] = []
-        self.lacks: dict[int, frozenset[str]] = {}
+        self.lacks: dict[int, set[str]] = {}
         self.orders: list[tuple[int, HoldModels]] = []
         self.take_over()
 
@@ -72,7 +73,8 @@ class World:
         for host in self.hosts.values():
             self.work(host)
             if self.rng.random() >= self.loss:
-                lacks = self.lacks.get(host.number, frozenset())
+                host.refused |= self.lacks.get(host.number, set()) & (host.wanted or set())
+                lacks = frozenset(host.refused)
                 self.core.on_report(host.number, frozenset(host.holds), host.memory_mb * MB, lacks)
         for name, load in self.loads.items():
             self.core.loads.on_jobs(name, round(load * S / JOB_NS))
@@ -103,7 +105,7 @@ class World:
             if not others and name in self.sizes_mb:
                 self.lost_last_copies.append(name)
         host.holds &= host.wanted
-        missing = sorted(host.wanted - host.holds - self.lacks.get(host.number, frozenset()))
+        missing = sorted(host.wanted - host.holds - self.lacks.get(host.number, set()))
         if missing and self.now_s >= host.busy_until_s:
             host.holds.add(missing[0])
         assert sum(self.sizes_mb[m] for m in host.holds) <= host.memory_mb, "out of memory"
@@ -213,7 +215,7 @@ def test_a_restarted_worker_is_sent_its_models_again() -> None:
 
 def test_a_model_that_one_worker_lacks_is_served_by_the_others() -> None:
     world = ten_models()
-    world.lacks[0] = frozenset({"m0", "m1"})
+    world.lacks[0] = {"m0", "m1"}
     world.run(600)
     assert not {"m0", "m1"} & world.hosts[0].holds
     assert set(world.copies) == set(world.sizes_mb)
@@ -221,7 +223,8 @@ def test_a_model_that_one_worker_lacks_is_served_by_the_others() -> None:
 
 
 def test_a_model_larger_than_any_worker_keeps_no_other_from_being_placed() -> None:
-    world = World(4, {"huge": 500, "a": 100, "b": 100}, memory_mb=400)
+    world = World(4, {"huge": 500, "a": 100, "b": 100}, memory_mb=400, learning_ns=30 * S)
+    world.loads["huge"] = 900.0  # the busiest for its size
     world.run(90)
     assert set(world.copies) == {"a", "b"}
 
@@ -239,6 +242,9 @@ def test_more_models_than_memory_places_the_busiest() -> None:
 def test_a_scheduler_that_takes_over_changes_nothing_that_holds() -> None:
     world = ten_models()
     world.run(90)
+    # A partition made for these loads from nothing would be another one.
+    world.loads = {name: 0.3 + 0.15 * n for n, name in enumerate(reversed(world.loads))}
+    world.run(900)
     before = {n: set(host.holds) for n, host in world.hosts.items()}
     world.take_over()
     world.run(900)
