@@ -39,6 +39,8 @@ class WorkerConfig(ServiceConfig):
         as the target allows when emulated.
     oneshot_slo_ms: target of requests that name none; 0: three times a batch of 8 at the longest
         variant, at least 50.
+    oneshot_bytes: memory for one-shot models, which are then loaded and unloaded as the scheduler
+        orders; 0: all are loaded at the start, and stay so.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
     slo_ttft_ms: target for the time to the first token of requests without one; 0: none.
     """
@@ -68,6 +70,7 @@ class WorkerConfig(ServiceConfig):
     )
     oneshot_batch_max: int = Field(0, ge=0, le=1024)
     oneshot_slo_ms: float = Field(0.0, ge=0, le=SLO_MS_MAX)
+    oneshot_bytes: int = Field(0, ge=0)
 
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)

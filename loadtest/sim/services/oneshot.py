@@ -47,6 +47,9 @@ class SimOneshot:
         self._host.spent_ns += batch_ns(len(inputs))
         return np.array([[value_of(tokens)] for tokens in inputs], np.float32)
 
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 def job_card() -> OneshotCard:
     """What schedulers know of the model."""
