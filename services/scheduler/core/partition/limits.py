@@ -21,6 +21,9 @@ class SubclusterLimits:
         repartition_ns: between two looks at which models belong together.
         uneven_max: models move once a sub-cluster's load is off the average by more than this
             share of it, and `even_min` of that can be won.
+        idle_load: with less load, in workers, a model that is placed leaves where memory lacks for
+            one with more. Loads are known `window_ns` after the start.
+        missing_ns: between two looks at models with load that are not placed.
         repeat_ns: an order is sent again after this, until the worker reports that it is done.
         memory_share: of a worker's memory that a partition may use; the rest takes new models.
         models_max: more are not placed.
@@ -34,6 +37,8 @@ class SubclusterLimits:
     repartition_ns: int = 300 * SECOND_NS
     uneven_max: float = 1.0
     even_min: float = 0.25
+    idle_load: float = 0.001
+    missing_ns: int = 10 * SECOND_NS
     repeat_ns: int = 2 * SECOND_NS
     memory_share: float = 0.9
     models_max: int = 2000

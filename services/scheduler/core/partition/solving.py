@@ -37,6 +37,7 @@ class SolvePartition:
         cost_max: bound on their sum.
         uneven_max, even_min: placed models stay unless the largest load is off the average by more
             than the first, as a share of it, and the second can be won.
+        idle_max: models with less load come last, and leave where memory lacks.
     """
 
     models: tuple[PartitionModel, ...]
@@ -49,14 +50,20 @@ class SolvePartition:
     cost_max: float
     uneven_max: float
     even_min: float
+    idle_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """Sub-cluster of each model; models that no worker has memory for are not in it."""
+    """Sub-cluster of each model; models that no worker has memory for are not in it.
+
+    Attributes:
+        left: idle models that were placed, and have to make room.
+    """
 
     assignment: dict[Hashable, int]
     num_subclusters: int
+    left: frozenset[Hashable] = frozenset()
 
 
 def solve(request: SolvePartition) -> Solved:
@@ -89,7 +96,12 @@ def _solve_these(request: SolvePartition, chosen: list[int]) -> Solved | None:
         found = _found(request, problem, is_new=UNPLACED in current)
         if problem.is_feasible(found):
             keys = [request.keys[i] for i in chosen]
-            return Solved(dict(zip(keys, found.tolist(), strict=True)), num)
+            left = set(_idle(request)) - set(chosen)
+            return Solved(
+                dict(zip(keys, found.tolist(), strict=True)),
+                num,
+                frozenset(request.keys[i] for i in left if request.current[i] != UNPLACED),
+            )
     return None
 
 
@@ -116,16 +128,22 @@ def _least(models: list[PartitionModel], memory_max: float) -> int:
     return math.ceil(total / room) if room > 0 else 1
 
 
+def _idle(request: SolvePartition) -> list[int]:
+    return [i for i, model in enumerate(request.models) if model.rate_rps < request.idle_max]
+
+
 def _fitting(request: SolvePartition) -> list[int]:
-    """Models that may be placed, placed ones first, then those busiest for their size: of those
-    that fit a worker as many as all workers' memory takes.
+    """Models that may be placed: idle ones last, placed ones first, then those busiest for their
+    size. Of those that fit a worker as many as all workers' memory takes.
     """
+    idle = set(_idle(request))
     room = [
         request.memory_max - model.dynamic_bytes - model.static_bytes for model in request.models
     ]
     order = sorted(
         (i for i, left in enumerate(room) if left >= 0),
         key=lambda i: (
+            i in idle,
             request.current[i] == UNPLACED,
             -request.models[i].rate_rps / max(request.models[i].static_bytes, 1),
         ),

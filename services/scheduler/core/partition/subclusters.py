@@ -85,11 +85,13 @@ class Subclusters:
         self._sizes: dict[Hashable, ModelSize] = {}
         self._workers: dict[int, _Worker] = {}
         self._at: dict[Hashable, int] = {}  # sub-cluster of each placed model
+        self._left: set[Hashable] = set()  # idle models that made room for others
         self._num_subclusters = 0
         self._has_learnt = False
         self._is_solving = False
         self._is_new = True  # models or workers came since the last partition
         self._look_at_ns = started_at_ns
+        self._looked_at_ns = started_at_ns
         self._changes: deque[int] = deque()  # instants within `window_ns`
 
     # Facts.
@@ -107,6 +109,7 @@ class Subclusters:
         """A model that no worker can load any more: those that hold it unload it."""
         self._sizes.pop(model, None)
         self._at.pop(model, None)
+        self._left.discard(model)
         self.loads.remove(model)
 
     def on_report(
@@ -136,6 +139,9 @@ class Subclusters:
         self._is_solving = False
         self._num_subclusters = max(self._num_subclusters, solved.num_subclusters)
         self._at |= {model: at for model, at in solved.assignment.items() if model in self._sizes}
+        self._left = (self._left | solved.left) & self._sizes.keys() - solved.assignment.keys()
+        for model in self._left:
+            self._at.pop(model, None)
 
     # Decisions.
 
@@ -171,11 +177,17 @@ class Subclusters:
     def _partition_request(self, now_ns: int) -> SolvePartition | None:
         limits, num_workers = self._limits, len(self._workers)
         is_due = now_ns >= self._look_at_ns
-        is_missing = self._is_new and len(self._at) < len(self._sizes)
+        unplaced = self._sizes.keys() - self._at.keys()
+        is_late = now_ns - self._looked_at_ns >= limits.missing_ns
+        is_missing = bool(unplaced) and (
+            self._is_new
+            or (is_late and any(self.loads.load(m) >= limits.idle_load for m in unplaced))
+        )
         if self._is_solving or not self._sizes or not (is_due or is_missing):
             return None
         self._is_solving, self._is_new = True, False
-        self._look_at_ns = now_ns + limits.repartition_ns
+        self._looked_at_ns, self._look_at_ns = now_ns, now_ns + limits.repartition_ns
+        is_known = now_ns - self._started_at_ns >= limits.window_ns
         nums = Counter(worker.subcluster for worker in self._workers.values())
         smallest = min(worker.memory_bytes for worker in self._workers.values())
         epochs = limits.repartition_ns / limits.window_ns
@@ -198,6 +210,7 @@ class Subclusters:
             cost_max=limits.changed_share_max * num_workers * epochs,
             uneven_max=limits.uneven_max,
             even_min=limits.even_min,
+            idle_max=limits.idle_load if is_known else 0.0,
         )
 
     def _tally(self) -> tuple[list[int], list[float]]:
@@ -294,7 +307,9 @@ class Subclusters:
         last = {
             model
             for model in worker.holds - target
-            if model in self._sizes and copies[model] <= (model in worker.stays)
+            if model in self._sizes
+            and model not in self._left
+            and copies[model] <= (model in worker.stays)
         }
         models = target | last
         sizes = [self._sizes[model] for model in models]
