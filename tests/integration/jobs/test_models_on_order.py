@@ -22,8 +22,8 @@ from services.worker.config import WorkerConfig
 from services.worker.service import main as worker_main
 from shared.bus import Bus
 from shared.ids import FrontendId, JobId, ModelId
-from shared.wire.messages import JobsDropped, JobsSubmit, JobSubmit, WorkerReport, pack_ints
 from shared.wire.messages import JobInput as Input
+from shared.wire.messages import JobsDropped, JobsSubmit, JobSubmit, WorkerReport, pack_ints
 from shared.wire.subjects import JOBS_DROPPED, JOBS_SUBMIT, WORKER_REPORT
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually, running

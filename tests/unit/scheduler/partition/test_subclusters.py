@@ -306,3 +306,35 @@ def test_a_worker_moves_only_where_that_gains() -> None:
     assert worker_move([4, 4], [2.0, 2.0], [0, 1], gain_min=0.1) is None
     assert worker_move([4, 4], [3.9, 1.0], [], gain_min=0.1) is None
     assert worker_move([0, 4], [0.0, 1.0], [1], gain_min=0.1) == (1, 0)
+
+
+def test_a_model_in_demand_takes_the_place_of_an_idle_one() -> None:
+    world = World(2, {"a": 100, "b": 100, "c": 100}, memory_mb=130)
+    world.loads = {"a": 0.5, "b": 0.5, "c": 0.0}
+    world.limits = SubclusterLimits(learning_ns=30 * S)
+    world.take_over()
+    world.run(120)
+    assert set(world.copies) == {"a", "b"}
+    world.loads = {"a": 0.5, "b": 0.0, "c": 0.5}
+    world.run(700)
+    assert set(world.copies) == {"a", "c"}
+    assert len(world.changes) == 1
+
+
+def test_a_model_with_demand_keeps_its_place() -> None:
+    world = World(2, {"a": 100, "b": 100, "c": 100}, memory_mb=130)
+    world.loads = {"a": 0.5, "b": 0.1, "c": 0.0}
+    world.limits = SubclusterLimits(learning_ns=30 * S)
+    world.take_over()
+    world.run(120)
+    world.loads["c"] = 0.9
+    world.run(900)
+    assert set(world.copies) == {"a", "b"} and not world.changes
+
+
+def test_what_is_idle_stays_where_nothing_else_needs_its_place() -> None:
+    world = World(2, {"a": 100, "b": 100}, memory_mb=130)
+    world.run(90)
+    world.loads = {"a": 0.9, "b": 0.0}
+    world.run(1800)
+    assert set(world.copies) == {"a", "b"}
