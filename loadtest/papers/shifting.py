@@ -229,6 +229,5 @@ SECTION_4_4 = Figure(
     "without bounds that solves the whole problem every minute and loads in no time; *never* "
     "keeps the first partition. Profiles and targets are 40 times slower than the zoo's, so that "
     "minutes can be simulated; goodput allows 1% of all jobs to be late or dropped. One seed, in "
-    "which *free* is no upper bound. The paper gives no number. Only the simulator's GPUs obey the "
-    "core as yet: no worker loads a model on its order.",
+    "which *free* is no upper bound. The paper gives no number.",
 )

@@ -21,7 +21,7 @@ from services.scheduler.service import main as scheduler_main
 from services.worker.config import WorkerConfig
 from services.worker.service import main as worker_main
 from shared.bus import Bus
-from shared.ids import FrontendId, JobId, ModelId
+from shared.ids import FrontendId, HostId, JobId, ModelId
 from shared.wire.messages import JobInput as Input
 from shared.wire.messages import JobsDropped, JobsSubmit, JobSubmit, WorkerReport, pack_ints
 from shared.wire.subjects import JOBS_DROPPED, JOBS_SUBMIT, WORKER_REPORT
@@ -118,8 +118,8 @@ async def deployment(
         settings = SchedulerConfig(nats_url=server.url, scheduler_learning_s=0.1)
         await stack.enter_async_context(running(scheduler_main, settings, "scheduler"))
         for number in range(num_workers):
-            config = WorkerConfig(
-                nats_url=server.url, data_dir=folder, host_id="h", instance=str(number),
+            config = WorkerConfig(  # type: ignore[call-arg]
+                nats_url=server.url, data_dir=folder, host_id=HostId("h"), instance=str(number),
                 device="cpu", num_threads=1, oneshot_profile_s=0.1, oneshot_batch_max=1,
                 oneshot_slo_ms=SLO_MS, models=sources, oneshot_bytes=ONE_MODEL_BYTES,
             )  # fmt: skip
