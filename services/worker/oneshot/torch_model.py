@@ -60,12 +60,10 @@ class TorchOneshot:
             created=created,
         )
         self.decode = loaded.inputs.decode
-        self._hooks = [
-            layer.register_forward_pre_hook(self._look_for_stop)
-            for module in loaded.module.modules()
-            if isinstance(module, torch.nn.ModuleList)
-            for layer in module
-        ]
+        for module in loaded.module.modules():
+            if isinstance(module, torch.nn.ModuleList):
+                for layer in module:
+                    layer.register_forward_pre_hook(self._look_for_stop)
 
     def set_profile(
         self, variants: list[OneshotVariant], slo_ms: float, dynamic_bytes: int = 0
@@ -105,9 +103,7 @@ class TorchOneshot:
     def close(self) -> None:
         """See `OneshotModel.close`."""
         is_gpu = self._model.module.device.type == "cuda"
-        for hook in self._hooks:  # else model and hooks keep each other
-            hook.remove()
-        del self._hooks, self._model, self.decode
+        del self._model, self.decode
         if is_gpu:
             torch.cuda.empty_cache()
 

@@ -37,6 +37,7 @@ class Ordering(Driver):
         self.holds: dict[str, set[str]] = {worker: set() for worker in workers}
         self.lacks: dict[str, list[str]] = {}
         self.models, self.memory = models, memory
+        self.unmanaged: set[str] = set()
         self.orders: list[tuple[str, set[str]]] = []
         self.obeying = True
 
@@ -48,7 +49,8 @@ class Ordering(Driver):
             for card in report.oneshot
         ]
         lacks = [OneshotLack(model_id=ModelId(m), reason="") for m in self.lacks.get(worker, [])]
-        report = replace(report, oneshot=cards, oneshot_bytes=self.memory, oneshot_lacks=lacks)
+        memory = self.memory if worker not in self.unmanaged else 0
+        report = replace(report, oneshot=cards, oneshot_bytes=memory, oneshot_lacks=lacks)
         self.take(self.core.on_report(report, self.now_ns))
 
     def run(self, seconds: int) -> None:
@@ -152,13 +154,14 @@ def test_jobs_and_batches_are_the_load() -> None:
     assert it.core._orders._subclusters.loads.load(ModelId("a")) > 0.01
 
 
-def test_a_worker_without_a_bound_gets_no_order() -> None:
-    it = Ordering("w", memory=0)
-    it.holds["w"] = {"a", "b"}
+def test_a_worker_without_a_bound_gets_no_order_and_others_do() -> None:
+    it = Ordering("v", "w")
+    it.unmanaged, it.holds["w"] = {"w"}, {"a", "b"}
     it.run(10)
-    assert not it.orders
+    assert {worker for worker, _ in it.orders} == {"v"}
     it.submit("1", model="b")
-    assert it.sent_jobs() == [("w", ["1"])]
+    [(_, [job])] = it.sent_jobs()
+    assert job == "1"
 
 
 def test_a_new_leader_starts_from_what_workers_hold() -> None:
@@ -172,19 +175,25 @@ def test_a_new_leader_starts_from_what_workers_hold() -> None:
     assert it.holds == holds and not it.orders
 
 
-def test_a_leaving_worker_is_replaced() -> None:
+def test_workers_with_memory_for_all_hold_all() -> None:
     it = Ordering("v", "w", memory=230)
     it.run(6)
     assert it.holds == {"v": {"a", "b"}, "w": {"a", "b"}}
+
+
+@pytest.mark.parametrize("end", ["draining", "dead"])
+def test_what_only_an_ended_worker_held_is_loaded_elsewhere(end: str) -> None:
     it = Ordering("u", "v", "w")
     it.run(8)
     lonely = next(w for w, m in it.holds.items() if list(it.holds.values()).count(m) == 1)
+    if end == "dead":
+        it.gone(lonely)
+    else:
+        it.tell(lonely, state="draining")
     [model] = it.holds.pop(lonely)
-    it.holds[lonely] = set()
-    it.tell(lonely, state="draining")
-    del it.holds[lonely]
     it.run(15)
     assert model in set().union(*it.holds.values())
+    assert lonely not in {worker for worker, _ in it.orders[3:]}
 
 
 def test_a_shard_orders_nothing_and_lets_no_job_wait_for_a_load() -> None:
