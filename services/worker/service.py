@@ -175,7 +175,8 @@ class Worker:
         runtime.spawn(self._oneshot.run(), "one-shot models")
         for model in models:
             card = model.card
-            log.info("model loaded", extra={"model": card.model_id, "slo_ms": card.slo_ms})
+            what = "model measured" if isinstance(model, LoadableOneshot) else "model loaded"
+            log.info(what, extra={"model": card.model_id, "slo_ms": card.slo_ms})
 
     def _add(self, executor: Executor, number: int) -> None:
         runtime, config, info = self._runtime, self._config, executor.info
