@@ -6,6 +6,7 @@ from loadtest.papers.changing import FIGURE_15
 from loadtest.papers.clusters import FIGURE_9, FIGURE_10, FIGURE_11
 from loadtest.papers.overload import FIGURE_2
 from loadtest.papers.scale import FIGURE_13, FIGURE_14
+from loadtest.papers.shifting import SECTION_4_4
 from loadtest.papers.single import FIGURE_1, FIGURE_12, TABLE_2
 from loadtest.papers.subclusters import FIGURE_16
 
@@ -27,6 +28,7 @@ DEFERRED = (
     FIGURE_14,
     FIGURE_15,
     FIGURE_16,
+    SECTION_4_4,
 )
 SET = FigureSet(
     name="deferred",

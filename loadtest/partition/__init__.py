@@ -1,12 +1,14 @@
-"""Which models go to which sub-cluster (deferred batch scheduling, section 4.4 and appendix A)."""
+"""Solvers of the partitioning problem that the scheduler does not use: appendix A by HiGHS, and
+at random.
+"""
 
-from loadtest.partition.errors import NoPartition
-from loadtest.partition.problem import (
+from loadtest.partition.random_solver import random_partition
+from loadtest.partition.solve import partition
+from services.scheduler.core.partition.errors import NoPartition
+from services.scheduler.core.partition.problem import (
     Partition,
     PartitionModel,
 )
-from loadtest.partition.random_solver import random_partition
-from loadtest.partition.solve import partition
 
 __all__ = [
     "NoPartition",

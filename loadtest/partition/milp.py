@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.partition.problem import (
+from services.scheduler.core.partition.problem import (
     SLACK,
     Assignment,
     Floats,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtest.partition.errors import NoPartition
-from loadtest.partition.problem import (
+from services.scheduler.core.partition.errors import NoPartition
+from services.scheduler.core.partition.problem import (
     Assignment,
     Moving,
     Partition,

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtest.partition import milp, search
-from loadtest.partition.errors import NoPartition
-from loadtest.partition.problem import (
+from loadtest.partition import milp
+from services.scheduler.core.partition import search
+from services.scheduler.core.partition.errors import NoPartition
+from services.scheduler.core.partition.problem import (
     Assignment,
     Moving,
     Partition,

@@ -63,7 +63,11 @@ class Simulation:
         for model in models:
             batcher.add_model(model.spec())
         for gpu in self.gpus:
-            self._perform(batcher.add_gpu(gpu.number, list(self._index), 0))
+            self._perform(batcher.add_gpu(gpu.number, self.models_at_start(), 0))
+
+    def models_at_start(self) -> list[Hashable]:
+        """What every GPU serves at first."""
+        return list(self._index)
 
     def at(self, at_ns: int, act: Act, argument: Any) -> None:
         """Call `act(argument)` at an instant."""

@@ -161,9 +161,9 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "batches on a machine that is gone for good stay there", JOBS,
-        "            self.devices.close(device)\n            self._take_off(device, now_ns)\n"
+        "            self._orders.on_gone(device)\n            self._take_off(device, now_ns)\n"
         "        return self._take_effects",
-        "            self.devices.close(device)\n        return self._take_effects",
+        "            self._orders.on_gone(device)\n        return self._take_effects",
     ),
     # Advisories.
     Mutant(

@@ -1,5 +1,6 @@
 """The shells of the job cores: messages in through one queue, effects back onto the bus."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -22,10 +23,12 @@ from services.scheduler.core.jobs import (
     SendBatch,
     SendBooked,
     SendGrant,
+    SendHold,
     SendOffer,
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from services.scheduler.core.partition.solving import Solved, SolvePartition, solve
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_batcher
 from shared.effects import WakeAt
@@ -39,6 +42,7 @@ from shared.wire.subjects import (
     JOBS_CANCEL,
     JOBS_DROPPED,
     JOBS_SUBMIT,
+    ONESHOT_HOLD,
     RANK_BOOKED,
     RANK_GRANT,
     RANK_OFFER,
@@ -61,6 +65,7 @@ class JobShell:
     Args:
         on_wake: the core's own event for an alarm it set.
         on_gone: its event for a worker that does not answer.
+        on_partition: its event for a partition that it asked for.
     """
 
     def __init__(
@@ -70,11 +75,13 @@ class JobShell:
         queue_max: int,
         on_wake: Callable[[int], list[JobsEffect]],
         on_gone: Callable[[WorkerId, int], list[JobsEffect]],
+        on_partition: Callable[[Solved, int], list[JobsEffect]] | None = None,
     ) -> None:
         self._runtime = runtime
         self._leadership = leadership
         self._bus = runtime.bus
         self._on_gone = on_gone
+        self._on_partition = on_partition
         self._events: EventQueue[JobsEffect] = EventQueue(
             queue_max, runtime.clock, on_wake, EVENTS_DROPPED
         )
@@ -119,8 +126,18 @@ class JobShell:
                 await publish_advice(bus, advice)
             case Deposed(fence):
                 self._leadership.raise_fence(fence)  # or lose the lease
+            case SendHold(worker_id, order):
+                await bus.publish(ONESHOT_HOLD, order, worker_id)
+            case SolvePartition():
+                self._runtime.spawn(self._solve(effect), "partition")
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
+
+    async def _solve(self, request: SolvePartition) -> None:
+        """Up to a second of work."""
+        solved = await asyncio.to_thread(solve, request)
+        assert self._on_partition is not None, "only who orders models asks for partitions"
+        await self._events.put_surely(partial(self._on_partition, solved))
 
 
 async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> JobsCore:
@@ -148,8 +165,9 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Lead
     runtime.parts["jobs"] = core
     leadership.on_fence(core.set_fence)
     shell = JobShell(
-        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone
-    )
+        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone,
+        core.on_partition,
+    )  # fmt: skip
     shell.start()
     bus, shard = runtime.bus, str(config.scheduler_shard)
     await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.worker.core.engine_limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
@@ -39,6 +39,8 @@ class WorkerConfig(ServiceConfig):
         as the target allows when emulated.
     oneshot_slo_ms: target of requests that name none; 0: three times a batch of 8 at the longest
         variant, at least 50.
+    oneshot_bytes: memory for one-shot models, which are then loaded and unloaded as the scheduler
+        orders; 0: all are loaded at the start, and stay so.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
     slo_ttft_ms: target for the time to the first token of requests without one; 0: none.
     """
@@ -68,6 +70,8 @@ class WorkerConfig(ServiceConfig):
     )
     oneshot_batch_max: int = Field(0, ge=0, le=1024)
     oneshot_slo_ms: float = Field(0.0, ge=0, le=SLO_MS_MAX)
+    oneshot_bytes: int = Field(default=0, ge=0)
+    scheduler_shards: int = Field(default=1, gt=0)
 
     # A pass begins while later layers of a prompt's history are loading. Off: with all of it.
     layerwise: bool = constant(True)
@@ -86,3 +90,12 @@ class WorkerConfig(ServiceConfig):
     # Each one-shot model's batches are measured so long at its first start: enough for its variants
     # on a CPU. The result is kept in the data folder.
     oneshot_profile_s: float = constant(20.0)
+
+    @model_validator(mode="after")
+    def _one_orders_models(self) -> "WorkerConfig":
+        if self.oneshot_bytes and self.scheduler_shards > 1:
+            raise ValueError(
+                f"SYMPHONY_ONESHOT_BYTES {self.oneshot_bytes} needs SYMPHONY_SCHEDULER_SHARDS 1, "
+                f"not {self.scheduler_shards}: no shard orders models"
+            )
+        return self

@@ -19,14 +19,14 @@ from services.worker.device.thread import DeviceThread
 from services.worker.load_oneshot import find_tasks, make_oneshot
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.oneshot.emulated import EmulatedOneshot
-from services.worker.oneshot.model import OneshotModel, ServedTask
+from services.worker.oneshot.model import LoadableOneshot, OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel, VllmModel
 from services.worker.vllm.protocol import VllmEngine
 from services.worker.vllm.versions import check_installed
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.profiles import LatencyProfile
-from shared.wire.messages import Task
+from shared.wire.messages import OneshotCard, Task
 from shared.zoo import ZooModel, parse_emulation
 
 if TYPE_CHECKING:  # torch comes with it
@@ -42,9 +42,9 @@ CORES_LEFT = 2  # of which, to the worker itself
 
 async def load_models(
     config: WorkerConfig, thread: DeviceThread, on_moved: Callable[[str], OnMoved]
-) -> AsyncIterator[TextModel | VllmModel | OneshotModel]:
+) -> AsyncIterator[TextModel | VllmModel | OneshotModel | LoadableOneshot]:
     """Every model of the configuration, loaded on the device's thread. One-shot models come first:
-    the KV pool takes what they leave of a GPU.
+    the KV pool takes what they leave of a GPU. Those that are loaded on order are measured.
 
     Raises:
         ConfigError: a model or a setting cannot be used.
@@ -54,17 +54,24 @@ async def load_models(
         for model_id, source in vllm_models(config):
             yield VllmModel(await thread.run(partial(_start_vllm, config, model_id, source)))
         return
+    on_order = bool(config.oneshot_bytes)
     if config.emulate:
         emulation = parse_emulation(config.emulate)
         for number, profile in enumerate(emulation.generative):
             yield TextModel(number, make_emulated(config, profile, on_moved(profile.name)))
         for oneshot in make_emulated_oneshots(config, emulation.oneshot):
-            yield oneshot
+            yield LoadableOneshot(oneshot.card, partial(_same, oneshot)) if on_order else oneshot
         return
     plan = await thread.run(partial(plan_models, config))
     for model_id, source, task in plan:
         if task != "generate":
-            yield await thread.run(partial(make_real_oneshot, config, model_id, source, task))
+            make_one = partial(make_real_oneshot, config, model_id, source, task)
+            made = await thread.run(make_one)
+            if on_order:
+                made.close()
+                yield LoadableOneshot(made.card, partial(make_one, known=made.card))
+            else:
+                yield made
     for number, (model_id, source, task) in enumerate(plan):
         if task == "generate":
             make = partial(make_real, config, model_id, source, on_moved(model_id))
@@ -330,7 +337,8 @@ def _make_cuda(
 
     kv_bytes = config.kv_bytes
     if not kv_bytes:
-        kv_bytes = int(free_bytes(model, config.turns_running_max) * config.gpu_memory_share)
+        free = free_bytes(model, config.turns_running_max) - config.oneshot_bytes
+        kv_bytes = max(int(free * config.gpu_memory_share), 0)
     num_pages = _num_pages(kv_bytes, model, model_id)
     crew = _make_stream_crew(config, model)
     executor = cuda_executor(
@@ -354,9 +362,16 @@ def _check_pool(kv_bytes: int, page_bytes: int, num_layers: int, model_id: str) 
         )
 
 
-def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Task) -> OneshotModel:
+def make_real_oneshot(
+    config: WorkerConfig, model_id: str, source: str, task: Task, known: OneshotCard | None = None
+) -> OneshotModel:
     """Load a one-shot model and profile it (slow)."""
-    return make_oneshot(config, _prepare_device(config), model_id, source, task)
+    return make_oneshot(config, _prepare_device(config), model_id, source, task, known)
+
+
+def _same(model: OneshotModel) -> OneshotModel:
+    """Nothing is loaded of what is emulated."""
+    return model
 
 
 def _prepare_device(config: WorkerConfig) -> str:

@@ -10,7 +10,7 @@ from services.worker.config import WorkerConfig
 from services.worker.oneshot.model import OneshotModel, ServedTask, task_of
 from services.worker.oneshot.profile import ProfileCache, measure_variants
 from shared.errors import ConfigError
-from shared.wire.messages import OneshotVariant, Task
+from shared.wire.messages import OneshotCard, OneshotVariant, Task
 
 if TYPE_CHECKING:
     from services.worker.oneshot.loaded import LoadedOneshot
@@ -55,9 +55,18 @@ def find_tasks(config: WorkerConfig, models: Sequence[tuple[str, str]]) -> dict[
 
 
 def make_oneshot(
-    config: WorkerConfig, device: str, model_id: str, source: str, task: Task
+    config: WorkerConfig,
+    device: str,
+    model_id: str,
+    source: str,
+    task: Task,
+    known: OneshotCard | None = None,
 ) -> OneshotModel:
-    """Load a model and measure its batches, or take what was measured at an earlier start. Slow."""
+    """Load a model and measure its batches, or take what was measured at an earlier start. Slow.
+
+    Args:
+        known: its card when it was loaded before: if its files are the same, nothing is measured.
+    """
     import torch
 
     from services.worker.oneshot.torch_model import TorchOneshot, load_oneshot
@@ -65,8 +74,14 @@ def make_oneshot(
     loaded = load_oneshot(source, task, device, config.dtype)
     variants = variants_of(config, loaded)
     model = TorchOneshot(model_id, loaded, variants, created=int(time.time()))
+    if known is not None and known.fingerprint == loaded.fingerprint:
+        model.card = known
+        return model
     profile = _profile(config, model, loaded, variants)
-    model.set_profile(profile, config.oneshot_slo_ms or default_slo_ms(profile))
+    peak_bytes = 0
+    if config.oneshot_bytes:
+        peak_bytes = model.peak_bytes(profile[-1].variant, len(profile[-1].batch_ns))
+    model.set_profile(profile, config.oneshot_slo_ms or default_slo_ms(profile), peak_bytes)
     if device == "cuda":
         torch.cuda.empty_cache()  # what the largest batches took is free for other models
     return model

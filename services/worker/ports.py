@@ -14,7 +14,7 @@ from services.worker.device.base.executor import Executor
 from services.worker.device.copying.lease_lock import LeaseLock
 from services.worker.device.copying.mover import Moved
 from services.worker.device.thread import DeviceThread
-from services.worker.oneshot.model import OneshotModel
+from services.worker.oneshot.model import LoadableOneshot, OneshotModel
 from services.worker.vllm.protocol import VllmEngine
 from shared.arena import Arena
 from shared.runtime.dying import die, die_within
@@ -74,7 +74,7 @@ class VllmModel:
 
 LoadModels: TypeAlias = Callable[
     [WorkerConfig, DeviceThread, Callable[[str], OnMoved]],
-    AsyncIterator[TextModel | VllmModel | OneshotModel],
+    AsyncIterator[TextModel | VllmModel | OneshotModel | LoadableOneshot],
 ]
 
 

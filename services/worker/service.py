@@ -24,7 +24,7 @@ from services.worker.kv_client import KvClient, KvHooks
 from services.worker.load import load_models
 from services.worker.model_runner import ModelRunner
 from services.worker.oneshot.effects import BatchLimits
-from services.worker.oneshot.model import OneshotModel
+from services.worker.oneshot.model import LoadableOneshot, OneshotModel
 from services.worker.oneshot.runner import OneshotRunner
 from services.worker.outbox import EngineListeners
 from services.worker.ports import OnMoved, SharedFiles, TextModel, VllmModel, WorkerPorts
@@ -137,7 +137,7 @@ class Worker:
 
     async def _load(self) -> None:
         loop = asyncio.get_running_loop()
-        oneshots: list[OneshotModel] = []
+        oneshots: list[OneshotModel | LoadableOneshot] = []
         load = self._ports.load(
             self._config, self._ports.thread, partial(self._moved_callback, loop)
         )
@@ -159,23 +159,24 @@ class Worker:
 
         return report
 
-    def _add_oneshots(self, models: list[OneshotModel]) -> None:
+    def _add_oneshots(self, models: list[OneshotModel | LoadableOneshot]) -> None:
         runtime = self._runtime
         self._oneshot = OneshotRunner(
             runtime.bus,
             runtime.clock,
             self._worker_id,
             {model.card.model_id: model for model in models},
-            BatchLimits(),
+            BatchLimits(models_bytes_max=self._config.oneshot_bytes),
             self._ports.thread,
-            on_leader=self._report_now.set,
+            on_change=self._report_now.set,
         )
         runtime.parts["batches"] = self._oneshot.core
         runtime.stack.callback(self._oneshot.close)
         runtime.spawn(self._oneshot.run(), "one-shot models")
         for model in models:
             card = model.card
-            log.info("model loaded", extra={"model": card.model_id, "slo_ms": card.slo_ms})
+            what = "model measured" if isinstance(model, LoadableOneshot) else "model loaded"
+            log.info(what, extra={"model": card.model_id, "slo_ms": card.slo_ms})
 
     def _add(self, executor: Executor, number: int) -> None:
         runtime, config, info = self._runtime, self._config, executor.info
@@ -360,6 +361,8 @@ class Worker:
             interval_ns=self._config.report_interval_ms * 1_000_000,
             pid=self._ports.pid,
             oneshot=oneshot.cards() if oneshot is not None else [],
+            oneshot_bytes=oneshot.bytes_max if oneshot is not None else 0,
+            oneshot_lacks=oneshot.lacks() if oneshot is not None else [],
             batches=oneshot.refs() if oneshot is not None else [],
             fences=oneshot.fences if oneshot is not None else [],
             adapters=pack_hashes(

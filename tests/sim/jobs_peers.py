@@ -21,6 +21,7 @@ from shared.wire.messages import (
     LeaderChanged,
     LeadershipFence,
     OneshotCard,
+    OneshotHold,
     OneshotVariant,
     WorkerReport,
 )
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.sim.jobs_world import House
 
 REPORT_EVERY = 500 * MS
+MODEL_BYTES = 1000
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,15 @@ class SimModel:
             slo_ms=self.slo_ms,
             variants=[OneshotVariant(variant=0, batch_ns=batch_ns)],
             num_values=1,
+            static_bytes=MODEL_BYTES,
         )
 
 
 @dataclass(frozen=True)
 class Setup:
     """Attributes:
+    memory_bytes: of a worker for models that are loaded on order; 0: all are loaded.
+    load_max_ns: what loading one takes at most; of these that fail, a share of `load_failures`.
     num_shards: scheduler shards beside a rank process; 0 for a scheduler that is not divided.
     jitter: of run times, a share up and down.
     """
@@ -76,6 +81,9 @@ class Setup:
     loss: float = 0.02
     duplication: float = 0.05
     delay_max_ns: int = 2 * MS
+    memory_bytes: int = 0
+    load_max_ns: int = 300 * MS
+    load_failures: float = 0.0
     limits: JobLimits = field(default_factory=JobLimits)
 
 
@@ -183,6 +191,7 @@ class SimWorker:
         self.worker_id = WorkerId(name)
         self.num_starts = 0
         self.is_up = False
+        self.loaded: set[ModelId] = set()  # in memory
         self.start()
 
     def start(self) -> None:
@@ -190,7 +199,10 @@ class SimWorker:
         self.num_starts += 1
         self.seq = 0
         cards = [model.card() for model in self.house.models.values()]
-        self.core = BatchCore(self.worker_id, cards, worker_effects.BatchLimits())
+        memory_bytes = self.house.setup.memory_bytes
+        self.loaded = set() if memory_bytes else {card.model_id for card in cards}
+        limits = worker_effects.BatchLimits(models_bytes_max=memory_bytes)
+        self.core = BatchCore(self.worker_id, cards, limits)
         life = self.num_starts
         self.alarm = Alarm(self.house.world, partial(self.tell, life, "on_wake"))
         self._report_for_ever(life)
@@ -214,6 +226,14 @@ class SimWorker:
         is_new = start.batch_id in self._held() - before
         assert not (is_new and start.fence < seen), f"{start.batch_id} accepted after fence {seen}"
 
+    def on_hold(self, order: OneshotHold) -> None:
+        if not self.is_up:
+            return
+        seen, before = self.core.fence(order.leadership), self.core.models.cards()
+        self.tell(0, "on_hold", order)
+        if order.fence < seen:
+            assert self.core.models.cards() == before, f"obeys {order.fence} after fence {seen}"
+
     def _held(self) -> set[BatchId]:
         return {ref.batch_id for ref in self.core.refs(self.house.world.now_ns)}
 
@@ -231,7 +251,9 @@ class SimWorker:
             seq=self.seq,
             host_id=HostId("h"),
             state="ready",
-            oneshot=[model.card() for model in self.house.models.values()],
+            oneshot=core.models.cards(),
+            oneshot_bytes=core.models.bytes_max,
+            oneshot_lacks=core.models.lacks(self.house.world.now_ns),
             batches=core.refs(self.house.world.now_ns),
             fences=[
                 LeadershipFence(leadership=name, fence=fence) for name, fence in core.fences.items()
@@ -259,8 +281,43 @@ class SimWorker:
                     house.network.send(partial(frontend.on_results, message))
                 case worker_effects.SendDone(done):
                     house.to_all_schedulers("on_batch_done", done)
+                case worker_effects.LoadModel(model_id):
+                    self._load(model_id)
+                case worker_effects.UnloadModel(model_id):
+                    self._unload(model_id)
                 case WakeAt(at_ns):
                     self.alarm.set(at_ns)
+
+    def _load(self, model_id: ModelId) -> None:
+        house, random = self.house, self.house.world.random
+        self.loaded.add(model_id)
+        house.world.note(f"{self.worker_id} loads {model_id}")
+        in_memory = len(self.loaded) * MODEL_BYTES
+        assert in_memory <= house.setup.memory_bytes, f"{self.worker_id} holds {self.loaded}"
+        is_failing = random.random() < house.setup.load_failures
+        card = None if is_failing else house.models[model_id].card()
+        loaded = (model_id, card, "broken" if is_failing else "")
+        delay_ns = random.randrange(house.setup.load_max_ns)
+        house.world.after(delay_ns, partial(self._end_load, self.num_starts, loaded))
+
+    def _end_load(self, life: int, loaded: tuple[ModelId, OneshotCard | None, str]) -> None:
+        if life == self.num_starts and self.is_up:
+            if loaded[1] is None:
+                self.loaded.remove(loaded[0])
+            self.tell(life, "on_loaded", *loaded)
+            self.report()
+
+    def _unload(self, model_id: ModelId) -> None:
+        self.house.world.note(f"{self.worker_id} unloads {model_id}")
+        held = [batch.start.model_id for batch in self.core._held()]
+        assert model_id not in held, f"{self.worker_id} unloads {model_id} under a batch"
+        self.house.world.after(MS, partial(self._end_unload, self.num_starts, model_id))
+
+    def _end_unload(self, life: int, model_id: ModelId) -> None:
+        if life == self.num_starts and self.is_up:
+            self.loaded.remove(model_id)
+            self.tell(life, "on_unloaded", model_id)
+            self.report()
 
     def _pull(self, effect: worker_effects.PullInputs) -> None:
         house, life = self.house, self.num_starts
@@ -291,6 +348,7 @@ class SimWorker:
         house = self.house
         size = len(effect.values)
         model = house.models[effect.model_id]
+        assert effect.model_id in self.loaded, f"{self.worker_id} lacks {effect.model_id}"
         jitter = 1 + house.setup.jitter * house.world.random.uniform(-1, 1)
         run_ns = int(model.batch_ns(size) * model.slower * jitter)
         house.world.note(f"{self.worker_id} runs {effect.batch_id}: {size}")

@@ -19,10 +19,12 @@ from services.scheduler.core.jobs import (
     SendBatch,
     SendBooked,
     SendGrant,
+    SendHold,
     SendOffer,
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from services.scheduler.core.partition.solving import SolvePartition, solve
 from services.scheduler.policies import make_batcher
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
@@ -74,6 +76,11 @@ class SimProcess:
                     send(partial(house.tell_rank, "on_booked", booked))
                 case SendGrant(shard, grant):
                     send(partial(house.tell_shard, shard, "on_grant", grant))
+                case SendHold(worker_id, order):
+                    send(partial(house.workers[worker_id].on_hold, order))
+                case SolvePartition():
+                    solved = partial(self.tell, "on_partition", solve(effect))
+                    house.world.after(MS, solved)
                 case WakeAt(at_ns):
                     self.alarm.set(at_ns)
                 case Deposed():

@@ -15,6 +15,7 @@ from shared.wire.messages import JobInput, OneshotCard, OneshotVariant, unpack_i
 JOB_MODEL = ModelId("e")
 SIZE_MAX = 8
 SLO_NS = 200 * MS
+MODEL_BYTES = 1000
 
 
 class Host(Protocol):
@@ -47,6 +48,9 @@ class SimOneshot:
         self._host.spent_ns += batch_ns(len(inputs))
         return np.array([[value_of(tokens)] for tokens in inputs], np.float32)
 
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 def job_card() -> OneshotCard:
     """What schedulers know of the model."""
@@ -54,6 +58,7 @@ def job_card() -> OneshotCard:
     return OneshotCard(
         model_id=JOB_MODEL, task="embed", modality="text", source="", fingerprint="e",
         slo_ms=SLO_NS / MS, variants=[OneshotVariant(variant=0, batch_ns=times)], num_values=1,
+        static_bytes=MODEL_BYTES,
     )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from loadtest.sim.services.device import Device, DeviceLost
 from loadtest.sim.services.device_thread import SimThread
 from loadtest.sim.services.forward import Asked
 from loadtest.sim.services.model import NUM_HARDWARE, Model
-from loadtest.sim.services.oneshot import SimOneshot
+from loadtest.sim.services.oneshot import MODEL_BYTES, SimOneshot, job_card
 from loadtest.sim.services.service import RESTART_NS, Service
 from loadtest.sim.services.worker_watch import watch_batches, watch_engine, watch_prompts
+from loadtest.sim.threads import wait_ns
 from loadtest.sim.timeline import MS, SECOND
 from services.worker.config import WorkerConfig
 from services.worker.core.costs.costs import StepCosts
@@ -27,7 +28,7 @@ from services.worker.core.engine_limits import AdmissionName, EngineLimits, Lora
 from services.worker.core.pulling import Pulling
 from services.worker.device.thread import DeviceThread
 from services.worker.oneshot.core import BatchCore
-from services.worker.oneshot.model import OneshotModel
+from services.worker.oneshot.model import LoadableOneshot, OneshotModel
 from services.worker.ports import Lock, OnMoved, TextModel, WorkerPorts
 from services.worker.service import Worker as WorkerService
 from shared.ids import HostId, SessionId, TenantId, TurnId, WorkerId
@@ -39,6 +40,7 @@ ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
 LORA_STARTS: tuple[LoraStart, ...] = ("auto", "stream", "assist")
 TARGET_STEPS = (5, 30, 100)
 USUAL_MS, SOON_MS = 500, 150  # between reports; where turns are to move before they end
+ON_ORDER_SHARE = 0.5  # of workers: they load the one-shot model when the scheduler orders it
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
@@ -228,8 +230,8 @@ class Worker(Service):
 
     async def _load(
         self, config: WorkerConfig, thread: DeviceThread, on_moved: Callable[[str], OnMoved]
-    ) -> AsyncIterator[TextModel | OneshotModel]:
-        del config, thread
+    ) -> AsyncIterator[TextModel | OneshotModel | LoadableOneshot]:
+        del thread
         await asyncio.sleep(self._random.randrange(LOAD_MAX_NS) / SECOND)
         model = self._model
         device = Device(
@@ -241,7 +243,14 @@ class Worker(Service):
         watch_engine(self, self.core)
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / device.mover.page_ns
         _teach(self.core.costs, model, has_rows=self._config.prefill_admission == "deferred")
-        yield SimOneshot(self)
+        if config.oneshot_bytes:
+            yield LoadableOneshot(job_card(), self._load_oneshot)
+        else:
+            yield SimOneshot(self)
+
+    def _load_oneshot(self) -> OneshotModel:
+        wait_ns(self._orders.randrange(LOAD_MAX_NS))
+        return SimOneshot(self)
 
     def _on_stuck(self, why: str) -> None:
         self.deployment.timeline.note(f"{self.name} is stuck: {why}")
@@ -253,6 +262,9 @@ class Worker(Service):
         admissions = Random(f"admission {step_ns} {len(deployment.fault_kinds)} {number}")
         admission = admissions.choice(ADMISSIONS)
         target_ns = admissions.choice(TARGET_STEPS) * step_ns
+        lora_start = admissions.choice(LORA_STARTS)
+        self._orders = admissions
+        is_on_order = deployment.num_shards == 1 and admissions.random() < ON_ORDER_SHARE
         return WorkerConfig(  # type: ignore[call-arg]
             host_id=self.host_id,
             instance=str(number),
@@ -260,7 +272,8 @@ class Worker(Service):
             turns_running_max=random.choice([2, 4, 16]),
             prefill_admission=admission,
             slo_ttft_ms=target_ns / MS if admission == "deferred" else 0,
-            lora_start=admissions.choice(LORA_STARTS),
+            lora_start=lora_start,
+            oneshot_bytes=2 * MODEL_BYTES if is_on_order else 0,
             eviction=deployment.eviction,
             report_interval_ms=SOON_MS if deployment.is_scattered else USUAL_MS,
         )

@@ -20,9 +20,17 @@ from services.worker.oneshot.effects import (
     RunBatch,
     SendDone,
 )
+from services.worker.oneshot.holding import HeldModels
 from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, ModelId, WorkerId
-from shared.wire.messages import BatchDone, BatchRef, BatchStart, JobResult, OneshotCard
+from shared.wire.messages import (
+    BatchDone,
+    BatchRef,
+    BatchStart,
+    JobResult,
+    OneshotCard,
+    OneshotHold,
+)
 
 NOT_FINITE = "the model made a number that is not finite of this input"
 
@@ -34,6 +42,7 @@ class BatchCore:
         cards: the models it may run.
 
     Attributes:
+        models: which of them it holds.
         fences: highest fencing token seen, by leadership. Batches of lower ones are refused; what
             was accepted under a lower one still runs, and the new leader learns of it from `refs`.
     """
@@ -43,12 +52,7 @@ class BatchCore:
     ) -> None:
         self._worker_id = worker_id
         self._limits = limits
-        self._fingerprints = {card.model_id: card.fingerprint for card in cards}
-        self._batch_ns: dict[tuple[ModelId, int], list[int]] = {
-            (card.model_id, variant.variant): variant.batch_ns
-            for card in cards
-            for variant in card.variants
-        }
+        self.models = HeldModels(cards, limits.models_bytes_max)
         self.fences: dict[str, int] = {}
         self._is_draining = False
         self._running: Batch | None = None
@@ -137,6 +141,26 @@ class BatchCore:
         effects = self._end(batch, size, ran.run_ns, wait_ns, now_ns)
         return [*effects, *self._advance(now_ns)]
 
+    def on_hold(self, order: OneshotHold, now_ns: int) -> list[Effect]:
+        """Which models to hold. An order of an earlier leader is void."""
+        if order.fence < self.fence(order.leadership):
+            return []
+        self.on_fence(order.leadership, order.fence)
+        self.models.on_order(order)
+        return self._advance(now_ns)
+
+    def on_loaded(
+        self, model_id: ModelId, card: OneshotCard | None, why: str, now_ns: int
+    ) -> list[Effect]:
+        """A model is loaded; without a card it could not be, and why."""
+        self.models.on_loaded(model_id, card, why, now_ns)
+        return self._advance(now_ns)
+
+    def on_unloaded(self, model_id: ModelId, now_ns: int) -> list[Effect]:
+        """A model's memory is free."""
+        self.models.on_unloaded(model_id)
+        return self._advance(now_ns)
+
     def fence(self, leadership: str) -> int:
         """Highest fencing token seen in this leadership."""
         return self.fences.get(leadership, 0)
@@ -156,18 +180,25 @@ class BatchCore:
     # Decisions.
 
     def _accepts(self, start: BatchStart) -> bool:
-        batch_ns = self._batch_ns.get((start.model_id, start.variant))
+        card = self.models.card(start.model_id)
+        batch_ns = self.models.batch_ns(start.model_id, start.variant)
         return (
             start.fence >= self.fence(start.leadership)
             and not self._is_draining
-            and start.fingerprint == self._fingerprints.get(start.model_id)
-            and batch_ns is not None
+            and card is not None
+            and start.fingerprint == card.fingerprint
             and 0 < len(start.jobs) <= len(batch_ns)
             and self.num_held < self._limits.batches_max
         )
 
     def _advance(self, now_ns: int) -> list[Effect]:
-        """Start what can start."""
+        """Start what can start, and change models that nothing keeps any more."""
+        effects = self._start_next(now_ns)
+        if not self._is_draining:
+            effects += self.models.changes({b.start.model_id for b in self._held()}, now_ns)
+        return effects
+
+    def _start_next(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         while self._running is None and self._waiting:
             batch = next(iter(self._waiting.values()))
@@ -208,7 +239,7 @@ class BatchCore:
         return [*running, *self._waiting.values()]
 
     def _expected_ns(self, batch: Batch) -> int:
-        batch_ns = self._batch_ns[batch.start.model_id, batch.start.variant]
+        batch_ns = self.models.batch_ns(batch.start.model_id, batch.start.variant)
         return batch_ns[(len(batch.run_order) or len(batch.jobs)) - 1]
 
     def _pull(self, batch: Batch, frontend_id: FrontendId, now_ns: int) -> PullInputs:

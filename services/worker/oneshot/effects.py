@@ -18,6 +18,7 @@ class BatchLimits:
     results_bytes_max: of values in one message of results.
     run_min_ns, run_factor: a batch that runs longer than the first, and than so many times what its
         profile says, counts as stuck.
+    models_bytes_max: for models that are loaded on order; 0: all are loaded, and stay so.
     """
 
     batches_max: int = 16
@@ -28,6 +29,7 @@ class BatchLimits:
     results_bytes_max: int = 524_288
     run_min_ns: int = 30_000_000_000
     run_factor: int = 20
+    models_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,4 +105,18 @@ class SendDone:
     done: BatchDone
 
 
-Effect = PullInputs | RunBatch | SendResults | SendDone | WakeAt
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Load a model while others serve. Answered by `BatchCore.on_loaded`."""
+
+    model_id: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadModel:
+    """Free the memory of a model that no batch uses. Answered by `BatchCore.on_unloaded`."""
+
+    model_id: ModelId
+
+
+Effect = PullInputs | RunBatch | SendResults | SendDone | LoadModel | UnloadModel | WakeAt

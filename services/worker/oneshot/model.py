@@ -2,7 +2,8 @@
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -58,6 +59,23 @@ class OneshotModel(Protocol):
             DeviceLostError: the process is to end.
         """
         ...
+
+    def close(self) -> None:
+        """Free its memory; no batch uses it any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableOneshot:
+    """A model that can be loaded, in a thread beside others.
+
+    Attributes:
+        card: as measured when it was loaded before.
+        load: raises any error of reading files or of too little memory.
+    """
+
+    card: OneshotCard
+    load: Callable[[], OneshotModel]
 
 
 def pack_values(values: Values) -> list[str]:

@@ -12,16 +12,19 @@ from services.worker.oneshot.core import BatchCore
 from services.worker.oneshot.effects import (
     BatchLimits,
     Effect,
+    LoadModel,
     Pulled,
     PullInputs,
     Ran,
     RunBatch,
     SendDone,
     SendResults,
+    UnloadModel,
 )
 from services.worker.oneshot.model import (
     BatchStoppedError,
     DeviceLostError,
+    LoadableOneshot,
     OneshotModel,
     pack_values,
 )
@@ -41,8 +44,17 @@ from shared.wire.messages import (
     LeaderChanged,
     LeadershipFence,
     OneshotCard,
+    OneshotHold,
+    OneshotLack,
 )
-from shared.wire.subjects import BATCH_DONE, BATCH_START, INPUT_PULL, JOB_RESULTS, LEADER_CHANGED
+from shared.wire.subjects import (
+    BATCH_DONE,
+    BATCH_START,
+    INPUT_PULL,
+    JOB_RESULTS,
+    LEADER_CHANGED,
+    ONESHOT_HOLD,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +66,9 @@ class OneshotRunner:
     with the steps of generative models: there is one device.
 
     Args:
-        models: by id.
-        on_leader: called when a scheduler has begun to lead, with the fence raised already.
+        models: by id; those that can be loaded are, once the scheduler orders it.
+        on_change: called when a report is due: a scheduler has begun to lead, and the fence is
+            raised already, or other models are held.
 
     Attributes:
         core: which batches are held.
@@ -66,17 +79,20 @@ class OneshotRunner:
         bus: Bus,
         clock: Clock,
         worker_id: WorkerId,
-        models: Mapping[ModelId, OneshotModel],
+        models: Mapping[ModelId, OneshotModel | LoadableOneshot],
         limits: BatchLimits,
         thread: DeviceThread,
-        on_leader: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._bus = bus
         self._clock = clock
         self._worker_id = worker_id
-        self._models = models
+        self._loadable = {
+            m: each for m, each in models.items() if isinstance(each, LoadableOneshot)
+        }
+        self._models = {m: x for m, x in models.items() if not isinstance(x, LoadableOneshot)}
         self._thread = thread
-        self._on_leader = on_leader
+        self._on_change = on_change
         self.core = BatchCore(worker_id, [model.card for model in models.values()], limits)
         self._events: EventQueue[Effect] = EventQueue(
             EVENTS_MAX, clock, self.core.on_wake, metrics.ONESHOT_DROPPED
@@ -95,8 +111,17 @@ class OneshotRunner:
         ]
 
     def cards(self) -> list[OneshotCard]:
-        """The models served."""
-        return [model.card for model in self._models.values()]
+        """Its models, loaded or not."""
+        return self.core.models.cards()
+
+    @property
+    def bytes_max(self) -> int:
+        """For models that are loaded on order; 0: all are loaded, and stay so."""
+        return self.core.models.bytes_max
+
+    def lacks(self) -> list[OneshotLack]:
+        """Models that it was to load and could not."""
+        return self.core.models.lacks(self._clock.now_ns())
 
     def refs(self) -> list[BatchRef]:
         """Every batch held here."""
@@ -106,6 +131,7 @@ class OneshotRunner:
         """Subscribe."""
         me = self._worker_id
         await self._bus.subscribe(BATCH_START, self._on_batch_start, me)
+        await self._bus.subscribe(ONESHOT_HOLD, self._on_hold, me)
         await self._bus.subscribe(LEADER_CHANGED, self._on_leader_changed)
 
     async def run(self) -> None:
@@ -134,10 +160,13 @@ class OneshotRunner:
     def _on_batch_start(self, start: BatchStart) -> None:
         self._events.put(partial(self.core.on_batch_start, start))
 
+    def _on_hold(self, order: OneshotHold) -> None:
+        self._events.put(partial(self.core.on_hold, order))
+
     def _on_leader_changed(self, leader: LeaderChanged) -> None:
         def event(_: int) -> list[Effect]:
             self.core.on_fence(leader.leadership, leader.fence)
-            self._on_leader()
+            self._on_change()
             return []
 
         self._events.put(event)
@@ -155,8 +184,41 @@ class OneshotRunner:
                 await self._send_results(effect)
             case SendDone():
                 await self._send_done(effect)
+            case LoadModel(model_id):
+                self._tasks.spawn(self._load(model_id))
+            case UnloadModel(model_id):
+                self._tasks.spawn(self._unload(model_id))
             case WakeAt():
                 self._events.set_alarm(effect.at_ns)
+
+    async def _load(self, model_id: ModelId) -> None:
+        card, why = None, ""
+        try:
+            model = await self._thread.run_beside(self._loadable[model_id].load)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # whatever a model's files raise is the end of this load only
+            why = f"{type(error).__name__}: {error}"
+            log.error("one-shot model not loaded", extra={"model": model_id, "error": why})
+        else:
+            self._models[model_id], card = model, model.card
+            log.info("one-shot model loaded", extra={"model": model_id})
+        await self._changed(partial(self.core.on_loaded, model_id, card, why))
+
+    async def _unload(self, model_id: ModelId) -> None:
+        await self._thread.run_beside(self._models.pop(model_id).close)
+        log.info("one-shot model unloaded", extra={"model": model_id})
+        await self._changed(partial(self.core.on_unloaded, model_id))
+
+    async def _changed(self, event: Callable[[int], list[Effect]]) -> None:
+        """Pass an event to the core after which the scheduler is to hear of other models."""
+
+        def report_after(now_ns: int) -> list[Effect]:
+            effects = event(now_ns)
+            self._on_change()
+            return effects
+
+        await self._events.put_surely(report_after)
 
     async def _pull(self, effect: PullInputs) -> None:
         request = InputPull(job_ids=list(effect.job_ids))
@@ -174,10 +236,11 @@ class OneshotRunner:
         )
 
     def _decode(self, effect: PullInputs, job: JobInput) -> Pulled:
-        if job.gone:
+        model = self._models.get(effect.model_id)
+        if job.gone or model is None:  # its batch began without it, and ended
             return Pulled(job_id=job.job_id, is_gone=True)
         try:
-            value = self._models[effect.model_id].decode(job, effect.variant)
+            value = model.decode(job, effect.variant)
         except InvalidRequest as error:
             return Pulled(job_id=job.job_id, error=error.message)
         return Pulled(job_id=job.job_id, value=value)

@@ -20,6 +20,7 @@ from services.worker.models.weights import load_weights
 from services.worker.oneshot.files import IMAGE_FILES, TOKENIZER_FILES, digest_files, read_json
 from services.worker.oneshot.inputs import ImageInputs, TextInputs, load_image_inputs
 from services.worker.oneshot.loaded import Head, LoadedOneshot, probe
+from services.worker.oneshot.memory import LiveBytes, weights_bytes
 from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values
 from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
 from shared.errors import ConfigError
@@ -64,9 +65,24 @@ class TorchOneshot:
                 for layer in module:
                     layer.register_forward_pre_hook(self._look_for_stop)
 
-    def set_profile(self, variants: list[OneshotVariant], slo_ms: float) -> None:
-        """Say how long batches take and what target that allows."""
-        self.card = replace(self.card, variants=variants, slo_ms=slo_ms)
+    def set_profile(
+        self, variants: list[OneshotVariant], slo_ms: float, dynamic_bytes: int = 0
+    ) -> None:
+        """Say how long batches take, what target that allows, and what memory they need."""
+        self.card = replace(
+            self.card,
+            variants=variants,
+            slo_ms=slo_ms,
+            static_bytes=weights_bytes(self._model.module),
+            dynamic_bytes=dynamic_bytes,
+        )
+
+    def peak_bytes(self, variant: int, size: int) -> int:
+        """Memory that a batch of random inputs takes beside the weights."""
+        live = LiveBytes(self._model.module)
+        with live:
+            self.run_sample(variant, size)
+        return live.peak
 
     def run(self, inputs: Sequence[Any], variant: int, stop: threading.Event) -> Values:
         """See `OneshotModel.run`."""
@@ -83,6 +99,13 @@ class TorchOneshot:
     def run_sample(self, variant: int, size: int) -> None:
         """Run a batch of random inputs, to measure it."""
         self.run(self._model.inputs.sample(size, variant), variant, threading.Event())
+
+    def close(self) -> None:
+        """See `OneshotModel.close`."""
+        is_gpu = self._model.module.device.type == "cuda"
+        del self._model, self.decode
+        if is_gpu:
+            torch.cuda.empty_cache()
 
     def _look_for_stop(self, module: object, arguments: object) -> None:
         if self._stop.is_set():

@@ -46,6 +46,34 @@ class OneshotCard:
     labels: list[str] = field(default_factory=list)  # of a classifier, by index
     created: int = 0  # wall-clock seconds
     emulated: bool = False
+    is_loaded: bool = True  # False: the worker can load it on order
+    static_bytes: int = 0  # of its weights
+    dynamic_bytes: int = 0  # more while its largest batch runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneshotHold:
+    """Scheduler to worker: the one-shot models that it is to hold, all of them. It loads those that
+    it lacks and unloads the others, each once its batches have ended. Sent again until a report
+    shows it.
+
+    Attributes:
+        fence, leadership: as in `BatchStart`.
+        seq: grows under one fencing token; an order that arrives after a later one is void.
+    """
+
+    models: list[ModelId]
+    fence: int
+    seq: int
+    leadership: str = SOLE_LEADERSHIP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneshotLack:
+    """A one-shot model that a worker was to load and could not, and why."""
+
+    model_id: ModelId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from shared.ids import (
     WorkerId,
 )
 from shared.wire.messages.adapters import AdapterRef, LoraCard
-from shared.wire.messages.jobs import BatchRef, LeadershipFence, OneshotCard
+from shared.wire.messages.jobs import BatchRef, LeadershipFence, OneshotCard, OneshotLack
 from shared.wire.messages.turns import TurnRef
 
 
@@ -126,6 +126,8 @@ class WorkerReport:
     interval_ns: int = 500_000_000  # when to expect the next report
     pid: int = 0
     oneshot: list[OneshotCard] = field(default_factory=list)
+    oneshot_bytes: int = 0  # for one-shot models loaded on order; 0: it keeps those that it has
+    oneshot_lacks: list[OneshotLack] = field(default_factory=list)  # it could not load these
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
     fences: list[LeadershipFence] = field(default_factory=list)
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first

@@ -23,3 +23,11 @@ def test_the_longest_target_of_a_request_may_be_the_default(
 ) -> None:
     monkeypatch.setenv(ONESHOT_SLO, "3600000")
     assert load_config(WorkerConfig).oneshot_slo_ms == 3_600_000
+
+
+def test_models_on_order_need_one_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYMPHONY_ONESHOT_BYTES", "1000")
+    assert load_config(WorkerConfig).oneshot_bytes == 1000
+    monkeypatch.setenv("SYMPHONY_SCHEDULER_SHARDS", "2")
+    with pytest.raises(ConfigError, match="SYMPHONY_ONESHOT_BYTES 1000 needs"):
+        load_config(WorkerConfig)

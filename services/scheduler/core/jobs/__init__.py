@@ -13,6 +13,7 @@ from services.scheduler.core.jobs.effects import (
     SendBatch,
     SendBooked,
     SendGrant,
+    SendHold,
     SendOffer,
 )
 from services.scheduler.core.jobs.job_limits import JobLimits
@@ -31,6 +32,7 @@ __all__ = [
     "SendBatch",
     "SendBooked",
     "SendGrant",
+    "SendHold",
     "SendOffer",
     "ShardJobsCore",
 ]

@@ -15,14 +15,16 @@ from services.scheduler.core.batching.shard import ModelShard
 from services.scheduler.core.jobs.answers import DropCode
 from services.scheduler.core.jobs.batches import Batches
 from services.scheduler.core.jobs.devices import Devices
-from services.scheduler.core.jobs.effects import Deposed, JobsEffect
+from services.scheduler.core.jobs.effects import Deposed, JobsEffect, SendHold
 from services.scheduler.core.jobs.foreign import ForeignBatches
 from services.scheduler.core.jobs.intake import Intake
 from services.scheduler.core.jobs.job_limits import JobLimits
 from services.scheduler.core.jobs.latencies import Latencies
 from services.scheduler.core.jobs.ledger import Ledger, model_key
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
-from services.scheduler.core.jobs.records import Batch, Device, Submitted, records_of
+from services.scheduler.core.jobs.orders import ModelOrders
+from services.scheduler.core.jobs.records import Batch, Device, ModelKey, Submitted, records_of
+from services.scheduler.core.partition.solving import Solved
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (
     SOLE_LEADERSHIP,
@@ -70,6 +72,7 @@ class JobsCore:
         self._batches = Batches(limits, fence=fence, leadership=leadership, name=name)
         self._foreign = ForeignBatches(leadership=leadership, name=name)
         self._intake = Intake(limits)
+        self._orders = ModelOrders(limits.subclusters, started_at_ns, leadership)
         self._timers.at(started_at_ns + limits.learning_ns, self._stop_learning)
         self._timers.at(started_at_ns + INTERVAL_NS, self._end_interval)
 
@@ -127,6 +130,7 @@ class JobsCore:
         if change is None:
             return self._take_effects(now_ns)
         device = change.device
+        self._orders.on_report(device, report)
         if change.restarted:
             self._take_off(device, now_ns)
         for card in device.cards:
@@ -142,6 +146,7 @@ class JobsCore:
         device = self.devices.get(worker_id)
         if device is not None:
             self.devices.close(device)
+            self._orders.on_gone(device)
             self._take_off(device, now_ns)
         return self._take_effects(now_ns)
 
@@ -171,6 +176,11 @@ class JobsCore:
             self._perform(self._batcher.on_batch_done(device.number, now_ns), now_ns)
         return self._take_effects(now_ns)
 
+    def on_partition(self, solved: Solved, now_ns: int) -> list[JobsEffect]:
+        """The answer to a `SolvePartition`."""
+        self._orders.on_partition(solved)
+        return self._take_effects(now_ns)
+
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
         """The instant of `WakeAt` has come. If it is long past, this process was paused or
         disconnected and could receive no reports.
@@ -188,8 +198,17 @@ class JobsCore:
         for device in self.devices.silent(now_ns):
             self._out.append(ProbeWorker(device.worker_id))
         self.devices.forget(now_ns)
+        self._order(now_ns)
         self._advise(now_ns)
         self._timers.at(now_ns + INTERVAL_NS, self._end_interval)
+
+    def _order(self, now_ns: int) -> None:
+        """Order workers to hold other models, and give them no batch of those that they unload."""
+        devices = self.devices.by_number
+        for effect in self._orders.on_interval(devices, self._batches.fence, now_ns):
+            self._out.append(effect)
+            if isinstance(effect, SendHold) and self.devices.order(effect.worker_id, effect.order):
+                self._settle(self.devices[effect.worker_id], now_ns, keys_changed=True)
 
     def _advise(self, now_ns: int) -> None:
         self._out.append(
@@ -211,10 +230,11 @@ class JobsCore:
             return
         submitted = self._intake.record(frontend_id, submit, received_at_ns, now_ns)
         job, key = submitted.job, model_key(submitted)
-        num_workers = self.devices.num_serving(key)
-        if num_workers == 0:
+        self._orders.on_job(key.model_id)
+        if not self._can_serve(key):
             self._drop([submitted], "no_worker", now_ns)
             return
+        num_workers = max(self.devices.num_serving(key), 1)
         num_jobs = self._batcher.num_ahead(key, job.deadline_ns) + 1
         if len(self._ledger) >= self._limits.jobs_max:
             self._drop([submitted], "overloaded", now_ns)
@@ -249,6 +269,7 @@ class JobsCore:
         took_ns = self._batches.finish(batch, now_ns)
         self._ledger.done(batch.key, batch.jobs, now_ns)
         self._meter.ran(done.run_ns)
+        self._orders.on_ran(batch.key.model_id, done.size, done.run_ns)
         if took_ns is not None and 0 < done.size <= len(batch.jobs):
             spec = self._latencies.observe(batch.key, done.size, took_ns)
             if spec is not None:
@@ -284,7 +305,7 @@ class JobsCore:
         unserved = [
             submitted
             for submitted in self._ledger.all_waiting()
-            if self.devices.num_serving(model_key(submitted)) == 0
+            if not self._can_serve(model_key(submitted))
         ]
         for submitted in unserved:
             self._perform(self._batcher.on_cancel(submitted.job, now_ns), now_ns)
@@ -306,16 +327,24 @@ class JobsCore:
         """Queue these jobs again; the batcher drops those that are too late."""
         for submitted in jobs:
             self._ledger.requeue(submitted)
-            if self.devices.num_serving(model_key(submitted)) == 0:
+            if not self._can_serve(model_key(submitted)):
                 self._drop([submitted], "no_worker", now_ns)
                 continue
             self._perform(self._batcher.on_job(submitted.job, now_ns), now_ns)
 
+    def _can_serve(self, key: ModelKey) -> bool:
+        """Whether a worker has the model, or may be ordered to load it."""
+        return self.devices.num_serving(key) > 0 or self.devices.can_load(key)
+
     def _drop(self, jobs: list[Submitted], reason: DropCode, now_ns: int) -> None:
-        self._ledger.drop(jobs, reason, now_ns)
-        if reason in ("late", "crowded"):
-            for submitted in jobs:
-                self._latencies.miss(model_key(submitted))
+        for submitted in jobs:
+            key, code = model_key(submitted), reason
+            if reason in ("late", "crowded"):
+                if self.devices.num_serving(key):
+                    self._latencies.miss(key)
+                else:
+                    code = "no_worker"
+            self._ledger.drop([submitted], code, now_ns)
 
     def _take_effects(self, now_ns: int) -> list[JobsEffect]:
         effects = self._out + self._ledger.take_effects()

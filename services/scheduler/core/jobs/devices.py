@@ -1,12 +1,13 @@
 """Which workers serve one-shot models, as numbered devices."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
 from services.scheduler.core.jobs.records import MAX_SILENT_REPORTS, Device, ModelKey
-from shared.ids import WorkerId
-from shared.wire.messages import SLO_MS_MAX, OneshotCard, WorkerReport
+from shared.ids import ModelId, WorkerId
+from shared.wire.messages import SLO_MS_MAX, OneshotCard, OneshotHold, WorkerReport
 
 FORGET_AFTER_NS = 600_000_000_000
 
@@ -29,10 +30,14 @@ class Devices:
     def __init__(self) -> None:
         self._by_worker: dict[WorkerId, Device] = {}
         self._by_number: dict[int, Device] = {}
-        self._num_serving: dict[Hashable, int] = {}
+        self._num_serving: Counter[Hashable] = Counter()
+        self._num_loadable: Counter[Hashable] = Counter()
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self._by_number.values())
+
+    def __getitem__(self, worker_id: WorkerId) -> Device:
+        return self._by_worker[worker_id]
 
     def get(self, worker_id: WorkerId) -> Device | None:
         return self._by_worker.get(worker_id)
@@ -42,7 +47,7 @@ class Devices:
 
     @property
     def num_ready(self) -> int:
-        return sum(bool(device.keys) for device in self)
+        return sum(device.is_serving for device in self)
 
     @property
     def is_any_known(self) -> bool:
@@ -51,13 +56,21 @@ class Devices:
 
     def num_serving(self, key: ModelKey) -> int:
         """How many workers can be given batches of this model."""
-        return self._num_serving.get(key, 0)
+        return self._num_serving[key]
+
+    def can_load(self, key: ModelKey) -> bool:
+        """Whether a worker that does not serve this model can load it on order."""
+        return self._num_loadable[key] > 0
+
+    @property
+    def by_number(self) -> dict[int, Device]:
+        return self._by_number
 
     def silent(self, now_ns: int) -> Iterator[Device]:
         """Devices whose reports are overdue."""
         for device in self:
             if (
-                device.keys
+                device.is_serving
                 and now_ns - device.reported_at_ns > MAX_SILENT_REPORTS * device.interval_ns
             ):
                 yield device
@@ -65,19 +78,28 @@ class Devices:
     def restart_silence(self, now_ns: int) -> None:
         """This process received nothing for a while: count the workers' silence from now on."""
         for device in self:
-            if device.keys:
+            if device.is_serving:
                 device.reported_at_ns = now_ns
 
     def close(self, device: Device) -> None:
         """Give it no batches until its next report."""
-        self._set_keys(device, frozenset())
+        device.ordered = None
+        self._set_keys(device, frozenset(), frozenset())
+
+    def order(self, worker_id: WorkerId, order: OneshotHold) -> bool:
+        """It is to hold these models and no others; True if it loses some of its keys."""
+        device = self._by_worker[worker_id]
+        device.ordered = models = frozenset(order.models)
+        leaving = frozenset(key for key in device.keys if _model_of(key) not in models)
+        self._set_keys(device, device.keys - leaving, device.loadable | leaving)
+        return bool(leaving)
 
     def forget(self, now_ns: int) -> None:
         """Remove workers that have been dead for long. One that returns is a new one."""
         gone = [
             device
             for device in self
-            if not (device.keys or device.batches or device.foreign or device.is_added)
+            if not (device.is_serving or device.batches or device.foreign or device.is_added)
             and now_ns - device.reported_at_ns > FORGET_AFTER_NS
         ]
         for device in gone:
@@ -106,22 +128,45 @@ class Devices:
         device.reported_at_ns = now_ns
         device.interval_ns = report.interval_ns
         device.cards = [sound for card in report.oneshot if (sound := _sound(card)) is not None]
-        keys = frozenset(
-            ModelKey(card.model_id, card.fingerprint, variant.variant)
-            for card in device.cards
-            for variant in card.variants
-            if report.state == "ready"
-        )
+        if report.state != "ready" or not report.oneshot_bytes:
+            device.ordered = None
+        ready = device.cards if report.state == "ready" else []
+        lacking = {lack.model_id for lack in report.oneshot_lacks}
+        served = {card.model_id for card in ready if card.is_loaded}
+        if device.ordered is not None:
+            served &= device.ordered
+        able = {card.model_id for card in ready if report.oneshot_bytes} - served - lacking
+        keys = _keys_of(ready, served)
         keys_changed = keys != device.keys
-        self._set_keys(device, keys)
+        self._set_keys(device, keys, _keys_of(ready, able))
         return DeviceChange(device, restarted, keys_changed)
 
-    def _set_keys(self, device: Device, keys: frozenset[Hashable]) -> None:
-        for key in device.keys - keys:
-            self._num_serving[key] -= 1
-        for key in keys - device.keys:
-            self._num_serving[key] = self._num_serving.get(key, 0) + 1
-        device.keys = keys
+    def _set_keys(
+        self, device: Device, keys: frozenset[Hashable], loadable: frozenset[Hashable]
+    ) -> None:
+        for counts, before, after in (
+            (self._num_serving, device.keys, keys),
+            (self._num_loadable, device.loadable, loadable),
+        ):
+            for key in before - after:
+                counts[key] -= 1
+            for key in after - before:
+                counts[key] += 1
+        device.keys, device.loadable = keys, loadable
+
+
+def _keys_of(cards: list[OneshotCard], models: set[ModelId]) -> frozenset[Hashable]:
+    return frozenset(
+        ModelKey(card.model_id, card.fingerprint, variant.variant)
+        for card in cards
+        if card.model_id in models
+        for variant in card.variants
+    )
+
+
+def _model_of(key: Hashable) -> ModelId:
+    assert isinstance(key, ModelKey)
+    return key.model_id
 
 
 def _sound(card: OneshotCard) -> OneshotCard | None:

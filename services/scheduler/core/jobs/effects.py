@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler.core.base.effects import ProbeWorker, PublishAdvice
+from services.scheduler.core.partition.solving import SolvePartition
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.wire.messages import (
     BatchStart,
     JobsDropped,
+    OneshotHold,
     RankBooked,
     RankGrant,
     RankOffer,
@@ -50,6 +52,14 @@ class Deposed:
 
 
 @dataclass(frozen=True, slots=True)
+class SendHold:
+    """Order which one-shot models a worker is to hold."""
+
+    worker_id: WorkerId
+    order: OneshotHold
+
+
+@dataclass(frozen=True, slots=True)
 class SendOffer:
     """Shard to rank process."""
 
@@ -78,6 +88,8 @@ JobsEffect = (
     | Deposed
     | ProbeWorker
     | PublishAdvice
+    | SendHold
+    | SolvePartition
     | SendOffer
     | SendBooked
     | SendGrant

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from services.scheduler.core.batching.scaling import ScalingLimits
+from services.scheduler.core.partition.limits import SubclusterLimits
 
 MS_NS = 1_000_000
 _SCALING = ScalingLimits(gpus_max=4096)
+_SUBCLUSTERS = SubclusterLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class JobLimits:
         grant_ns: how long a GPU stays granted to a shard that does not book it.
         slo_max_ns: longer targets are cut to this.
         scaling: limits of the advice on the number of workers.
+        subclusters: limits of orders to load and unload models.
         ended_ns: how long an ended job is remembered, so that a submit that crosses its result does
             not run it again.
     """
@@ -38,3 +41,4 @@ class JobLimits:
     jobs_max: int = 200_000
     slo_max_ns: int = 86_400_000 * MS_NS
     scaling: ScalingLimits = _SCALING
+    subclusters: SubclusterLimits = _SUBCLUSTERS

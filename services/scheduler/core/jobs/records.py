@@ -65,6 +65,8 @@ class Device:
 
     Attributes:
         keys: models that it can be given batches of; empty while it is not ready.
+        loadable: others that it can load on order.
+        ordered: what it was ordered to hold, and given batches of nothing else; None: no order.
         foreign: batches of an earlier scheduler; until they end it gets no other.
         retired: incarnations that ended: their late reports are void.
         reported_at_ns, interval_ns: when its last report arrived, and the time until the next.
@@ -78,6 +80,8 @@ class Device:
     incarnation: str
     seq: int = 0
     keys: frozenset[Hashable] = frozenset()
+    loadable: frozenset[Hashable] = frozenset()
+    ordered: frozenset[ModelId] | None = None
     cards: list[OneshotCard] = field(default_factory=list)
     batches: dict[BatchId, Batch] = field(default_factory=dict)
     foreign: set[BatchId] = field(default_factory=set)
@@ -87,3 +91,8 @@ class Device:
     free_since_ns: int = 0
     is_added: bool = False
     is_refusing: bool = False
+
+    @property
+    def is_serving(self) -> bool:
+        """It is ready, and has models or can load some."""
+        return bool(self.keys or self.loadable)

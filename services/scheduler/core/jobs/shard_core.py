@@ -44,6 +44,12 @@ class ShardJobsCore(JobsCore):
         """Whatever else runs there: the rank process knows the batches of other schedulers."""
         return bool(device.keys) and not device.is_refusing
 
+    def _order(self, now_ns: int) -> None:
+        """Of all jobs it knows a part: models are not loaded on order where jobs are divided."""
+
+    def _can_serve(self, key: ModelKey) -> bool:
+        return self.devices.num_serving(key) > 0
+
     def _advise(self, now_ns: int) -> None:
         """Report counts to the rank process, which alone knows the workers' load and advises. They
         are sent even when no batch goes out.

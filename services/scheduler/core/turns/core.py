@@ -202,7 +202,7 @@ def _worker_status(worker: Worker, now_ns: int) -> WorkerStatus:
         state=report.state if worker.alive else "dead",
         models=[
             *(card.model_id for card in report.models),
-            *(card.model_id for card in report.oneshot),
+            *(card.model_id for card in report.oneshot if card.is_loaded),
         ],
         num_turns=worker.num_turns,
         num_reservations=len(worker.reservations),

@@ -4,13 +4,22 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from services.worker.device.thread import DeviceThreads
 from services.worker.oneshot.effects import BatchLimits
-from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values, pack_values
+from services.worker.oneshot.model import (
+    BatchStoppedError,
+    DeviceLostError,
+    LoadableOneshot,
+    OneshotModel,
+    Values,
+    pack_values,
+)
 from services.worker.oneshot.runner import OneshotRunner
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.runtime.clock import SystemClock
@@ -24,9 +33,10 @@ from shared.wire.messages import (
     JobResult,
     JobResults,
     OneshotCard,
+    OneshotHold,
     OneshotVariant,
 )
-from shared.wire.subjects import BATCH_START
+from shared.wire.subjects import BATCH_START, ONESHOT_HOLD
 
 JOBS = [JobRef(job_id=JobId(name), frontend_id=FrontendId("f")) for name in ("a", "b", "c")]
 START = BatchStart(
@@ -77,7 +87,7 @@ class StubModel:
             num_values=2,
             created=0,
         )
-        self.started, self.was_stopped = threading.Event(), False
+        self.started, self.was_stopped, self.is_closed = threading.Event(), False, False
         self._values = values
 
     def decode(self, job: JobInput, variant: int) -> str:
@@ -89,6 +99,9 @@ class StubModel:
         self.started.set()
         self.was_stopped = stop.wait(2)
         raise BatchStoppedError
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def drive(
@@ -154,3 +167,52 @@ def test_a_batch_that_does_not_end_ends_the_process() -> None:
     error = drive(StubBus(), model, broken, limits)
     assert isinstance(error, DeviceLostError) and "a batch of 3 has run" in str(error)
     assert model.started.is_set()
+
+
+def test_models_are_loaded_and_closed_on_order() -> None:
+    good, card = StubModel(np.ones((3, 2), np.float32)), StubModel(None).card
+    bad = replace(card, model_id=ModelId("bad"))
+
+    def fail() -> OneshotModel:
+        raise OSError("no such file")
+
+    async def scenario() -> None:
+        bus, changed = StubBus(), asyncio.Event()
+        models = {
+            START.model_id: LoadableOneshot(card, lambda: good),
+            bad.model_id: LoadableOneshot(bad, fail),
+        }
+        with ThreadPoolExecutor(1) as thread:
+            runner = OneshotRunner(
+                bus,  # type: ignore[arg-type]
+                SystemClock(),
+                WorkerId("w"),
+                models,
+                BatchLimits(models_bytes_max=100),
+                DeviceThreads(thread),
+                changed.set,
+            )
+
+            async def order(*names: ModelId, num_changes: int) -> dict[str, bool]:
+                bus.handlers[ONESHOT_HOLD](OneshotHold(models=list(names), fence=1, seq=order_of()))
+                for _ in range(num_changes):
+                    await changed.wait()
+                    changed.clear()
+                return {str(each.model_id): each.is_loaded for each in runner.cards()}
+
+            order_of = count(1).__next__
+            await runner.listen()
+            running = asyncio.create_task(runner.run())
+            assert not any(each.is_loaded for each in runner.cards())
+            held = await order(bad.model_id, START.model_id, num_changes=2)
+            assert held == {"bad": False, "m": True}
+            [lack] = runner.lacks()
+            assert (lack.model_id, lack.reason) == ("bad", "OSError: no such file")
+            bus.handlers[BATCH_START](START)
+            assert (await bus.done.get()).size == 3
+            assert await order(num_changes=1) == {"bad": False, "m": False}
+            assert good.is_closed
+            running.cancel()
+            runner.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.partition.errors import NoPartition
+from services.scheduler.core.partition.errors import NoPartition
 
 Floats = NDArray[np.float64]
 Assignment = NDArray[np.int64]

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from loadtest.partition.problem import (
+from services.scheduler.core.partition.problem import (
     SLACK,
     UNPLACED,
     Assignment,
