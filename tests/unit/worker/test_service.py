@@ -272,6 +272,9 @@ class MemoryFiles:
         self.locked.append(path)
         return SimpleNamespace(close=partial(self.locked.remove, path))
 
+    def has_adapter(self, folder: str) -> bool:
+        raise AssertionError("no turn has an adapter")
+
 
 class Life:
     """One life of a worker, from its start to its end."""

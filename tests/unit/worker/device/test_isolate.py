@@ -31,6 +31,7 @@ class Trapped:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self.take_adapters = forward.take_adapters
+        self.sum_outputs = forward.sum_outputs
         self.num_failures = 0
 
     def __call__(

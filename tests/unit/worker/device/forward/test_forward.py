@@ -76,6 +76,9 @@ class Both:
     def take_adapters(self, additions: Any) -> None:
         raise AssertionError("taken when the model was loaded")
 
+    def sum_outputs(self, modules: Any, sum_ranks: Any) -> None:
+        raise AssertionError("there is one rank")
+
 
 @contextmanager
 def both(model: LoadedModel, folder: Path, dtype: str) -> Iterator[Both]:
