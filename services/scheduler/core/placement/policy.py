@@ -86,19 +86,23 @@ class PlacementPolicy:
 
     Attributes:
         hears_hints: announced turns get reservations and prefetches.
-        waits_for_room: a turn that fits no worker waits in the scheduler.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
         num_looked_at: number of workers that are enough to choose among, beside those near the
             session's history; None: all workers.
     """
 
     hears_hints: ClassVar[bool] = True
-    waits_for_room: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
     num_looked_at: ClassVar[int | None] = None
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+
+    def has_room(self, worker: Worker, demand: Demand) -> bool:
+        """Whether a turn that is here may be sent there; if it may be sent nowhere, it waits in the
+        scheduler.
+        """
+        return demand.fits(worker)
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand

@@ -121,9 +121,9 @@ class Placer:
 
     def _that_fit(self, workers: Collection[Worker], demand: Demand) -> Collection[Worker]:
         """What room there will be for a turn that is still to come is not known."""
-        if demand.ahead_ns != 0 or not self._policy.waits_for_room:
+        if demand.ahead_ns != 0:
             return workers
-        return [worker for worker in workers if demand.fits(worker)]
+        return [worker for worker in workers if self._policy.has_room(worker, demand)]
 
     def _candidates(
         self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose
