@@ -17,6 +17,11 @@ class Consolidate(PlacementPolicy):
 
     hears_hints: ClassVar[bool] = False
 
+    def has_room(self, worker: Worker, demand: Demand) -> bool:
+        """None waits on a worker: it would be sent to a full one and leave the next one empty."""
+        num_seats = worker.report.turns_running_max
+        return demand.fits(worker) and (not num_seats or worker.num_turns < num_seats)
+
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:

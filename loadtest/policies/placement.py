@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 from zlib import crc32
 
 from loadtest.policies.consolidate import Consolidate
+from loadtest.policies.first_fit import FirstFit
+from loadtest.policies.most_idle import MostIdle
 from loadtest.policies.rank_aware import RankAware
-from loadtest.policies.simple import FirstFit, MostIdle
 from services.scheduler.core import POLICIES, PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement.least_cost import LeastCost
@@ -39,7 +40,16 @@ class System:
     migrates: bool = False
 
 
-class Balanced(PlacementPolicy):
+class _SentAtOnce(PlacementPolicy):
+    """No turn waits in the scheduler."""
+
+    hears_hints: ClassVar[bool] = False
+
+    def has_room(self, worker: Worker, demand: Demand) -> bool:
+        return True
+
+
+class Balanced(_SentAtOnce):
     """The least loaded worker, wherever the session's KV is.
 
     As vLLM behind the global controller that the paper gives it, Llumnix, and LMCache, which stores
@@ -47,16 +57,13 @@ class Balanced(PlacementPolicy):
     preempted requests; LMCache's lossy compression.
     """
 
-    hears_hints: ClassVar[bool] = False
-    waits_for_room: ClassVar[bool] = False
-
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:
         return min(workers, key=burden), "balance"
 
 
-class Sticky(PlacementPolicy):
+class Sticky(_SentAtOnce):
     """InferCept: a session's KV stays in its host's memory, and the session with it.
 
     The first request goes to the worker with the fewest, all others to the same one ("subsequent
@@ -64,8 +71,6 @@ class Sticky(PlacementPolicy):
     discards, swaps or keeps while a tool runs.
     """
 
-    hears_hints: ClassVar[bool] = False
-    waits_for_room: ClassVar[bool] = False
     leaves_home: ClassVar[bool] = False
 
     def choose(

@@ -31,7 +31,8 @@ class EngineLimits:
         slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
         lora_start: how turns begin whose adapter is loading: when all of it is here (`wait`), or
             when its later layers will be here in time (`stream`), or at once, if helpers compute
-            from the arena what is not here (`assist`).
+            from the arena what is not here (`assist`), or by whichever of these is predicted to
+            give the first token first (`auto`).
     """
 
     max_model_len: int

@@ -101,7 +101,6 @@ class PlacementPolicy:
 
     Attributes:
         hears_hints: announced turns get reservations and prefetches.
-        waits_for_room: a turn that fits no worker waits in the scheduler.
         leaves_home: a session that was idle for `Limits.affinity_ns` has no preferred worker.
         moves_turns: running turns leave workers that lack blocks or miss their targets; those of a
             worker that ends always do.
@@ -111,7 +110,6 @@ class PlacementPolicy:
     """
 
     hears_hints: ClassVar[bool] = True
-    waits_for_room: ClassVar[bool] = True
     leaves_home: ClassVar[bool] = True
     moves_turns: ClassVar[bool] = False
     gathers_turns: ClassVar[bool] = False
@@ -119,6 +117,12 @@ class PlacementPolicy:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+
+    def has_room(self, worker: Worker, demand: Demand) -> bool:
+        """Whether a turn that is here may be sent there; if it may be sent nowhere, it waits in the
+        scheduler.
+        """
+        return demand.fits(worker)
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand

@@ -172,7 +172,7 @@ class Moves:
         worker, target, void = turn.worker, move.target, turn.ref
         assert worker is not None
         is_open = target.alive and target.is_open and submit.model_id in target.models
-        if not is_open or not demand.fits(target):
+        if not (is_open and self._placer.policy.has_room(target, demand)):
             return False
         self._table.end_move(turn, is_over=False)
         self._table.unassign(turn)

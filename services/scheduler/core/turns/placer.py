@@ -123,9 +123,9 @@ class Placer:
         """What room there will be for a turn that is still to come is not known. What fits nowhere,
         however little else is there, is for any worker to refuse at once.
         """
-        if demand.ahead_ns != 0 or not self._policy.waits_for_room:
+        if demand.ahead_ns != 0:
             return workers
-        fitting = [worker for worker in workers if demand.fits(worker)]
+        fitting = [worker for worker in workers if self._policy.has_room(worker, demand)]
         serving = self._fleet.serving(demand.model_id)
         if fitting or any(demand.can_fit(worker) for worker in serving):
             return fitting

@@ -5,7 +5,7 @@ before all of it is here.
 from dataclasses import dataclass
 
 from services.worker.core.adapters.image import AdapterUse, Image
-from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes, keeps_up
+from services.worker.core.adapters.streaming import FirstPass, Pace, StartModes, wait_ns
 from services.worker.core.effects import BuildImage, Effect, StageImage
 from services.worker.core.engine_limits import Estimates
 from services.worker.core.kv.residency import Residency
@@ -71,13 +71,14 @@ class ImageLoading:
         link_ns = self.estimates.load_ns(self.page_bytes)
         page_ns = max(link_ns, image.pace.page_ns(num_lacking, now_ns))
         num_ahead = stager.num_demanded - num_lacking
-        is_known = modes.can_stream and first.duration_ns > 0
-        if is_known and keeps_up(lacking, num_ahead, page_ns, first.duration_ns):
+        can_stream = modes.can_stream and first.duration_ns > 0
+        pass_ns = first.duration_ns if can_stream else 0
+        until_ns = wait_ns(lacking, num_ahead, page_ns, pass_ns)
+        if can_stream and until_ns <= 0:
             return True
         if source is None or not (use.can_be_assisted and stager.holds(source.ticket)):
             return False
-        load_ns = (num_ahead + num_lacking) * page_ns
-        can_assist = modes.can_assist(first.num_tokens, load_ns)
+        can_assist = modes.can_assist(first.num_tokens, until_ns)
         image.is_assisted |= can_assist
         return can_assist
 

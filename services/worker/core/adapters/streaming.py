@@ -47,17 +47,18 @@ class StartModes:
         """When the later layers keep up."""
         return self.lora_start in {"auto", "stream"}
 
-    def can_assist(self, num_tokens: int, load_ns: float) -> bool:
+    def can_assist(self, num_tokens: int, wait_ns: float) -> bool:
         """At once, with so many tokens.
 
         Args:
-            load_ns: what waiting would take: not worth it, by default, if helpers take longer.
+            wait_ns: until the pass could begin without helpers: they are not worth it, by default,
+                if they take longer.
         """
         if num_tokens > self.assist_tokens:
             return False
         if self.lora_start != "auto":
             return self.lora_start == "assist"
-        if self.assists.at(num_tokens) < load_ns:
+        if self.assists.at(num_tokens) < wait_ns:
             return True
         self._num_refused = (self._num_refused + 1) % TRY_AGAIN
         return self._num_refused == 0
@@ -90,24 +91,28 @@ class Pace:
         return (now_ns - self.since_ns) / num_come if num_come > 0 else float("inf")
 
 
-def keeps_up(lacking: Sequence[int], num_ahead: int, page_ns: float, pass_ns: int) -> bool:
-    """Whether every layer will be here before a pass that begins now needs it, as a pass goes
-    through its layers evenly and loads come in the layers' order.
+def wait_ns(lacking: Sequence[int], num_ahead: int, page_ns: float, pass_ns: int) -> float:
+    """How long a pass must wait so that every layer is here before it is needed, as a pass goes
+    through its layers evenly and loads come in the layers' order; not more than 0: it can begin.
 
     Args:
         lacking: pages that are loading, for each layer.
         num_ahead: other pages that may come before them.
         page_ns: of a load.
+        pass_ns: 0: wait for all of them.
 
-    >>> keeps_up([0, 2, 2], num_ahead=0, page_ns=10, pass_ns=180)
-    True
-    >>> keeps_up([0, 2, 2], num_ahead=4, page_ns=10, pass_ns=180)
-    False
+    >>> wait_ns([0, 2, 2], num_ahead=0, page_ns=10, pass_ns=180)
+    -20.0
+    >>> wait_ns([0, 2, 2], num_ahead=4, page_ns=10, pass_ns=180)
+    20.0
+    >>> wait_ns([0, 2, 2], num_ahead=4, page_ns=10, pass_ns=0)
+    80.0
     """
-    layer_ns = pass_ns / len(lacking)
+    layer_ns = pass_ns / len(lacking) / MARGIN
+    longest_ns = float("-inf")
     num_pages = num_ahead
     for layer, num in enumerate(lacking):
         num_pages += num
-        if num and num_pages * page_ns * MARGIN > layer * layer_ns:
-            return False
-    return True
+        if num:
+            longest_ns = max(longest_ns, num_pages * page_ns - layer * layer_ns)
+    return longest_ns

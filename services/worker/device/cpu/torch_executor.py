@@ -121,7 +121,8 @@ class TorchExecutor(RecordsNothing):
 
     @property
     def assist_tokens(self) -> int:
-        return 0 if self._crew is None else self._crew.num_tokens
+        # All that an order can have: what helpers take for it is measured, and decides.
+        return self._crew.tokens_max if self._crew is not None and self._crew.num_ready else 0
 
     def check_device(self) -> None:
         self.mover.check()

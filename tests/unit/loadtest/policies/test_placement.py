@@ -6,9 +6,10 @@ import pytest
 
 from loadtest.cluster.migration import GAP, MOVES_MAX, Migration
 from loadtest.policies.placement import SYSTEMS
-from services.scheduler.core import SendPrefetch
+from services.scheduler.core import SendPrefetch, StartTurn
 from shared.ids import FrontendId, HostId, ModelId, TurnId, WorkerId
 from shared.wire.messages import (
+    ModelRoom,
     TurnEnd,
     TurnRef,
     TurnsEnded,
@@ -64,6 +65,44 @@ def test_random_is_drawn_by_the_turn_and_nothing_else() -> None:
             d.report(f"w{number}")
         drawn.append([place(d.submit(f"t{number}"))[0] for number in range(30)])
     assert drawn[0] == drawn[1] and min(Counter(drawn[0]).values()) > 4
+
+
+# Consolidation (Punica, section 5.1).
+
+
+def two_of_eight_seats(*, blocks_free: dict[str, int]) -> Driver:
+    d = Driver(policy=SYSTEMS["consolidate"].make)
+    for worker in ("w1", "w2"):
+        room = ModelRoom(
+            model_id=ModelId("m"), num_blocks=100, num_blocks_free=blocks_free.get(worker, 100)
+        )
+        d.report(worker, seats=8, room=room)
+    return d
+
+
+def placed(d: Driver, turn: str) -> str | None:
+    starts = only(StartTurn, d.submit(turn))
+    return starts[0].worker_id if starts else None
+
+
+def test_turns_fill_the_largest_batch_then_the_highest_id_then_wait_in_order() -> None:
+    d = two_of_eight_seats(blocks_free={})
+    placements = [placed(d, f"t{n}") for n in range(18)]
+    assert placements == 8 * ["w2"] + 8 * ["w1"] + 2 * [None], "none waits for a seat on a worker"
+    for ended, at, begins in (("t8", "w1", "t16"), ("t0", "w2", "t17")):
+        d.end(at, ended)
+        started = only(StartTurn, d.wake(0))
+        assert [(each.start.turn_id, each.worker_id) for each in started] == [(begins, at)]
+
+
+def test_a_batch_without_memory_for_the_prompt_is_passed_over() -> None:
+    d = two_of_eight_seats(blocks_free={"w2": 40})
+    assert [placed(d, "t1"), placed(d, "t2")] == ["w2", "w2"]
+    d = two_of_eight_seats(blocks_free={})
+    d.report("w2", ("x", 1), seats=8, room=ModelRoom(
+        model_id=ModelId("m"), num_turns=1, num_blocks=100, num_blocks_free=1
+    ))  # fmt: skip
+    assert placed(d, "t1") == "w1"
 
 
 # Migration.

@@ -638,6 +638,32 @@ def test_helpers_that_take_longer_than_the_load_are_left_alone(lora_start: LoraS
         assert engine.plan() is not None
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_helpers_are_left_alone_where_streaming_gives_the_first_token_sooner(
+    is_faster: bool,
+) -> None:
+    engine = Engine(new_core())
+    engine.core.write_behind.connect(1)
+    teach(engine, 20 * MS)
+    modes = engine.core.adapters.loading.start_modes
+    modes.assist_tokens = 8
+    engine.core.estimates.load_bytes_per_s = 1e6  # its first layer takes 2 ms, all of it 4 ms
+    modes.assists.add(3, (1 if is_faster else 3) * MS)
+    engine.submit(turn_on("a", "x"))
+    answer(engine, of_kind(engine.effects, StageImage)[0])
+    plan = engine.plan()
+    if is_faster:
+        assert plan is not None and plan.assists
+        return
+    assert plan is None
+    rest = first_layer(engine)
+    plan = engine.plan()
+    assert plan is not None and plan.streams == {0: [[], rest.loads[0].pool_pages]}
+    engine.load_all([rest])
+    engine.finish(plan)
+    assert starts(engine) == ["streamed"]
+
+
 def test_helpers_that_were_slow_are_tried_again_now_and_then() -> None:
     ways = StartModes(assist_tokens=8)
     ways.assists.add(3, 5 * MS)

@@ -1,4 +1,4 @@
-"""Placement by load alone, as CaraServe's section 7.5 compares with."""
+"""First-fit bin packing (CaraServe, section 7.5), to compare with."""
 
 from collections.abc import Collection
 from typing import ClassVar
@@ -8,19 +8,8 @@ from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement.policy import Demand
 
 
-class MostIdle(PlacementPolicy):
-    """The worker with the fewest turns."""
-
-    hears_hints: ClassVar[bool] = False
-
-    def choose(
-        self, workers: Collection[Worker], home: Worker | None, demand: Demand
-    ) -> tuple[Worker, PlacementReason]:
-        return min(workers, key=lambda each: (each.num_turns, each.worker_id)), "balance"
-
-
 class FirstFit(PlacementPolicy):
-    """The first worker that has room."""
+    """The first worker that has room, in the order of their ids."""
 
     hears_hints: ClassVar[bool] = False
 

@@ -1,0 +1,19 @@
+"""Placement by load alone (CaraServe, section 7.5), to compare with."""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from services.scheduler.core import PlacementPolicy, PlacementReason
+from services.scheduler.core.fleet.records import Worker
+from services.scheduler.core.placement.policy import Demand
+
+
+class MostIdle(PlacementPolicy):
+    """The worker with the fewest turns."""
+
+    hears_hints: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        return min(workers, key=lambda each: (each.num_turns, each.worker_id)), "balance"
