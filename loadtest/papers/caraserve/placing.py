@@ -2,22 +2,65 @@
 
 import csv
 import gzip
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from matplotlib.figure import Figure as Drawing
 
 from cli.base.children import ROOT
 from loadtest.functions_trace import TRACE
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing
-from loadtest.papers.caraserve.lora_servers import Kernel, LoraServers, requests_of
+from loadtest.papers.llm_servers import (
+    MS,
+    Batch,
+    LlmServers,
+    M,
+    adapters_of,
+    poisson,
+    requests_at,
+)
 from loadtest.policies.placement import SYSTEMS
 from loadtest.popularity import shares_of
-from shared.wire.messages import AdapterRef
-from shared.wire.messages.adapters import HASH_CHARS
+from shared.wire.messages import ModelSpeeds, StepModelFit
 
 LENGTHS = ROOT.parent / "shared" / "traces" / "lora" / "lmsys_arena_27clients_600s.csv.gz"
 NUM_SERVERS = 60
 RANKS = (8, 16, 32, 64)
+NUM_ADAPTERS = 1000
+TOKEN_MS = 0.25  # of a prompt: 14 GFLOP at half of an A10's 125 TFLOP/s
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What a step takes: milliseconds, and as much again for each unit.
+
+    Attributes:
+        name: of the units, as `StepModelFit` has it.
+    """
+
+    name: str
+    base_ms: float
+    unit_ms: float
+    token_ms: float = TOKEN_MS
+
+    def step_ms(self, batch: Batch) -> float:
+        ranks = [each.adapter.lora_rank for each in batch.turns]
+        units = len(ranks) * max(ranks, default=0) if self.name == "padded" else sum(ranks)
+        return self.base_ms + self.unit_ms * units + self.token_ms * batch.num_prompt_tokens
+
+    def fits(self) -> list[StepModelFit]:
+        return [
+            StepModelFit(
+                model_id=M, name=self.name, base_ns=self.base_ms * MS, row_ns=0.0,
+                unit_ns=self.unit_ms * MS, r2=1.0,
+            )
+        ]  # fmt: skip
+
+    def speeds(self) -> ModelSpeeds:
+        return ModelSpeeds(model_id=M, token_ms=self.token_ms, step_ms=self.base_ms, row_ms=1e-3)
+
+
 # Lines through both points of section 2.3 (Figure 5): 24 turns of rank 32, 16 of rank 64.
 KERNELS = {
     "BGMV": Kernel("padded", 31.8, 1.0 / 256),
@@ -65,14 +108,13 @@ def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:
 
 def attained(kernel: str, policy: str, rate: float, seconds: float) -> tuple[float, float]:
     """What share of turns met the target, and the mean time between tokens, ms."""
-    shares = shares_of("maf", 1000, TRACE, seed=19)
-    adapters = [
-        AdapterRef(adapter_hash=f"{n:0{HASH_CHARS}x}", lora_rank=RANKS[n % len(RANKS)])
-        for n in range(len(shares))
-    ]
-    requests = requests_of(adapters, shares, _lengths(), rate * NUM_SERVERS, seconds)
+    rng = np.random.default_rng(19)
+    shares = shares_of("maf", NUM_ADAPTERS, TRACE, seed=19)
+    adapters = adapters_of([RANKS[number % len(RANKS)] for number in range(NUM_ADAPTERS)])
+    arrivals = poisson(rate * NUM_SERVERS, seconds, rng)
+    requests = requests_at(arrivals, adapters, shares, _lengths(), rng)
     make = SYSTEMS[policy].make
-    LoraServers(make, KERNELS[kernel], NUM_SERVERS, requests, SLO_MS).run()
+    LlmServers(make, KERNELS[kernel], NUM_SERVERS, requests, slo_ms=SLO_MS).run()
     counted = requests[int(WARM_SHARE * len(requests)) :]
     token_ms = [each.token_ms for each in counted]
     met = [each is not None and each <= SLO_MS for each in token_ms]

@@ -12,8 +12,9 @@ import pytest
 from loadtest.bench.lora.generation import Generation, GenerationPlan, make_requests
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.papers.base import TINY, Alone, Figure
-from loadtest.papers.punica import SET, batching, layer
+from loadtest.papers.punica import SET, batching, cluster, layer, profiles
 from loadtest.papers.real import native_dtype
+from loadtest.workloads.traces import path_of
 from tests.unit.loadtest.papers.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
@@ -27,8 +28,8 @@ def rows_of(key: str) -> dict[str, tuple[str, str]]:
     return {row.what: (row.paper, row.ours) for row in figure.rows(RESULTS[figure.measure])}
 
 
-def test_all_figures_of_one_device_are_there() -> None:
-    assert list(BY_KEY) == ["1", "7", "8", "9", "10", "11"]
+def test_all_figures_that_can_be_drawn_are_there() -> None:
+    assert list(BY_KEY) == ["1", "7", "8", "9", "10", "11", "12", "13"]
 
 
 @pytest.mark.parametrize("figure", SET.figures, ids=lambda figure: figure.key)
@@ -142,3 +143,31 @@ def test_peft_goes_batch_by_batch_and_stops_when_it_is_enough() -> None:
     peft.batches.clear()
     generation.transformers()
     assert {adapter for batch in peft.batches for adapter in batch} == {None}
+
+
+needs_lengths = pytest.mark.skipif(
+    not path_of(profiles.LENGTHS).is_file(), reason="../shared/traces: not here"
+)
+
+
+@needs_lengths
+def test_consolidation_fills_gpus_one_after_the_other() -> None:
+    packed, spread = (cluster._run(90.0, policy) for policy in ("consolidate", "most-idle"))
+    assert packed["batch"] > 2 * spread["batch"]
+    assert packed["mean_over_need"] < 1.5 < spread["mean_over_need"]
+    assert packed["num_refused"] == spread["num_refused"] == 0
+
+
+def test_what_is_simulated_names_traces_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for key in ("12", "13"):
+        module = importlib.import_module(BY_KEY[key].measure.__module__)
+        monkeypatch.setattr(module, "path_of", lambda name: tmp_path / "none")
+        (row,) = BY_KEY[key].rows(BY_KEY[key].measure(Alone(), TINY))
+        assert row.how == "not measured" and "none" in row.what
+
+
+def test_example_of_an_adapter_over_gpus() -> None:
+    results = doctest.testmod(profiles)
+    assert results.attempted and not results.failed
