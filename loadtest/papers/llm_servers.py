@@ -20,6 +20,7 @@ from services.scheduler.core import (
     Limits,
     PlacementPolicy,
     SchedulerCore,
+    SendPrefetch,
     StartTurn,
 )
 from shared.blocks import BLOCK_TOKENS
@@ -32,9 +33,11 @@ from shared.wire.messages import (
     ModelSpeeds,
     StepModelFit,
     TurnEnd,
+    TurnPrefetched,
     TurnRef,
     TurnsEnded,
     TurnsSubmit,
+    TurnStart,
     TurnSubmit,
     WorkerReport,
     pack_hashes,
@@ -55,6 +58,8 @@ class Request:
     Attributes:
         num_made: tokens, as of when it last ran; see `Server.made`.
         first_ns, last_ns: of its tokens; 0: none yet.
+        attempt: the one that runs.
+        moved_ns: its last token where it ran before; 0: it has not moved, or goes on already.
     """
 
     at_ns: int
@@ -65,6 +70,8 @@ class Request:
     first_ns: int = 0
     last_ns: int = 0
     begun_at_step: int = 0
+    attempt: int = 1
+    moved_ns: int = 0
 
     @property
     def token_ms(self) -> float | None:
@@ -77,6 +84,11 @@ class Request:
     def num_tokens(self) -> int:
         """Of its prompt and of what it made before it last began."""
         return self.num_prompt + self.num_made
+
+    @property
+    def num_to_compute(self) -> int:
+        """Of those, when it begins: where it moves to, all but the last block is prefetched."""
+        return min(self.num_tokens, BLOCK_TOKENS) if self.moved_ns else self.num_tokens
 
 
 class Batch(NamedTuple):
@@ -116,12 +128,14 @@ class Shape:
         prompts_max: that begin in one step.
         num_blocks: of the KV pool; 0: more than is ever needed.
         is_one_adapter: turns of one adapter run together, and no others.
+        block_ms: that a block takes from one server to another.
     """
 
     seats: int = 64
     prompts_max: int = 64
     num_blocks: int = 0
     is_one_adapter: bool = False
+    block_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -129,6 +143,7 @@ class Server:
     """Attributes:
     num_context: tokens of the histories of those that run.
     ends: turns that end with a step, by its number.
+    began_ns, stepped_ns: when the last step began, and when one ended.
     """
 
     worker_id: WorkerId
@@ -137,6 +152,8 @@ class Server:
     num_context: int = 0
     num_steps: int = 0
     num_reports: int = 0
+    began_ns: int = 0
+    stepped_ns: int = 0
     is_stepping: bool = False
     begun: list[Request] = field(default_factory=list)
     ends: defaultdict[int, list[TurnId]] = field(default_factory=lambda: defaultdict(list))
@@ -162,6 +179,13 @@ class Server:
         if ends_at > self.num_steps:
             self.ends[ends_at].remove(turn_id)
         return request
+
+
+class Gap(NamedTuple):
+    """What a turn that moved made a client wait, and a step where it went."""
+
+    gap_ns: int
+    step_ns: int
 
 
 class Sample(NamedTuple):
@@ -212,6 +236,7 @@ class LlmServers:
         self._num_turns = self._num_tokens = 0
         self.num_refused = self.num_restarts = 0
         self.samples: list[Sample] = []
+        self.gaps: list[Gap] = []
         self.now_ns = 0
 
     def run(self) -> None:
@@ -259,8 +284,8 @@ class LlmServers:
         self._at(self.now_ns + REPORT_EVERY_NS, "report", name)
         waiting = [(each, self._requests[each]) for each in server.waiting]
         held = [
-            *((each, server.made(request)) for each, request in server.running.items()),
-            *((each, request.num_made) for each, request in waiting),
+            *((each, request, server.made(request)) for each, request in server.running.items()),
+            *((each, request, request.num_made) for each, request in waiting),
         ]
         report = WorkerReport(
             worker_id=server.worker_id,
@@ -269,7 +294,10 @@ class LlmServers:
             host_id=HostId(name),
             state="ready",
             models=[ModelCard(model_id=M, source="", fingerprint="f", max_model_len=4096)],
-            turns=[TurnRef(turn_id=each, num_generated=num_made) for each, num_made in held],
+            turns=[
+                TurnRef(turn_id=each, attempt=request.attempt, num_generated=num_made)
+                for each, request, num_made in held
+            ],
             num_waiting_tokens=sum(request.num_tokens for _, request in waiting),
             interval_ns=REPORT_EVERY_NS,
             adapters=self._hashes,
@@ -303,7 +331,12 @@ class LlmServers:
         self._num_tokens += len(server.running)
         for request in server.begun:
             request.first_ns = request.first_ns or self.now_ns
+            if request.moved_ns:
+                step_ns = self.now_ns - server.began_ns
+                self.gaps.append(Gap(self.now_ns - request.moved_ns, step_ns))
+                request.moved_ns = 0
         server.begun = []
+        server.stepped_ns = self.now_ns
         ended = server.ends.pop(server.num_steps, [])
         for turn_id in ended:
             server.stop(turn_id).last_ns = self.now_ns
@@ -312,7 +345,7 @@ class LlmServers:
             return 0
         ends = [
             TurnEnd(
-                turn_id=each, attempt=1, reason="stop",
+                turn_id=each, attempt=self._requests[each].attempt, reason="stop",
                 num_generated=self._requests[each].num_made,
             )
             for each in ended
@@ -343,11 +376,11 @@ class LlmServers:
             if shape.is_one_adapter and beside.adapter is not request.adapter:
                 break
             server.waiting.popleft()
-            num_prompt += request.num_tokens
+            num_prompt += request.num_to_compute
             server.begin(turn_id, request)
         if not server.running:
             return
-        server.is_stepping = True
+        server.is_stepping, server.began_ns = True, self.now_ns
         batch = Batch(list(server.running.values()), server.num_context, num_prompt)
         step_ns = ceil(self._steps.step_ms(batch) * MS)
         self._at(self.now_ns + step_ns, "step", server.worker_id)
@@ -358,16 +391,46 @@ class LlmServers:
         for effect in effects:
             match effect:
                 case StartTurn(worker_id, start):
-                    server = self._servers[worker_id]
-                    server.waiting.append(start.turn_id)
-                    if not server.is_stepping:
-                        self._begin(server)
+                    self._start(self._servers[worker_id], start)
+                case SendPrefetch(worker_id, prefetch) if prefetch.running is not None:
+                    self._prefetch(worker_id, prefetch.running.turn_id)
                 case WakeAt(at_ns):
                     self._at(max(at_ns, self.now_ns), "wake")
                 case FailTurn():
                     num_failed += 1
         self.num_refused += num_failed
         return num_failed
+
+    def _start(self, server: Server, start: TurnStart) -> None:
+        """A turn comes, from where it ran before if it moves: its prompt is pulled at once."""
+        turn_id, request = start.turn_id, self._requests[start.turn_id]
+        request.attempt = start.attempt
+        for before in self._servers.values():
+            if turn_id in before.running:
+                before.stop(turn_id)
+                request.moved_ns = before.stepped_ns
+            elif turn_id in before.waiting:
+                before.waiting.remove(turn_id)
+        server.waiting.append(turn_id)
+        if not server.is_stepping:
+            self._begin(server)
+
+    def _prefetch(self, worker_id: WorkerId, turn_id: TurnId) -> None:
+        """What a turn has that may move here comes."""
+        before = next((s for s in self._servers.values() if turn_id in s.running), None)
+        if before is not None:
+            request = self._requests[turn_id]
+            num_tokens = request.num_prompt + before.made(request)
+            num_blocks = num_tokens // BLOCK_TOKENS
+            fetch_ns = ceil(num_blocks * self._shape.block_ms * MS)
+            self._at(self.now_ns + fetch_ns, "prefetched", f"{worker_id} {turn_id} {num_blocks}")
+
+    def _on_prefetched(self, name: str) -> int:
+        worker_id, turn_id, num_blocks = name.split()
+        message = TurnPrefetched(
+            turn_id=TurnId(turn_id), worker_id=WorkerId(worker_id), num_blocks=int(num_blocks)
+        )
+        return self._perform(self._core.on_turn_prefetched(message, self.now_ns))
 
 
 def adapters_of(ranks: Sequence[int], image_bytes: int = 0) -> list[AdapterRef]:

@@ -9,6 +9,8 @@ from services.scheduler.core import PlacementPolicy, PlacementReason
 from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.placement.policy import Demand
 
+LIGHT_SHARE = 0.5  # of its seats
+
 
 class Consolidate(PlacementPolicy):
     """The worker with the largest batch that has room, of equal ones that with the highest id; if
@@ -16,6 +18,13 @@ class Consolidate(PlacementPolicy):
     """
 
     hears_hints: ClassVar[bool] = False
+    moves_turns: ClassVar[bool] = True
+    gathers_turns: ClassVar[bool] = True
+
+    def gathers(self, worker: Worker, target: Worker) -> bool:
+        """Turns of a light worker go where more are, until it is empty."""
+        is_light = worker.num_turns <= LIGHT_SHARE * worker.report.turns_running_max
+        return is_light and target.num_turns > worker.num_turns
 
     def has_room(self, worker: Worker, demand: Demand) -> bool:
         """None waits on a worker: it would be sent to a full one and leave the next one empty."""
