@@ -193,6 +193,6 @@ FIGURE_13 = Figure(
     "from 0 to what keeps 90% of the GPUs busy and back (the paper does not print its own), "
     "adapters each 1.5 times as popular as the next; an hour, a quarter of one in a quick run. "
     "`consolidate` is the paper's section 5.1, its queue in the scheduler; no running turn "
-    "moves yet: a GPU that has no page left computes its newest turn again itself, later. Needed are as many GPUs as "
-    "full batches of all turns that are there.",
+    "moves yet: a GPU that has no page left computes its newest turn again itself, later. "
+    "Needed are as many GPUs as full batches of all turns that are there.",
 )
