@@ -74,7 +74,8 @@ class Moves:
 
     def _leavers(self, worker: Worker, now_ns: int) -> Iterator[tuple[Turn, MoveReason]]:
         """Turns that would better run elsewhere, the newest first."""
-        if not worker.alive or not worker.turns:
+        short = _models_short_of_blocks(worker)
+        if not worker.turns or not (worker.is_ending or self._may_move(worker, short)):
             return
         newest_first = reversed(worker.turns.values())
         movable = [turn for turn in newest_first if _can_move(turn, now_ns)]
@@ -82,9 +83,6 @@ class Moves:
         if worker.is_ending:
             yield from ((turn, "ending") for turn in movable)
             return
-        if not self._placer.policy.moves_turns or not worker.is_open:
-            return
-        short = _models_short_of_blocks(worker)
         for turn in movable:
             submit = turn.submit
             assert submit is not None
@@ -95,6 +93,14 @@ class Moves:
                 yield turn, "target"
             elif self._placer.policy.gathers_turns:
                 yield turn, "gathered"
+
+    def _may_move(self, worker: Worker, short: set[ModelId]) -> bool:
+        """Whether there is any reason to look at the turns of a worker that does not end."""
+        policy = self._placer.policy
+        if not (policy.moves_turns and worker.alive and worker.is_open):
+            return False
+        has_targets = any(mix.targets_ms for mix in worker.mixes.values())
+        return bool(short) or has_targets or policy.gathers_turns
 
     def _begin(self, turn: Turn, worker: Worker, reason: MoveReason, now_ns: int) -> None:
         """Have what a turn runs on prefetched where it would run, if there is such a place."""
