@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, cast
 
 from loadtest.local_store import EPOCH, LocalStore
-from services.worker.core.effects import BlockWrite, StageSession, StageTurn
+from services.worker.core.effects import BlockWrite, StageImage, StageSession, StageTurn
 from services.worker.core.engine.engine import EngineCore
 from services.worker.core.engine_limits import EngineLimits
 from services.worker.core.kv.pages import PagePool
@@ -140,6 +140,16 @@ class _LocalKv:
 
     async def stage_session(self, effect: StageSession) -> Staged | None:
         return await self.stage(self._records[effect.session_id])
+
+    async def stage_image(self, effect: StageImage) -> Staged | None:
+        return await self.stage(effect.keys)
+
+    def count_use(self, adapter: AdapterRef) -> None:
+        """Nobody else would fetch it."""
+
+    def has_adapter(self, adapter_hash: str) -> bool:
+        """All files are here."""
+        return True
 
     async def stage(self, keys: list[BlockKey]) -> Staged | None:
         return None if self._store is None else self._store.stage(keys)

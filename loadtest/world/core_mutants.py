@@ -58,7 +58,8 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "an old attempt may pull", FRONTEND_TURNS,
-        "if turn is not None and ref.attempt >= turn.attempt:", "if turn is not None:",
+        "if turn is not None and (pull.is_ahead or ref.attempt >= turn.attempt):",
+        "if turn is not None:",
     ),
     Mutant(
         "a repeat is not cut off", FRONTEND_TURNS,

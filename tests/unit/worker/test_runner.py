@@ -32,6 +32,7 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
         num_layers=NUM_LAYERS,
         block_tokens=BLOCK_TOKENS,
         lora=None,
+        image_card=None,
         vocab_size=VOCAB,
         takes_images=False,
     )
@@ -186,6 +187,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             vocab_size=VOCAB,
             takes_images=False,
             lora=None,
+            image_card=None,
         )
 
         def __init__(self) -> None:
@@ -223,7 +225,7 @@ def test_an_idle_worker_records_what_is_left_pass_by_pass() -> None:
         assist_tokens = 0
         info = SimpleNamespace(
             model_id="m", fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS,
-            vocab_size=VOCAB, takes_images=False, lora=None,
+            vocab_size=VOCAB, takes_images=False, lora=None, image_card=None,
         )  # fmt: skip
 
         def __init__(self) -> None:
