@@ -145,7 +145,7 @@ class _LocalKv:
         return await self.stage(effect.keys)
 
     def count_use(self, adapter: AdapterRef) -> None:
-        """Nobody else would fetch it."""
+        """No other host would fetch it."""
 
     def has_adapter(self, adapter_hash: str) -> bool:
         """All files are here."""
