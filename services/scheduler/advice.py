@@ -1,4 +1,4 @@
-"""Advice on the number of workers, for whoever starts and stops them."""
+"""Advice on the number of workers, for what starts and stops them."""
 
 from contextlib import suppress
 

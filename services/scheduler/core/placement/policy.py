@@ -153,6 +153,10 @@ class PlacementPolicy:
         """What a step of the turns there takes, and of one turn more."""
         return 0.0, 0.0
 
+    def step_ms(self, worker: Worker, model_id: ModelId) -> float:
+        """What a step of the turns there takes."""
+        return self.steps_ms(worker, Demand(model_id=model_id))[0]
+
     def gathers(self, worker: Worker, target: Worker) -> bool:
         """Whether a turn is to move to `target`, which was chosen for it, so that its worker
         has less to do.

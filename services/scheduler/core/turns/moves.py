@@ -74,33 +74,29 @@ class Moves:
 
     def _leavers(self, worker: Worker, now_ns: int) -> Iterator[tuple[Turn, MoveReason]]:
         """Turns that would better run elsewhere, the newest first."""
-        short = _models_short_of_blocks(worker)
-        if not worker.turns or not (worker.is_ending or self._may_move(worker, short)):
-            return
         newest_first = reversed(worker.turns.values())
-        movable = [turn for turn in newest_first if _can_move(turn, now_ns)]
-        movable.sort(key=lambda turn: turn.placed_at_ns, reverse=True)
         if worker.is_ending:
-            yield from ((turn, "ending") for turn in movable)
+            yield from ((turn, "ending") for turn in newest_first if _can_move(turn, now_ns))
             return
-        for turn in movable:
-            submit = turn.submit
-            assert submit is not None
-            if submit.model_id in short:
-                short.discard(submit.model_id)  # one at a time: it may be enough
-                yield turn, "blocks"
-            elif turn.target_ms is not None and self._step_ms(worker, submit) > turn.target_ms:
-                yield turn, "target"
-            elif self._placer.policy.gathers_turns:
-                yield turn, "gathered"
-
-    def _may_move(self, worker: Worker, short: set[ModelId]) -> bool:
-        """Whether there is any reason to look at the turns of a worker that does not end."""
         policy = self._placer.policy
         if not (policy.moves_turns and worker.alive and worker.is_open):
-            return False
-        has_targets = any(mix.targets_ms for mix in worker.mixes.values())
-        return bool(short) or has_targets or policy.gathers_turns
+            return
+        short = _models_short_of_blocks(worker)
+        with_targets = [each for each, mix in worker.mixes.items() if mix.targets_ms]
+        steps_ms = {model_id: policy.step_ms(worker, model_id) for model_id in with_targets}
+        if not (short or steps_ms or policy.gathers_turns):
+            return
+        for turn in newest_first:
+            model_id, target_ms = turn.model_id, turn.target_ms
+            if not _can_move(turn, now_ns):
+                continue
+            if model_id in short:
+                short.discard(model_id)  # one at a time: it may be enough
+                yield turn, "blocks"
+            elif target_ms is not None and steps_ms.get(model_id, 0.0) > target_ms:
+                yield turn, "target"
+            elif policy.gathers_turns:
+                yield turn, "gathered"
 
     def _begin(self, turn: Turn, worker: Worker, reason: MoveReason, now_ns: int) -> None:
         """Have what a turn runs on prefetched where it would run, if there is such a place."""
@@ -203,9 +199,6 @@ class Moves:
     def _stay(self, turn: Turn, now_ns: int) -> None:
         self._table.end_move(turn)
         turn.moved_at_ns = now_ns
-
-    def _step_ms(self, worker: Worker, submit: TurnSubmit) -> float:
-        return self._placer.policy.steps_ms(worker, Demand(model_id=submit.model_id))[0]
 
     def _demand(self, turn: Turn, submit: TurnSubmit, worker: Worker) -> Demand:
         """What a turn needs that has run on this worker."""

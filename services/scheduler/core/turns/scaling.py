@@ -8,7 +8,6 @@ while it waits for room anywhere, and while the steps that it is in take longer 
 from services.scheduler.core.base.effects import PublishAdvice
 from services.scheduler.core.batching.scaling import ScalingAdvisor, ScalingLimits
 from services.scheduler.core.fleet.records import Worker
-from services.scheduler.core.placement import Demand
 from services.scheduler.core.turns.context import TurnContext
 from services.scheduler.core.turns.waiting import WaitingTurns
 from shared.ids import ModelId
@@ -75,7 +74,7 @@ class Scaling:
         mix = worker.mixes.get(model_id)
         if mix is None or not mix.targets_ms:
             return 0
-        step_ms, _ = self._context.placer.policy.steps_ms(worker, Demand(model_id=model_id))
+        step_ms = self._context.placer.policy.step_ms(worker, model_id)
         return sum(num for target_ms, num in mix.targets_ms.items() if step_ms > target_ms)
 
 
