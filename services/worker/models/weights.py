@@ -7,6 +7,7 @@ place for; both would be served as if nothing were wrong. Here they are refused 
 import json
 import pickle
 import re
+import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -39,6 +40,9 @@ OTHER_SENSES = re.compile(
     r"mm_projector|multimodal_projector|embed_vision|audio_tower|audio_encoder|embed_audio)(\.|$)"
 )
 PREDICTED_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+# Held while a model loads: transformers then replaces a method of its base class and sets torch's
+# default dtype, for all threads. Two that overlapped would leave later models' weights untied.
+_LOADING = threading.Lock()
 
 
 def load_weights(
@@ -62,7 +66,7 @@ def load_weights(
 
     try:
         check_shards(source)
-        with staged_to(device) if device else nullcontext():
+        with _LOADING, staged_to(device) if device else nullcontext():
             module, found = auto.from_pretrained(
                 source, output_loading_info=True, ignore_mismatched_sizes=True,
                 device_map={"": device} if device else None, **arguments,

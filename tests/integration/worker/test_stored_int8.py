@@ -32,15 +32,15 @@ def test_a_session_goes_on_from_int8_and_no_other_form_meets_it(place: Place) ->
             frontend = Frontend(bus)
             await frontend.listen()
             async with worker(place, "0", kv_stored_dtype="int8"):
-                await frontend.place([first], "0")
+                await frontend.place([first], "h1-w0")
                 await until_over([first])
             from_int8 = Turn(BASE, None, [*first.prompt, *first.said, *prompt(3, 15)], 10)
             computed = replace(from_int8, said=[], logprobs=[])
             async with worker(place, "1", kv_stored_dtype="int8"):
-                await frontend.place([from_int8], "1")
+                await frontend.place([from_int8], "h1-w1")
                 await until_over([from_int8])
             async with worker(place, "2"):
-                await frontend.place([computed], "2")
+                await frontend.place([computed], "h1-w2")
                 await until_over([computed])
         return from_int8, computed
 

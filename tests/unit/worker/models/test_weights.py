@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,15 @@ def test_what_holds_no_weights_may_be_left_over(tmp_path: Path) -> None:
 def test_a_shared_table_is_enough_for_both(tmp_path: Path) -> None:
     taken(edited(llama(tmp_path, tie_word_embeddings=True), drop("lm_head")))
     refused(edited(tmp_path, drop("embed_tokens")), r"embed_tokens\.weight.*missing")
+
+
+def test_models_that_load_at_once_leave_tied_weights_tied(tmp_path: Path) -> None:
+    """A worker loads one-shot models on order beside others."""
+    tied = edited(llama(tmp_path, tie_word_embeddings=True), drop("lm_head"))
+    with ThreadPoolExecutor(4) as threads:
+        for loading in [threads.submit(taken, tied) for _ in range(12)]:
+            loading.result()
+    taken(tied)
 
 
 def shards(folder: Path) -> list[str]:
