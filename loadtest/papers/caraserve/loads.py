@@ -179,6 +179,5 @@ FIGURE_3 = Figure(
     "An adapter on all linear layers of the 125 M model, by the worker's core and mover without a "
     "network, into an empty pool; the paper loads three layers' adapters of 7B into an A10. On a "
     "CPU the pool is memory as the arena is, so the link is simulated: a copier that lets "
-    f"{LINK_MB_S} MB/s pass. The left part, cold starts' share of whole requests, comes with the "
-    "traces of a cluster.",
+    f"{LINK_MB_S} MB/s pass.",
 )

@@ -1,20 +1,40 @@
-"""Figures 10, 11 and 13: turns whose adapter is not there."""
+"""Figures 10, 11 and 13: turns whose adapters are not there, with Poisson arrivals."""
 
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.papers.caraserve.coldstart import MODES, Asked, measure_coldstarts
+from loadtest.papers.base import (
+    Effort,
+    Figure,
+    Results,
+    Row,
+    Work,
+    label,
+    marked,
+    new_drawing,
+    ratio,
+)
+from loadtest.papers.caraserve.arrivals import (
+    CACHED,
+    METRICS,
+    OUTPUTS,
+    PROMPTS,
+    STARTS,
+    Server,
+    Traffic,
+    measure_server,
+)
 from loadtest.papers.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.papers.real import here, model_folder, real
 from loadtest.plots import doubling_x
 
-CACHED = "cached"
 COLOURS = {
     CACHED: "#34495e",
     "wait": "#c0392b",
@@ -22,195 +42,242 @@ COLOURS = {
     "assist": "#2e86c1",
     "auto": "#239b56",
 }
+NAMES = {
+    "ttft_ms": "first token",
+    "token_ms": "time per token",
+    "latency_ms": "whole turn",
+}
+HEAVY, LIGHT = 1.0, 0.5
+NOISE = 1.05  # between two runs of the same
 # Section 7.2, in words: on demand is far above what is cached, assisted is close to it.
 PAPER_OVER = {"wait": "far above 1", "assist": "near 1"}
+Cell = dict[str, Any]
 
 
 def measure(work: Work, effort: Effort) -> Results:
-    """Cold and cached turns by rank, mode and prompt, over the simulated link."""
+    """Turns on adapters that are never there, by rank, load and start, over the simulated link."""
     results = here() | {"link_mb_s": LINK_MB_S}
-    ranks = effort.pick((8,), (16, 64), (16, 32, 64))
-    modes = effort.pick(MODES[:1], ("wait", "assist"), MODES)
-    asked = Asked(
-        ranks=ranks,
-        prompts=effort.pick((8,), (32,), (32, 128)),
-        links=(LINK_MB_S,),
-        targets="all",
-        rounds=effort.pick(1, 1, 2),
-        modes=modes,
-        others_tokens=effort.pick(8, 32, 64),
-    )
+    first, *others = effort.pick((8,), (64,), (64, 16))
+    starts = effort.pick((CACHED, "wait"), (CACHED, "wait", "assist", "auto"), (CACHED, *STARTS))
+    num_turns = effort.pick(4, 24, 40)
+    heavy, light = Traffic(HEAVY, num_turns), Traffic(LIGHT, num_turns)
     with TemporaryDirectory() as name:
         source = str(model_folder(effort, results["dtype"], Path(name)))
-        (found,) = work.map(lambda each: measure_coldstarts(source, each), [asked])
-    return results | {"rows": found}
+        measured = partial(measure_server, source)
+        server = Server(rank=first, starts=starts, traffics=(heavy, light))
+        (found,) = work.map(measured, [server])
+        lone_s, rows = found["lone_s"], found["rows"]
+        servers = [
+            Server(rank=rank, starts=starts, traffics=(heavy,), lone_s=lone_s) for rank in others
+        ]
+        for more in work.map(measured, servers):
+            rows += more["rows"]
+    return results | {"lone_s": lone_s, "rows": rows}
 
 
-def _cells(results: Results, rank: int, prompt: int) -> dict[str, dict[str, Any]]:
-    """By mode."""
+def cells(results: Results, load: float, name: str, value: float) -> dict[str, Cell]:
+    """By start, those at a load of which `name` is `value`."""
     return {
-        row["mode"]: row
-        for row in results["rows"]
-        if (row["rank"], row["prompt_tokens"]) == (rank, prompt)
+        row["start"]: row for row in results["rows"] if row["load"] == load and row[name] == value
     }
 
 
-def _numbers(results: Results, name: str) -> list[int]:
+def values(results: Results, name: str) -> list[Any]:
     """All that `name` is in some row, sorted."""
     return sorted({row[name] for row in results["rows"]})
 
 
-def _samples(results: Results, rank: int, prompt: int) -> dict[str, list[float]]:
-    """Milliseconds to first tokens: of cold turns by mode, and of all turns that found their
-    adapter there."""
-    cells = _cells(results, rank, prompt)
-    cached = [ms for row in cells.values() for ms in row["samples_ms"]["cached"]]
-    return {CACHED: cached, **{mode: row["samples_ms"]["cold"] for mode, row in cells.items()}}
+def over_cached(found: dict[str, Cell], start: str, metric: str) -> float:
+    """Of means."""
+    return ratio(mean(found[start][metric]), mean(found[CACHED][metric]))
 
 
-def draw_distribution(results: Results) -> Drawing:
-    """Share of turns whose first token came within so long, at the largest rank."""
-    rank, prompts = max(_numbers(results, "rank")), _numbers(results, "prompt_tokens")
-    drawing = new_drawing(len(prompts))
-    for index, prompt in enumerate(prompts):
-        axes = drawing.add_subplot(1, len(prompts), index + 1)
-        for mode, samples in _samples(results, rank, prompt).items():
-            shares = np.arange(1, len(samples) + 1) / len(samples)
-            axes.step(sorted(samples), shares, where="post", label=mode, color=COLOURS[mode])
+def _of_prompt(row: Cell, prompt: int) -> list[float]:
+    """Milliseconds to first tokens of turns with such a prompt."""
+    pairs = zip(row["prompts"], row["ttft_ms"], strict=True)
+    return [ms for each, ms in pairs if each == prompt]
+
+
+def _shown(results: Results) -> tuple[int, dict[str, Cell]]:
+    """The largest rank, and its rows under the heavy load."""
+    rank = max(values(results, "rank"))
+    return rank, cells(results, HEAVY, "rank", rank)
+
+
+def draw_distributions(results: Results) -> Drawing:
+    """Share of turns that took no longer, at the largest rank."""
+    _, found = _shown(results)
+    drawing = new_drawing(len(METRICS), width=3.6)
+    for index, metric in enumerate(METRICS):
+        axes = drawing.add_subplot(1, len(METRICS), index + 1)
+        for start, row in found.items():
+            shares = np.arange(1, len(row[metric]) + 1) / len(row[metric])
+            axes.step(sorted(row[metric]), shares, where="post", label=start, color=COLOURS[start])
         axes.set_xlim(left=0)
-        label(axes, f"rank {rank}, prompt of {prompt}", "ms to the first token", "share of turns")
-        axes.legend(fontsize=7)
+        label(axes, NAMES[metric], "ms", "share of turns" if not index else "")
+    drawing.axes[0].legend(fontsize=7)
     return drawing
 
 
-def rows_of_distribution(results: Results) -> list[Row]:
+def rows_of_distributions(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
-    rank = max(_numbers(results, "rank"))
-    for prompt in _numbers(results, "prompt_tokens"):
-        of_mode = _samples(results, rank, prompt)
-        usual = median(of_mode[CACHED])
-        for mode, samples in of_mode.items():
-            what = f"rank {rank}, prompt of {prompt}, {mode}"
-            p90 = quantiles(samples, n=10, method="inclusive")[-1]
-            times = f"{median(samples):.0f} / {p90:.0f}"
-            lines.append(Row(f"{what}, first token p50 / p90, ms", "", times, how))
-            if mode != CACHED:
-                over = f"{ratio(median(samples), usual):.2f}"
-                paper = PAPER_OVER.get(mode, "")
-                lines.append(Row(f"{what}, p50 over cached", paper, over, how))
+    rank, found = _shown(results)
+    for start, row in found.items():
+        for metric in METRICS:
+            what = f"rank {rank}, {start}, {NAMES[metric]}, ms"
+            over = f"{mean(row[metric]):.0f}"
+            if start != CACHED:
+                over += f" ({over_cached(found, start, metric):.2f})"
+            paper = PAPER_OVER.get(start, "")
+            lines.append(Row(f"{what} (over cached)" if paper else what, paper, over, how))
+    return lines + rows_of_auto(results)
+
+
+def rows_of_auto(results: Results) -> list[Row]:
+    """What `auto` takes over the better of its two, wherever all three were measured."""
+    how, lines = real(results, SIMULATED_LINK), []
+    for load in values(results, "load"):
+        for rank in values(results, "rank"):
+            found = cells(results, load, "rank", rank)
+            if not {"auto", "assist", "wait"} <= found.keys():
+                continue
+            for prompt in PROMPTS:
+                ms = {each: median(_of_prompt(found[each], prompt)) for each in found}
+                better = min(ms["assist"], ms["wait"])
+                over = ms["auto"] / better
+                what = f"load {load:g}, rank {rank}, prompt of {prompt}: auto over the better of"
+                lines.append(
+                    Row(
+                        f"{what} assist and wait, first token p50",
+                        "1 or less",
+                        f"{over:.2f} ({ms['auto']:.0f} / {better:.0f} ms)",
+                        how,
+                        mark=marked(is_met=over <= NOISE),
+                    )
+                )
     return lines
 
 
 def draw_iterations(results: Results) -> Drawing:
-    """Bars by mode: a cold turn's first token, and others' time per token meanwhile."""
-    rank, cells = _shown_cells(results)
+    """Left prefills, right decodes: what share took no longer."""
+    _, found = _shown(results)
     drawing = new_drawing()
-    axes = drawing.add_subplot(1, 2, 1)
-    for place, (mode, row) in enumerate(cells.items()):
-        axes.bar(place, row["ttft_ms"], color=COLOURS[mode])
-    cached = median(row["cached_ms"] for row in cells.values())
-    axes.bar(len(cells), cached, color=COLOURS[CACHED])
-    axes.set_xticks(range(len(cells) + 1), [*cells, CACHED])
-    prompt = next(iter(cells.values()))["prompt_tokens"]
-    label(axes, f"prefill of {prompt}, rank {rank}", "", "ms to the first token")
-    axes = drawing.add_subplot(1, 2, 2)
-    for place, row in enumerate(cells.values()):
-        for number, when in enumerate(("loading", "resident")):
-            axes.bar(
-                place + 0.4 * number,
-                row["others_tpot_ms"][when],
-                0.4,
-                color=("#7f8c8d", COLOURS[CACHED])[number],
-                label=None if place else _WHILE[when],
-            )
-    axes.set_xticks([place + 0.2 for place in range(len(cells))], list(cells))
-    axes.set_ylim(top=1.3 * axes.get_ylim()[1])  # room for the legend
-    label(axes, "others' decodes meanwhile", "", "ms a token")
-    axes.legend(fontsize=7)
+    for index, (name, title) in enumerate(
+        (("prefill_ms", "prefills"), ("decode_ms", "decodes, as clients see them"))
+    ):
+        axes = drawing.add_subplot(1, 2, index + 1)
+        for start, row in found.items():
+            shares = np.arange(1, len(row[name]) + 1) / (len(row[name]) + 1)
+            axes.plot(row[name], shares, label=start, color=COLOURS[start])
+        axes.set_xlim(left=0)
+        label(axes, title, "ms", "share" if not index else "")
+    drawing.axes[0].legend(fontsize=7)
     return drawing
 
 
 def rows_of_iterations(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
-    rank, cells = _shown_cells(results)
-    for mode, row in cells.items():
-        what = f"rank {rank}, {mode}"
-        prefill = f"{row['ttft_ms']:.0f} / {row['cached_ms']:.0f}"
-        lines.append(Row(f"{what}, first token cold / cached, ms", "", prefill, how))
-        others = f"{row['others_tpot_ms']['loading']:.1f} ({row['others_tpot_ratio']:.2f})"
-        title = f"{what}, others' time per token, ms (over that while none is loaded)"
-        lines.append(Row(title, "about 1", others, how))
+    rank, found = _shown(results)
+    for name, title, papers in (
+        ("prefill_ms", "prefill", PAPER_OVER),
+        ("decode_ms", "decode", dict.fromkeys(STARTS, "about 1")),
+    ):
+        usual = median(found[CACHED][name])
+        for start, row in found.items():
+            p50 = median(row[name])
+            over = "" if start == CACHED else f" ({ratio(p50, usual):.2f})"
+            what = f"rank {rank}, {start}, {title} p50, ms"
+            paper = papers.get(start, "")
+            what += " (over cached)" if over else ""
+            lines.append(Row(what, paper, f"{p50:.1f}{over}", how))
     return lines
 
 
-def _shown_cells(results: Results) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The largest rank, and its rows by mode that tell of others: those of the longest prompt."""
-    rank = max(_numbers(results, "rank"))
-    return rank, _cells(results, rank, max(_numbers(results, "prompt_tokens")))
-
-
-def draw_ranks(results: Results) -> Drawing:
-    """First token over cached, by rank, a line for each mode."""
-    ranks, prompts = _numbers(results, "rank"), _numbers(results, "prompt_tokens")
-    drawing = new_drawing(len(prompts))
-    for index, prompt in enumerate(prompts):
-        axes = drawing.add_subplot(1, len(prompts), index + 1)
-        for mode in _cells(results, ranks[0], prompt):
-            over = [_cells(results, rank, prompt)[mode]["over_cached"] for rank in ranks]
-            axes.plot(ranks, over, marker=".", label=mode, color=COLOURS[mode])
-        axes.axhline(1.0, color="k", lw=0.8, ls="--")
-        doubling_x(axes)
-        axes.set_ylim(bottom=0)
-        label(axes, f"prompt of {prompt}", "rank", "first token over cached")
-        axes.legend(fontsize=7)
+def draw_ranks_and_loads(results: Results) -> Drawing:
+    """First tokens over cached: left by rank under the heavy load, right by load."""
+    drawing = new_drawing()
+    axes = drawing.add_subplot(1, 2, 1)
+    draw_over_cached(axes, results, "rank", [(HEAVY, rank) for rank in values(results, "rank")])
+    doubling_x(axes)
+    label(axes, f"load {HEAVY:g}", "rank", "first token over cached")
+    axes.legend(fontsize=7)
+    axes = drawing.add_subplot(1, 2, 2)
+    rank, loads = max(values(results, "rank")), values(results, "load")
+    draw_over_cached(axes, results, "rank", [(load, rank) for load in loads], loads)
+    label(axes, f"rank {rank}", "load", "")
     return drawing
 
 
-def rows_of_ranks(results: Results) -> list[Row]:
-    how = real(results, SIMULATED_LINK)
-    return [
-        Row(
-            f"rank {rank}, prompt of {prompt}, {mode}, first token over cached",
-            PAPER_OVER.get(mode, ""),
-            f"{row['over_cached']:.2f}",
-            how,
-        )
-        for prompt in _numbers(results, "prompt_tokens")
-        for rank in _numbers(results, "rank")
-        for mode, row in _cells(results, rank, prompt).items()
-    ]
+def draw_over_cached(
+    axes: Axes,
+    results: Results,
+    name: str,
+    points: list[tuple[float, int]],
+    places: list[float] | None = None,
+    metric: str = "ttft_ms",
+) -> None:
+    """A line for each start, over loads and what `name` is there.
+
+    Args:
+        places: on the x axis; none: the values of `name`.
+    """
+    found = [cells(results, load, name, value) for load, value in points]
+    for start in (each for each in found[0] if each != CACHED):
+        over = [over_cached(each, start, metric) for each in found]
+        axes.plot(
+            places or [value for _, value in points], over, marker=".", label=start,
+            color=COLOURS[start],
+        )  # fmt: skip
+    axes.axhline(1.0, color="k", lw=0.8, ls="--")
+    axes.set_ylim(bottom=0)
 
 
-_WHILE = {"loading": "adapters are loaded", "resident": "none is loaded"}
-_ABOUT = (
-    "A real worker and kvstore, the 125 M model, adapters on all its linear "
-    f"layers, over a simulated link of {LINK_MB_S} MB/s. `wait` is the paper's OnDmd, `assist` its "
-    "CaraServe; `stream` and `auto` are ours."
+def rows_of_ranks_and_loads(results: Results) -> list[Row]:
+    how, lines = real(results, SIMULATED_LINK), []
+    for load in values(results, "load"):
+        for rank in values(results, "rank"):
+            found = cells(results, load, "rank", rank)
+            for start in (each for each in found if each != CACHED):
+                over = [f"{over_cached(found, start, metric):.2f}" for metric in METRICS]
+                what = f"load {load:g}, rank {rank}, {start}: first token, time per token and turn"
+                paper = PAPER_OVER.get(start, "")
+                lines.append(Row(f"{what} over cached", paper, ", ".join(over), how))
+    return lines
+
+
+ABOUT = (
+    "A real worker and kvstore, the 125 M model, adapters on all its linear layers, over a "
+    f"simulated link of {LINK_MB_S} MB/s. `wait` is the paper's OnDmd, `assist` its CaraServe; "
+    "`stream` and `auto` are ours; on `cached` all adapters are there. Poisson arrivals, the same "
+    f"for all, of prompts of {PROMPTS[0]} or {PROMPTS[1]} tokens and replies of {OUTPUTS[0]} to "
+    f"{OUTPUTS[1]}; a load of 1 is one turn in the time that a turn takes alone. Here helpers "
+    "share the cores with what they help."
 )
+_COLD = f"{ABOUT} No turn finds its adapter there."
 FIGURE_10 = Figure(
     "10",
-    "Figure 10: time to the first token",
+    "Figure 10: turns on adapters that are not there",
     measure,
-    draw_distribution,
-    rows_of_distribution,
-    f"{_ABOUT} Turns come one after the other, each with an adapter that is not there, where the "
-    "paper has Poisson arrivals. Here helpers share the cores with what they help.",
+    draw_distributions,
+    rows_of_distributions,
+    f"{_COLD} The load is {HEAVY:g}; rows compare means, and `auto` with the better of `assist` "
+    f"and `wait` by medians, of which two runs of the same differ by some "
+    f"{100 * (NOISE - 1):.0f}%.",
 )
 FIGURE_11 = Figure(
     "11",
-    "Figure 11: prefills and decodes while adapters are loaded",
+    "Figure 11: prefills and decodes",
     measure,
     draw_iterations,
     rows_of_iterations,
-    f"{_ABOUT} Three turns decode on the base model while others come, one after another, whose "
-    "adapters are not there, and while others come whose adapter is.",
+    "The turns of Figure 10: from a turn's first step to its first token, and from one token to "
+    "the next, which prefills of others may hold up.",
 )
 FIGURE_13 = Figure(
     "13",
-    "Figure 13: time to the first token by rank",
+    "Figure 13: by rank, and by load",
     measure,
-    draw_ranks,
-    rows_of_ranks,
-    f"{_ABOUT} The upper part of the paper's figure; its lower one, under a lighter load, comes "
-    "with the production traces.",
+    draw_ranks_and_loads,
+    rows_of_ranks_and_loads,
+    f"{_COLD} Means over those of `cached`, which has the same arrivals.",
 )

@@ -4,6 +4,8 @@ import doctest
 import gzip
 import importlib
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from loadtest.bench.sgmv.step_models import fit_models
 from loadtest.functions_trace import TRACE
 from loadtest.papers.base import TINY, Alone, Figure
 from loadtest.papers.caraserve import SET, placing, popularity, ranks
+from loadtest.papers.caraserve.arrivals import OUTPUTS, PROMPTS, Traffic, turns_of
 from loadtest.papers.caraserve.fits import VIEWS, cells_of
+from loadtest.papers.caraserve.starts import rows_of_auto
 from tests.unit.loadtest.papers.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
@@ -27,7 +31,7 @@ def rows_of(key: str) -> dict[str, tuple[str, str, str]]:
 
 
 def test_all_figures_that_can_be_drawn_are_there() -> None:
-    assert list(BY_KEY) == ["3", "4", "9", "10", "11", "12", "13", "19"]
+    assert list(BY_KEY) == ["3-left", "3", "4", "9", "10", "11", "12", "13", "14", "19"]
 
 
 @pytest.mark.parametrize("figure", SET.figures, ids=lambda figure: figure.key)
@@ -48,7 +52,7 @@ def test_batches_have_the_ranks_of_their_mixture(monkeypatch: pytest.MonkeyPatch
 
 def test_the_page_says_what_is_left_out(tmp_path: Path) -> None:
     text, _ = page_with(SET, BY_KEY["13"], RESULTS[BY_KEY["13"].measure], tmp_path)
-    assert "Left out: Figures 14, 20 and the left half of 3" in text
+    assert "Left out: Figures 5" in text
 
 
 def test_a_padded_step_is_one_of_the_largest_rank() -> None:
@@ -80,29 +84,64 @@ def test_each_model_is_fitted_to_the_kernel_that_it_is_of() -> None:
 
 
 def test_rows_over_the_link_say_that_it_is_simulated() -> None:
-    for key in ("10", "11", "13"):
+    for key in ("3-left", "10", "11", "13", "14"):
         assert all(how.endswith(SIMULATED_LINK) for _, _, how in rows_of(key).values())
     for what, (_, _, how) in rows_of("3").items():
         assert how.endswith(SIMULATED_LINK) == ("over" in what)
 
 
-def test_cold_turns_are_compared_with_all_that_found_their_adapter() -> None:
-    rows = rows_of("10")
-    results = RESULTS[BY_KEY["10"].measure]["rows"]
-    cold = {
-        row["mode"]: sorted(row["samples_ms"]["cold"])
-        for row in results
-        if (row["rank"], row["prompt_tokens"]) == (64, 32)
-    }
-    assert len(rows) == 2 * (1 + 2 + 2)  # prompts; cached, and both numbers of both modes
-    cached = sorted(ms for row in results[:1] for ms in row["samples_ms"]["cached"])
-    p50 = rows["rank 64, prompt of 32, cached, first token p50 / p90, ms"][1].split(" / ")[0]
-    assert p50 == f"{(cached[3] + cached[4]) / 2:.0f}", "every recorded row has the same"
-    for mode, paper in (("wait", "far above 1"), ("assist", "near 1")):
-        p50 = (cold[mode][3] + cold[mode][4]) / 2
-        times = rows[f"rank 64, prompt of 32, {mode}, first token p50 / p90, ms"][1]
-        assert times.split(" / ")[0] == f"{p50:.0f}"
-        assert rows[f"rank 64, prompt of 32, {mode}, p50 over cached"][0] == paper
+def shown(key: str, load: float, rank: int) -> dict[str, dict[str, Any]]:
+    """Rows of a server under a load, by start."""
+    rows = RESULTS[BY_KEY[key].measure]["rows"]
+    return {row["start"]: row for row in rows if (row["load"], row["rank"]) == (load, rank)}
+
+
+def test_turns_are_compared_with_those_of_a_server_that_has_all_adapters() -> None:
+    rows, found = rows_of("10"), shown("10", 1.0, 64)
+    for start, paper in (("wait", "far above 1"), ("assist", "near 1"), ("auto", "")):
+        for name, metric in (("first token", "ttft_ms"), ("whole turn", "latency_ms")):
+            what = f"rank 64, {start}, {name}, ms" + (" (over cached)" if paper else "")
+            ours, cached = mean(found[start][metric]), mean(found["cached"][metric])
+            assert rows[what][:2] == (paper, f"{ours:.0f} ({ours / cached:.2f})")
+    found = shown("10", 0.5, 64)
+    told = rows_of("13")[
+        "load 0.5, rank 64, wait: first token, time per token and turn over cached"
+    ]
+    over = mean(found["wait"]["ttft_ms"]) / mean(found["cached"]["ttft_ms"])
+    assert told[1].startswith(f"{over:.2f}, ")
+
+
+def test_auto_is_held_against_the_better_of_its_two() -> None:
+    ms = {"assist": (100.0, 300.0), "wait": (200.0, 200.0), "auto": (104.0, 212.0)}
+    rows = [
+        {"start": start, "rank": 64, "load": 1.0, "prompts": [32, 128], "ttft_ms": [*both]}
+        for start, both in ms.items()
+    ]
+    results = RESULTS[BY_KEY["10"].measure] | {"rows": rows}
+    short, long = rows_of_auto(results)
+    assert (short.ours, short.mark) == ("1.04 (104 / 100 ms)", "met")
+    assert (long.ours, long.mark) == ("1.06 (212 / 200 ms)", "**missed**")
+    assert not rows_of_auto(results | {"rows": rows[:2]}), "of both, and of auto"
+
+
+def test_cold_starts_are_what_turns_take_longer_than_with_all_adapters_there() -> None:
+    found = shown("3-left", 1.0, 64)
+    cached, waited = (sum(found[start]["latency_ms"]) for start in ("cached", "wait"))
+    what = "load 1, 64 adapters: cold starts' share of all turns' time"
+    assert rows_of("3-left")[what][:2] == ("20%", f"{100 * (waited - cached) / waited:.0f}%")
+
+
+def test_the_same_turns_come_whatever_a_server_does() -> None:
+    lone_s, several = 0.5, Traffic(2.0, 4000)
+    turns = turns_of(several, 7, lone_s)
+    assert turns == turns_of(several, 7, lone_s)
+    assert [turn.adapter for turn in turns[:8]] == [0, 1, 2, 3, 4, 5, 6, 0]
+    assert abs(turns[-1].at_s / len(turns) - lone_s / 2.0) < 0.02, "two in the time of one"
+    twice = turns_of(Traffic(2.0, 4000, (0.0, 0.25, 0.75)), 3, 2 * lone_s)
+    shares = [sum(turn.adapter == number for turn in twice) / 4000 for number in range(3)]
+    assert shares[0] == 0 and abs(shares[1] - 0.25) < 0.03
+    assert {turn.num_prompt for turn in turns} == {*PROMPTS}
+    assert {turn.num_output for turn in turns} == {*range(OUTPUTS[0], OUTPUTS[1] + 1)}
 
 
 def test_shares_are_those_of_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +185,10 @@ def test_missing_traces_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     results = BY_KEY["19"].measure(Alone(), TINY)
     (row,) = BY_KEY["19"].rows(results)
     assert row.how == "not measured" and "none" in row.what
+
+    monkeypatch.setattr("loadtest.papers.caraserve.growing.TRACE", tmp_path / "none")
+    results = BY_KEY["14"].measure(Alone(), TINY)
+    for key in ("3-left", "14"):
+        (row,) = BY_KEY[key].rows(results)
+        assert row.how == "not measured" and "none" in row.what
+        BY_KEY[key].draw(results)
