@@ -7,12 +7,13 @@ from loadtest.papers.caraserve.placing import FIGURE_19
 from loadtest.papers.caraserve.popularity import FIGURE_12
 from loadtest.papers.caraserve.ranks import FIGURE_4
 from loadtest.papers.caraserve.starts import FIGURE_10, FIGURE_11, FIGURE_13
+from loadtest.papers.caraserve.testbed import FIGURE_20
 
 INTRO = (
     "What is measured is described in [adapters.md](adapters.md). The paper's numbers are of 7B on "
     "an NVIDIA A10, ours of the CPU that each figure names, or simulated: compare how they grow "
     "and what is faster than what, not milliseconds.\n\n"
-    "Left out: Figures 14, 20 and the left half of 3 (production traces); 5, which is a test of "
+    "Left out: Figure 14 and the left half of 3 (production traces); 5, which is a test of "
     "placement (`tests/unit/scheduler/turns/test_ranks_and_targets.py`); 15 (two and four GPUs); "
     "16 to 18 (helper processes beside a GPU); and 1, 2 and 6 to 8, which are drawings of a design."
 )
@@ -29,6 +30,7 @@ SET = FigureSet(
         FIGURE_12,
         FIGURE_13,
         FIGURE_19,
+        FIGURE_20,
     ),
     is_timed=True,
 )
