@@ -8,13 +8,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 from loadtest.papers.kernels import KERNELS, Kernel
-from loadtest.papers.llm_servers import M
+from loadtest.papers.llm_servers import MS, M
 from services.worker.config import WorkerConfig
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.effects import BuildImage
 from services.worker.core.step import StepPlan
+from services.worker.device.base.executor import Finished
 from services.worker.device.copying.copies import HostCopier
 from services.worker.device.copying.image_builder import ImageBuilder
 from services.worker.device.emulated import EmulatedExecutor
@@ -27,6 +29,7 @@ from shared.profiles import LatencyProfile
 from shared.service import Runtime, run
 
 NUM_KV_TOKENS = 400_000  # more than is ever needed, with all adapters
+LATE_NS = 5 * MS  # so much later a step may come that was ready before the last one ended
 
 
 class _Builder(ImageBuilder):
@@ -37,22 +40,38 @@ class _Builder(ImageBuilder):
 
 
 class KernelExecutor(EmulatedExecutor):
-    """Its steps take as long as those of a kernel, by the ranks of their rows."""
+    """Its steps take as long as those of a kernel, by the ranks of their rows.
+
+    Time is the device's, as of a GPU's events: a step that was ready in time begins when the one
+    before it ends, however late the machine lets this process know.
+    """
 
     def __init__(
         self, kernel: Kernel, profile: LatencyProfile, source: str, on_moved: OnMoved
     ) -> None:
         super().__init__(profile, source, on_moved)
         self._kernel = kernel
+        self._began_ns = self._free_at_ns = 0
         self.builder.close()
         copier = HostCopier(self._bytes)
         self.builder = _Builder(self._make_image, copier, self.mover.gate, on_moved)
 
+    def launch(self, plan: StepPlan) -> Finished:
+        finished = super().launch(plan)
+        result = finished.result()
+        result.started_at_ns = self._began_ns
+        result.duration_ns = self._free_at_ns - self._began_ns
+        return finished
+
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         lines: list[int] = plan.adapters.tolist()
         ranks = [max(self._adapters[each].ranks.values()) for each in lines if each != NO_LINE]
-        step_ms = self._kernel.ms(ranks, plan.num_prefill_tokens)
-        left_s = step_ms / 1e3 - (time.monotonic_ns() - started_ns) / 1e9
+        is_next = started_ns - self._free_at_ns <= LATE_NS
+        self._began_ns = self._free_at_ns if is_next else started_ns
+        self._free_at_ns = self._began_ns + ceil(
+            self._kernel.ms(ranks, plan.num_prefill_tokens) * MS
+        )
+        left_s = (self._free_at_ns - time.monotonic_ns()) / 1e9
         if left_s > 0:
             time.sleep(left_s)
 
