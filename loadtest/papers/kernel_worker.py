@@ -29,7 +29,6 @@ from shared.profiles import LatencyProfile
 from shared.service import Runtime, run
 
 NUM_KV_TOKENS = 400_000  # more than is ever needed, with all adapters
-LATE_NS = 5 * MS  # so much later a step may come that was ready before the last one ended
 
 
 class _Builder(ImageBuilder):
@@ -66,8 +65,8 @@ class KernelExecutor(EmulatedExecutor):
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         lines: list[int] = plan.adapters.tolist()
         ranks = [max(self._adapters[each].ranks.values()) for each in lines if each != NO_LINE]
-        is_next = started_ns - self._free_at_ns <= LATE_NS
-        self._began_ns = self._free_at_ns if is_next else started_ns
+        was_ready = len(plan.following) > 0  # planned while the last one ran
+        self._began_ns = self._free_at_ns if was_ready else started_ns
         self._free_at_ns = self._began_ns + ceil(
             self._kernel.ms(ranks, plan.num_prefill_tokens) * MS
         )

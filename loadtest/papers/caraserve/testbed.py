@@ -5,7 +5,6 @@ from functools import partial
 
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.functions_trace import TRACE
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, marked, new_drawing
 from loadtest.papers.caraserve import placing
 from loadtest.papers.caraserve.placing import COLOURS, OTHERS, OURS, SLO_MS
@@ -25,7 +24,7 @@ POLICIES = (*OURS, *OTHERS)
 def measure(work: Work, effort: Effort) -> Results:
     """``{"rate", "policies": {policy: {"attained", "token_ms", ...}}}``; times are as if steps took
     no longer than the kernel's."""
-    missing = [str(path) for path in (TRACE, placing.LENGTHS) if not path.is_file()]
+    missing = [str(path) for path in (placing.TRACE, placing.LENGTHS) if not path.is_file()]
     if missing:
         return {"skipped": f"not here: {', '.join(missing)}"}
     num_servers = effort.pick(2, 8, 8)
@@ -184,9 +183,9 @@ FIGURE_20 = Figure(
     draw,
     rows,
     "NATS, the production scheduler and eight workers as processes, which do all that they do in "
-    "service but compute: a step sleeps as long as the example of the paper's section 2.3 says for "
-    "BGMV, and what adapters add to it the workers learn from their own steps, with the noise of "
-    f"this machine. All durations and the target are {SLOWER:g} times as long as the paper's, "
+    "service without a kvstore, but for computing: a step takes as long as the example of the paper's section 2.3 says for "
+    "BGMV, by a clock like a GPU's, and what adapters add to it the workers learn from their own "
+    f"steps. All durations and the target are {SLOWER:g} times as long as the paper's, "
     "since eight workers share this machine's cores; the numbers are divided by that. Adapters, "
     "lengths and target are those of Figure 19, but for replies, of at most "
     f"{OUTPUT_MAX} tokens; every adapter is on every worker. The load is that at which the best of "

@@ -141,8 +141,31 @@ def test_turns_meet_their_targets_where_ranks_count() -> None:
     assert shares["most-idle"] < min(shares["cost"], shares["rank-aware"])
 
 
-def test_missing_traces_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["19", "20"])
+def test_missing_traces_are_named(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("loadtest.papers.caraserve.placing.TRACE", tmp_path / "none")
-    results = BY_KEY["19"].measure(Alone(), TINY)
-    (row,) = BY_KEY["19"].rows(results)
+    results = BY_KEY[key].measure(Alone(), TINY)
+    (row,) = BY_KEY[key].rows(results)
     assert row.how == "not measured" and "none" in row.what
+
+
+def test_ours_are_compared_with_the_best_of_the_others() -> None:
+    run = {"steps_longer": 0.01, "steps_longer_p99": 0.1, "num_failed": 0, "num_moved": 1}
+    simulated = {"attained": 0.9, "token_ms": 33.0}
+    shares = {"cost": 0.86, "rank-aware": 0.84, "most-idle": 0.85, "first-fit": 0.0}
+    policies = {
+        policy: {**run, "attained": share, "token_ms": 40 - share, "simulated": simulated}
+        for policy, share in shares.items()
+    }
+    recorded_run = RESULTS[BY_KEY["20"].measure]
+    rows = BY_KEY["20"].rows(recorded_run | {"policies": policies})
+    marks = {row.what: row.mark for row in rows if row.mark}
+    assert marks == {
+        "cost: targets met, % (simulated)": "met",
+        "cost: time per token, ms (simulated)": "met",
+        "rank-aware: targets met, % (simulated)": "**missed**",
+        "rank-aware: time per token, ms (simulated)": "**missed**",
+    }
+    assert rows[0].ours == "86.0 (90.0)" and rows[-1].ours == "0, 4"

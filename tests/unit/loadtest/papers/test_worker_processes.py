@@ -1,6 +1,7 @@
 """Workers as processes whose steps take a kernel's time, and the frontend that plays to them."""
 
 import asyncio
+import doctest
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.papers import kernels
 from loadtest.papers.kernel_worker import KernelExecutor
 from loadtest.papers.kernels import KERNELS, Kernel
 from loadtest.papers.llm_servers import MS, Request, adapters_of
@@ -113,3 +115,8 @@ def test_a_turn_that_moves_goes_on_from_what_it_said() -> None:
     say(processes, 8, 73, 74, finish="length")
     assert (request.num_made, processes.num_moved, processes.num_failed) == (5, 1, 0)
     assert pull(processes, 9).gone, "it is over"
+
+
+def test_examples() -> None:
+    results = doctest.testmod(kernels)
+    assert results.attempted and not results.failed
