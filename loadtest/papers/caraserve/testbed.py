@@ -182,9 +182,10 @@ FIGURE_20 = Figure(
     measure,
     draw,
     rows,
-    "NATS, the production scheduler and eight workers as processes, which do all that they do in "
-    "service without a kvstore, but for computing: a step takes as long as the example of the paper's section 2.3 says for "
-    "BGMV, by a clock like a GPU's, and what adapters add to it the workers learn from their own "
+    "NATS, the production scheduler and eight workers without a kvstore as processes, which do all "
+    "that they do in service but compute: a step takes as long as the example of the paper's "
+    "section 2.3 says for BGMV, by a clock like a GPU's, and what adapters add to it the workers "
+    "learn from their own "
     f"steps. All durations and the target are {SLOWER:g} times as long as the paper's, "
     "since eight workers share this machine's cores; the numbers are divided by that. Adapters, "
     "lengths and target are those of Figure 19, but for replies, of at most "
