@@ -36,13 +36,17 @@ WARM_SHARE = 0.25  # of the requests: they find servers that fill
 
 def measure(work: Work, effort: Effort) -> Results:
     """``{kernel: {"rate", "attained": {policy: share}, "token_ms": {policy: mean}}}``."""
-    missing = [str(path) for path in (TRACE, LENGTHS) if not path.is_file()]
-    if missing:
-        return {"skipped": f"not here: {', '.join(missing)}"}
+    if missing := missing_traces():
+        return {"skipped": f"not here: {missing}"}
     seconds = effort.pick(4.0, 25.0, 120.0)
     kernels = effort.pick(["BGMV"], list(KERNELS), list(KERNELS))
     found = work.map(partial(_of_kernel, seconds, effort.pick(1, 5, 7)), kernels)
     return dict(zip(kernels, found, strict=True))
+
+
+def missing_traces() -> str:
+    """Files that requests are made of and that are not here."""
+    return ", ".join(str(path) for path in (TRACE, LENGTHS) if not path.is_file())
 
 
 def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:

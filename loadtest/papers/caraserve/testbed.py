@@ -24,9 +24,8 @@ POLICIES = (*OURS, *OTHERS)
 def measure(work: Work, effort: Effort) -> Results:
     """``{"rate", "policies": {policy: {"attained", "token_ms", ...}}}``; times are as if steps took
     no longer than the kernel's."""
-    missing = [str(path) for path in (placing.TRACE, placing.LENGTHS) if not path.is_file()]
-    if missing:
-        return {"skipped": f"not here: {', '.join(missing)}"}
+    if missing := placing.missing_traces():
+        return {"skipped": f"not here: {missing}"}
     num_servers = effort.pick(2, 8, 8)
     num_requests = effort.pick(12, 400, 1200)
     num_tries = effort.pick(0, 6, 6)
