@@ -8,6 +8,7 @@ from loadtest.papers.caraserve.placing import FIGURE_19
 from loadtest.papers.caraserve.popularity import FIGURE_12
 from loadtest.papers.caraserve.ranks import FIGURE_4
 from loadtest.papers.caraserve.starts import FIGURE_10, FIGURE_11, FIGURE_13
+from loadtest.papers.caraserve.testbed import FIGURE_20
 
 INTRO = (
     "What is measured is described in [adapters.md](adapters.md). The paper's numbers are of 7B on "
@@ -32,6 +33,7 @@ SET = FigureSet(
         FIGURE_13,
         FIGURE_14,
         FIGURE_19,
+        FIGURE_20,
     ),
     is_timed=True,
 )

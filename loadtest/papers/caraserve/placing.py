@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,62 +11,16 @@ from matplotlib.figure import Figure as Drawing
 from cli.base.children import ROOT
 from loadtest.functions_trace import TRACE
 from loadtest.papers.base import Effort, Figure, Results, Row, Work, label, new_drawing
-from loadtest.papers.llm_servers import (
-    MS,
-    Batch,
-    LlmServers,
-    M,
-    adapters_of,
-    poisson,
-    requests_at,
-)
+from loadtest.papers.kernels import KERNELS
+from loadtest.papers.llm_servers import LlmServers, Request, adapters_of, poisson, requests_at
 from loadtest.policies.placement import SYSTEMS
 from loadtest.popularity import shares_of
-from shared.wire.messages import ModelSpeeds, StepModelFit
 
 LENGTHS = ROOT.parent / "shared" / "traces" / "lora" / "lmsys_arena_27clients_600s.csv.gz"
 NUM_SERVERS = 60
 RANKS = (8, 16, 32, 64)
 NUM_ADAPTERS = 1000
-TOKEN_MS = 0.25  # of a prompt: 14 GFLOP at half of an A10's 125 TFLOP/s
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """What a step takes: milliseconds, and as much again for each unit.
-
-    Attributes:
-        name: of the units, as `StepModelFit` has it.
-    """
-
-    name: str
-    base_ms: float
-    unit_ms: float
-    token_ms: float = TOKEN_MS
-
-    def step_ms(self, batch: Batch) -> float:
-        ranks = [each.adapter.lora_rank for each in batch.turns]
-        units = len(ranks) * max(ranks, default=0) if self.name == "padded" else sum(ranks)
-        return self.base_ms + self.unit_ms * units + self.token_ms * batch.num_prompt_tokens
-
-    def fits(self) -> list[StepModelFit]:
-        return [
-            StepModelFit(
-                model_id=M, name=self.name, base_ns=self.base_ms * MS, row_ns=0.0,
-                unit_ns=self.unit_ms * MS, r2=1.0,
-            )
-        ]  # fmt: skip
-
-    def speeds(self) -> ModelSpeeds:
-        return ModelSpeeds(model_id=M, token_ms=self.token_ms, step_ms=self.base_ms, row_ms=1e-3)
-
-
-# Lines through both points of section 2.3 (Figure 5): 24 turns of rank 32, 16 of rank 64.
-KERNELS = {
-    "BGMV": Kernel("padded", 31.8, 1.0 / 256),
-    "MBGMV": Kernel("unpadded", 33.5, 0.6 / 256),
-}
-SLO_MS = 36.0  # of the same example
+SLO_MS = 36.0  # of the example of section 2.3
 OURS = ("cost", "rank-aware")
 OTHERS = ("most-idle", "first-fit", "random")
 ATTAINED = 0.9  # by the best of the others, at the load that is shown
@@ -76,18 +30,23 @@ COLOURS = {
 }  # fmt: skip
 PROMPT_MAX = 64
 OUTPUT_MIN = 8  # a mean of fewer gaps is one prompt beside them
+OUTPUT_MAX = 4096
 WARM_SHARE = 0.25  # of the requests: they find servers that fill
 
 
 def measure(work: Work, effort: Effort) -> Results:
     """``{kernel: {"rate", "attained": {policy: share}, "token_ms": {policy: mean}}}``."""
-    missing = [str(path) for path in (TRACE, LENGTHS) if not path.is_file()]
-    if missing:
-        return {"skipped": f"not here: {', '.join(missing)}"}
+    if missing := missing_traces():
+        return {"skipped": f"not here: {missing}"}
     seconds = effort.pick(4.0, 25.0, 120.0)
     kernels = effort.pick(["BGMV"], list(KERNELS), list(KERNELS))
     found = work.map(partial(_of_kernel, seconds, effort.pick(1, 5, 7)), kernels)
     return dict(zip(kernels, found, strict=True))
+
+
+def missing_traces() -> str:
+    """Files that requests are made of and that are not here."""
+    return ", ".join(str(path) for path in (TRACE, LENGTHS) if not path.is_file())
 
 
 def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:
@@ -108,27 +67,46 @@ def _of_kernel(seconds: float, num_tries: int, kernel: str) -> Results:
 
 def attained(kernel: str, policy: str, rate: float, seconds: float) -> tuple[float, float]:
     """What share of turns met the target, and the mean time between tokens, ms."""
+    requests = make_requests(rate * NUM_SERVERS, seconds)
+    simulate(kernel, policy, NUM_SERVERS, requests)
+    return targets_met(requests)
+
+
+def make_requests(rate: float, seconds: float, output_max: int | None = None) -> list[Request]:
+    """That come in so many seconds, at so many a second; the same every time.
+
+    Args:
+        output_max: tokens of the longest reply; None: as the trace has them.
+    """
     rng = np.random.default_rng(19)
     shares = shares_of("maf", NUM_ADAPTERS, TRACE, seed=19)
     adapters = adapters_of([RANKS[number % len(RANKS)] for number in range(NUM_ADAPTERS)])
-    arrivals = poisson(rate * NUM_SERVERS, seconds, rng)
-    requests = requests_at(arrivals, adapters, shares, _lengths(), rng)
+    arrivals = poisson(rate, seconds, rng)
+    return requests_at(arrivals, adapters, shares, _lengths(output_max or OUTPUT_MAX), rng)
+
+
+def simulate(kernel: str, policy: str, num_servers: int, requests: list[Request]) -> None:
+    """Run them all."""
     make = SYSTEMS[policy].make
-    LlmServers(make, KERNELS[kernel], NUM_SERVERS, requests, slo_ms=SLO_MS).run()
+    LlmServers(make, KERNELS[kernel], num_servers, requests, slo_ms=SLO_MS).run()
+
+
+def targets_met(requests: Sequence[Request], slo_ms: float = SLO_MS) -> tuple[float, float]:
+    """Of those that count: what share met its target, and the mean time between tokens, ms."""
     counted = requests[int(WARM_SHARE * len(requests)) :]
     token_ms = [each.token_ms for each in counted]
-    met = [each is not None and each <= SLO_MS for each in token_ms]
+    met = [each is not None and each <= slo_ms for each in token_ms]
     over = [each for each in token_ms if each is not None]
     return sum(met) / max(len(met), 1), sum(over) / max(len(over), 1)
 
 
-def _lengths() -> list[tuple[int, int]]:
+def _lengths(output_max: int) -> list[tuple[int, int]]:
     """Of prompts and replies: of requests as short as Alpaca's, which the paper took."""
     with gzip.open(LENGTHS, "rt", newline="") as file:
         rows = [
             (int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)
         ]
-    return [each for each in rows if each[0] <= PROMPT_MAX and each[1] >= OUTPUT_MIN]
+    return [each for each in rows if each[0] <= PROMPT_MAX and OUTPUT_MIN <= each[1] <= output_max]
 
 
 def draw(results: Results) -> Drawing:

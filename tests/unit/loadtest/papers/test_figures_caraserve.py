@@ -13,7 +13,7 @@ from kernels.sgmv.interface import NO_ADAPTER
 from loadtest.bench.sgmv.step_models import fit_models
 from loadtest.functions_trace import TRACE
 from loadtest.papers.base import TINY, Alone, Figure
-from loadtest.papers.caraserve import SET, placing, popularity, ranks
+from loadtest.papers.caraserve import SET, growing, placing, popularity, ranks
 from loadtest.papers.caraserve.arrivals import OUTPUTS, PROMPTS, Traffic, turns_of
 from loadtest.papers.caraserve.fits import VIEWS, cells_of
 from loadtest.papers.caraserve.starts import rows_of_auto
@@ -31,7 +31,7 @@ def rows_of(key: str) -> dict[str, tuple[str, str, str]]:
 
 
 def test_all_figures_that_can_be_drawn_are_there() -> None:
-    assert list(BY_KEY) == ["3-left", "3", "4", "9", "10", "11", "12", "13", "14", "19"]
+    assert list(BY_KEY) == ["3-left", "3", "4", "9", "10", "11", "12", "13", "14", "19", "20"]
 
 
 @pytest.mark.parametrize("figure", SET.figures, ids=lambda figure: figure.key)
@@ -180,15 +180,32 @@ def test_turns_meet_their_targets_where_ranks_count() -> None:
     assert shares["most-idle"] < min(shares["cost"], shares["rank-aware"])
 
 
-def test_missing_traces_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("loadtest.papers.caraserve.placing.TRACE", tmp_path / "none")
-    results = BY_KEY["19"].measure(Alone(), TINY)
-    (row,) = BY_KEY["19"].rows(results)
+@pytest.mark.parametrize("key", ["3-left", "14", "19", "20"])
+def test_missing_traces_are_named(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (growing, placing):
+        monkeypatch.setattr(module, "TRACE", tmp_path / "none")
+    results = BY_KEY[key].measure(Alone(), TINY)
+    (row,) = BY_KEY[key].rows(results)
     assert row.how == "not measured" and "none" in row.what
 
-    monkeypatch.setattr("loadtest.papers.caraserve.growing.TRACE", tmp_path / "none")
-    results = BY_KEY["14"].measure(Alone(), TINY)
-    for key in ("3-left", "14"):
-        (row,) = BY_KEY[key].rows(results)
-        assert row.how == "not measured" and "none" in row.what
-        BY_KEY[key].draw(results)
+
+def test_ours_are_compared_with_the_best_of_the_others() -> None:
+    run = {"steps_longer": 0.01, "steps_longer_p99": 0.1, "num_failed": 0, "num_moved": 1}
+    simulated = {"attained": 0.9, "token_ms": 33.0}
+    shares = {"cost": 0.86, "rank-aware": 0.84, "most-idle": 0.85, "first-fit": 0.0}
+    policies = {
+        policy: {**run, "attained": share, "token_ms": 40 - share, "simulated": simulated}
+        for policy, share in shares.items()
+    }
+    recorded_run = RESULTS[BY_KEY["20"].measure]
+    rows = BY_KEY["20"].rows(recorded_run | {"policies": policies})
+    marks = {row.what: row.mark for row in rows if row.mark}
+    assert marks == {
+        "cost: targets met, % (simulated)": "met",
+        "cost: time per token, ms (simulated)": "met",
+        "rank-aware: targets met, % (simulated)": "**missed**",
+        "rank-aware: time per token, ms (simulated)": "**missed**",
+    }
+    assert rows[0].ours == "86.0 (90.0)" and rows[-1].ours == "0, 4"
