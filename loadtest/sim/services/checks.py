@@ -189,7 +189,8 @@ def check_expired(core: KvCore, now_ns: int) -> None:
         is_alike = block.owner == NO_OWNER or disk.expiry_ns_of(block.owner) == block.expiry_ns
         assert is_alike, "a session has two expiries"
     tier = core.objects.tier
-    begin = {run.before for owner in tier.owners for run in tier.runs_of(owner)}
+    runs = [run for owner in tier.owners for run in tier.runs_of(owner)]
+    begin = {run.before for run in runs if run.before != run.owner}
     for owner in tier.owners if core.objects.is_listed else ():
         is_over = tier.used_at_ns(owner) + (tier.expiry_ns_of(owner) or EXPIRY_NS) < now_ns
         assert not is_over or owner in begin, "an expired session is kept in the object store"
