@@ -96,6 +96,46 @@ def test_a_turn_goes_to_no_pool_that_is_too_small_for_it() -> None:
     assert [worker for worker, *_ in starts(d.submit("t", num_tokens=20 * 64))] == ["w2"]
 
 
+def wait(d: Driver, half_seconds: int, state: str = "ready") -> list[str]:
+    """A full worker reports that it is in this state; returns how turns fail meanwhile."""
+    failed: list[str] = []
+    running = [(f"o{number}", 1) for number in range(HELD_MAX)]
+    for _ in range(half_seconds):
+        effects = d.report("w1", *running, seats=SEATS, room=room(HELD_MAX), state=state)
+        failed += [code for code, _ in failures(effects + d.wake(SECOND // 2))]
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("was_placed", "left_after"), [(False, 8), (False, 29), (False, 50), (True, 8), (True, 130)]
+)
+def test_only_time_without_a_worker_counts_as_waiting_for_one(
+    left_after: int, *, was_placed: bool
+) -> None:
+    """Also of a turn that has waited for room for longer."""
+    d = Driver()
+    if was_placed:
+        d.report("w1")
+        assert starts(d.submit("t"))
+    else:
+        assert wait(d, 2, "loading") == []
+        assert not starts(d.submit("t"))
+    assert wait(d, left_after) == []
+    assert d.core.status(d.now_ns).num_turns_waiting == 1
+    assert wait(d, 29, "loading") == []
+    assert wait(d, 120, "loading") == ["no_worker"], "the wait has an end"
+
+
+def test_a_worker_that_comes_and_goes_keeps_no_new_turn_waiting_for_ever() -> None:
+    d = Driver()
+    wait(d, 1, "loading")
+    d.submit("t")
+    failed: list[str] = []
+    for _ in range(14):
+        failed += wait(d, 1) + wait(d, 8, "loading")
+    assert len(failed) == 1
+
+
 def test_turns_wait_in_order_of_priority_then_target_then_arrival() -> None:
     d = Driver()
     (first, *others) = full(d)
