@@ -669,8 +669,22 @@ def test_helpers_are_left_alone_where_streaming_gives_the_first_token_sooner(
 def test_helpers_that_were_slow_are_tried_again_now_and_then() -> None:
     ways = StartModes(assist_tokens=8)
     ways.assists.add(3, 5 * MS)
-    tried = [ways.can_assist(3, MS) for _ in range(3 * TRY_AGAIN)]
+    tried = [ways.can_assist(3, MS, was_refused=False) for _ in range(3 * TRY_AGAIN)]
     assert sum(tried) == 3 and not any(tried[: TRY_AGAIN - 1])
+
+
+def test_helpers_that_were_slow_are_not_tried_again_because_one_turn_waits_for_long() -> None:
+    engine = Engine(new_core())
+    engine.core.write_behind.connect(1)
+    modes = engine.core.adapters.loading.start_modes
+    modes.assist_tokens = 8
+    engine.core.estimates.load_bytes_per_s = 1e6  # four pages take 4 ms
+    modes.assists.add(3, 5 * MS)
+    engine.submit(turn_on("a", "x"))
+    answer(engine, of_kind(engine.effects, StageImage)[0])
+    assert not any(engine.plan() for _ in range(2 * TRY_AGAIN))
+    tried = [modes.can_assist(3, MS, was_refused=False) for _ in range(TRY_AGAIN - 1)]
+    assert tried == [False] * (TRY_AGAIN - 2) + [True], "it counts as one"
 
 
 def test_it_learns_what_helpers_take() -> None:
