@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from services.worker.core.costs.costs import Line
 from services.worker.core.engine_limits import LoraStart
 
-TRY_AGAIN = 100  # turns, one of which has helpers though they were slow: that may be different now
+TRY_AGAIN = 20  # turns, one of which has helpers though they were slow: that may be different now
 MARGIN = 1.5  # loads may take so much longer than measured, or the pass be so much shorter
 
 
