@@ -18,9 +18,6 @@ RECONNECT_MAX_NS = 300 * MS
 PENDING_BYTES_MAX = 2 * 1024 * 1024  # that wait in a client for its server, as nats-py has it
 NO_RESPONDERS = {"Status": "503"}
 DISTURBED_MAX = 16  # remembered disturbances of a process
-# The server drops subscriptions of who is cut off at once, of who stands still it does not: a probe
-# finds the one silent at once, the other after a while.
-CUT_NS = 3 * SECOND // 2
 DEATH_NS = 10 * SECOND
 
 
@@ -255,7 +252,7 @@ class Network:
         """The process loses its connection, and knows."""
         connection = self._connections[process]
         connection.cut_until_ns = self._timeline.now_ns + duration_ns
-        self.note_disturbed(process, duration_ns + CUT_NS)
+        self.note_disturbed(process, duration_ns + RECONNECT_MAX_NS)
         self._break(process, connection)
         self._timeline.after(
             duration_ns, lambda: self._connect(process, self._connections[process])
@@ -316,7 +313,8 @@ class Network:
                 timeline.after(RECONNECT_MAX_NS, connect)
                 return
             connection.is_open = True
-            self._note(process, timeline.now_ns - DEATH_NS, timeline.now_ns)
+            if process.life > 1 or connection.number:  # it was there before
+                self._note(process, timeline.now_ns - DEATH_NS, timeline.now_ns)
             on_open, connection.on_open = connection.on_open, process.on_reconnected
             process.run(process.life, on_open)
             connection.pending_bytes = 0

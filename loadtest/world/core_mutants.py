@@ -115,8 +115,7 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "a dead worker keeps its turns", SCHEDULER,
-        "        self._fleet.mark_dead(worker)\n        self._turns.worker_silent(worker, now_ns)",
-        "        self._fleet.mark_dead(worker)",
+        "        self._turns.worker_silent(worker, now_ns)\n", "",
     ),
     Mutant(
         "waiting turns are not placed when a worker comes", SCHEDULER,

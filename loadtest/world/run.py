@@ -19,6 +19,9 @@ CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for a
 SAMPLE_NS = 500 * MS
 DISTURBING = {"loss", "garbled", "queue", "delay", "killer"}  # all the time
 MORTAL = {"worker", "host", "lost device", "hung device"}  # of workers, without killers
+# A worker that reports without having what is sent to it loses a turn eight times, in two reports
+# each.
+LOST_REPORTS = 16
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
@@ -147,6 +150,14 @@ class _Watch:
             stall_max_ns += STEP_MIN_NS  # the worker looks well until it ends
         return stall_max_ns
 
+    def _unserved_ns(self, end: str) -> int:
+        """How long there must have been no worker before a turn may end so."""
+        unserved_ns = self._world.options.unserved_ns
+        if end == "worker_lost":
+            lost_ns = LOST_REPORTS * self._world.deployment.report_interval_ms * MS
+            unserved_ns = min(unserved_ns, lost_ns - SAMPLE_NS)
+        return unserved_ns
+
     def check_ends(self) -> None:
         """Every turn ended well, unless there was no worker to serve it for too long."""
         for turn in self._world.ledger.turns.values():
@@ -168,7 +179,7 @@ class _Watch:
                 turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns
             )
             unserved_ns = num_unserved * SAMPLE_NS
-            is_excused = unserved_ns >= self._world.options.unserved_ns
+            is_excused = unserved_ns >= self._unserved_ns(turn.end)
             assert turn.end in UNSERVED_CODES and is_excused, (
                 f"{turn.request_id} ended as {turn.end}"
             )

@@ -47,8 +47,8 @@ class Traffic:
     Attributes:
         load: of a server: turns that would run at once if each took as long as one alone.
         num_turns: that come.
-        shares: by adapter; none: all adapters in turn, more than the pool holds, so that none is
-            there when it is asked for.
+        shares: by adapter; none: all adapters in turn, more than the pool holds, so that few are
+            there when they are asked for.
     """
 
     load: float

@@ -1,5 +1,6 @@
 """Figures 10, 11 and 13: turns whose adapters are not there, with Poisson arrivals."""
 
+import random
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -48,7 +49,7 @@ NAMES = {
     "latency_ms": "whole turn",
 }
 HEAVY, LIGHT = 1.0, 0.5
-NOISE = 1.05  # between two runs of the same
+DRAWS, SEED = 1000, 10  # of the same turns again, for what chance does to a ratio of medians
 # Section 7.2, in words: on demand is far above what is cached, assisted is close to it.
 PAPER_OVER = {"wait": "far above 1", "assist": "near 1"}
 Cell = dict[str, Any]
@@ -142,20 +143,36 @@ def rows_of_auto(results: Results) -> list[Row]:
             if not {"auto", "assist", "wait"} <= found.keys():
                 continue
             for prompt in PROMPTS:
-                ms = {each: median(_of_prompt(found[each], prompt)) for each in found}
-                better = min(ms["assist"], ms["wait"])
-                over = ms["auto"] / better
+                ms = {each: _of_prompt(found[each], prompt) for each in ("auto", "assist", "wait")}
+                over, low, high = over_better(ms)
                 what = f"load {load:g}, rank {rank}, prompt of {prompt}: auto over the better of"
                 lines.append(
                     Row(
-                        f"{what} assist and wait, first token p50",
+                        f"{what} assist and wait, first token p50 (95% of draws)",
                         "1 or less",
-                        f"{over:.2f} ({ms['auto']:.0f} / {better:.0f} ms)",
+                        f"{over:.2f} ({low:.2f} to {high:.2f})",
                         how,
-                        mark=marked(is_met=over <= NOISE),
+                        mark=marked(is_met=low <= 1),
                     )
                 )
     return lines
+
+
+def over_better(ms: dict[str, list[float]]) -> tuple[float, float, float]:
+    """Median of `auto` over the smaller one of `assist` and `wait`; and where 95% of such ratios
+    are if as many turns are drawn from these again (bootstrap).
+    """
+
+    def over(times: dict[str, list[float]]) -> float:
+        medians = {start: median(each) for start, each in times.items()}
+        return ratio(medians["auto"], min(medians["assist"], medians["wait"]))
+
+    rng = random.Random(SEED)
+    drawn = sorted(
+        over({start: rng.choices(each, k=len(each)) for start, each in ms.items()})
+        for _ in range(DRAWS)
+    )
+    return over(ms), drawn[DRAWS // 40], drawn[-1 - DRAWS // 40]
 
 
 def draw_iterations(results: Results) -> Drawing:
@@ -253,16 +270,16 @@ ABOUT = (
     f"{OUTPUTS[1]}; a load of 1 is one turn in the time that a turn takes alone. Here helpers "
     "share the cores with what they help."
 )
-_COLD = f"{ABOUT} No turn finds its adapter there."
+_COLD = f"{ABOUT} More adapters than the pool holds are asked for in turn: few turns find theirs."
 FIGURE_10 = Figure(
     "10",
     "Figure 10: turns on adapters that are not there",
     measure,
     draw_distributions,
     rows_of_distributions,
-    f"{_COLD} The load is {HEAVY:g}; rows compare means, and `auto` with the better of `assist` "
-    f"and `wait` by medians, of which two runs of the same differ by some "
-    f"{100 * (NOISE - 1):.0f}%.",
+    f"{_COLD} The load is {HEAVY:g}; rows compare means. `auto` is compared with the better of "
+    "`assist` and `wait` by medians, and is called slower where 95% of draws from the same turns "
+    "find it so.",
 )
 FIGURE_11 = Figure(
     "11",

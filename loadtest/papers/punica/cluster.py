@@ -4,7 +4,7 @@ from functools import partial
 from itertools import pairwise
 from math import ceil
 from statistics import mean, median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
@@ -32,6 +32,7 @@ POLICIES = ("consolidate", "consolidate, nothing moves", "cost", "most-idle")
 PEAK_SHARE = 0.9  # of what all GPUs can do
 HOUR_S = 3600.0
 SAMPLE_NS = SECOND
+POINTS_MAX = 80  # drawn of what is kept, so that the picture is small
 LINK_BYTES_PER_S = 11.75e9  # of 100 Gbit/s
 BLOCK_BYTES = 2 * 2 * 4096 * 32 * BLOCK_TOKENS  # keys and values of 32 layers in 16 bits
 SHAPE = Shape(
@@ -142,25 +143,31 @@ def draw(results: Results) -> Drawing:
         return drawing
     busy, tokens = drawing.add_subplot(2, 2, 1), drawing.add_subplot(2, 2, 2)
     for policy, found in results["policies"].items():
-        minutes = [at_s / 60 for at_s in found["at_s"]]
-        busy.plot(minutes, found["busy"], lw=0.9, color=COLOURS[policy], label=policy)
-        rates = found["tokens_per_s"]
-        tokens.plot(minutes[: len(rates)], rates, lw=0.9, color=COLOURS[policy], label=policy)
+        minutes = _thinned(found["at_s"]) / 60
+        style = {"lw": 0.9, "color": COLOURS[policy], "label": policy}
+        busy.plot(minutes, _thinned(found["busy"]), **style)
+        rates = _thinned(found["tokens_per_s"])
+        tokens.plot(minutes[: len(rates)], rates, **style)
     first = next(iter(results["policies"].values()))
-    minutes = [at_s / 60 for at_s in first["at_s"]]
-    busy.plot(minutes, first["need"], lw=0.8, ls="--", color="k", label="needed")
+    minutes = _thinned(first["at_s"]) / 60
+    busy.plot(minutes, _thinned(first["need"]), lw=0.8, ls="--", color="k", label="needed")
     label(busy, "busy GPUs", "minutes", "GPUs")
     label(tokens, "text generation", "minutes", "tokens/s")
     busy.legend(fontsize=7)
     shown = [each for each in ("consolidate", "most-idle") if each in results["policies"]]
     for number, policy in enumerate(shown):
         axes = drawing.add_subplot(2, 2, 3 + number)
-        sizes = np.array(results["policies"][policy]["sizes"]).T
+        sizes = _thinned(results["policies"][policy]["sizes"]).T
         last = results["policies"][policy]["at_s"][-1] / 60
         axes.imshow(sizes, aspect="auto", cmap="Blues", extent=(0, last, NUM_GPUS, 0), vmax=SEATS)
         label(axes, f"batches, {policy}", "minutes", "GPU")
         axes.grid(visible=False)
     return drawing
+
+
+def _thinned(values: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Every so many of these, by time, that at most `POINTS_MAX` are left."""
+    return np.array(values[:: ceil(len(values) / POINTS_MAX) or 1])
 
 
 def rows(results: Results) -> list[Row]:

@@ -106,5 +106,8 @@ FIGURE_11 = Figure(
     "as many as run at once have adapters of their own. Ours is core, step loop and executor "
     "without a network. transformers + PEFT goes batch by batch, each as long as its longest "
     "answer, and is stopped after some seconds; tokens beyond those asked for are not counted. "
-    "vLLM is not measured here.",
+    "vLLM is not measured here: the paper's 12 times are over systems that batch the requests of "
+    "one adapter only, on a GPU, and that row needs vLLM and ours on the same one. No command "
+    "makes it: `bench vllm` has no adapters; `bench gpu` measures our time a token with 32 "
+    "adapters, beside that of vLLM on an H200, which is [kept](gpu.md#figures).",
 )

@@ -86,11 +86,13 @@ FIGURE_12 = Figure(
     measure,
     draw,
     rows,
-    f"Simulated, by the profile `{LLAMA_70B.name}`: what eight A100 of 40 GB can do by their data "
-    "sheets, which the paper's programs did not reach. So compare what popularity changes, not "
-    "tokens a second. Adapters of rank 16 on all linear layers, one side of each pair replicated "
-    "on every GPU, as the paper has it; a step reads each different adapter once. 1,000 requests "
-    f"(300 in a quick run) with ShareGPT's lengths, at most {SEATS} at once, first come, first "
-    "served. vLLM without adapters is simulated as batches of one adapter, of those that come one "
-    "behind the other.",
+    f"The rates are simulated, by the profile `{LLAMA_70B.name}`: what eight A100 of 40 GB can do "
+    "by their data sheets, which the paper's programs did not reach. So compare what popularity "
+    "changes, not tokens a second. Real is that a model split so computes the same: the logits of "
+    "two gloo processes, with adapters and without, are those of one "
+    "(`tests/unit/worker/device/parallel/test_ranks.py`). Adapters of rank 16 on all linear "
+    "layers, one side of each pair replicated on every GPU, as the paper has it; a step reads each "
+    "different adapter once. 1,000 requests (300 in a quick run) with ShareGPT's lengths, at most "
+    f"{SEATS} at once, first come, first served. vLLM without adapters is simulated as batches of "
+    "one adapter, of those that come one behind the other.",
 )

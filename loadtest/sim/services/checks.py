@@ -18,7 +18,7 @@ from services.worker.core.kv.pages import NO_PAGE, Block
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.core.turns.turn import Turn, TurnState
 from shared.arena import PageState
-from shared.ids import ModelId, WorkerId
+from shared.ids import ModelId
 from shared.locations import OBJECTS
 from shared.owners import NO_OWNER
 from shared.wire.urgency import is_urgent
@@ -189,13 +189,14 @@ def check_expired(core: KvCore, now_ns: int) -> None:
         is_alike = block.owner == NO_OWNER or disk.expiry_ns_of(block.owner) == block.expiry_ns
         assert is_alike, "a session has two expiries"
     tier = core.objects.tier
-    begin = {run.before for owner in tier.owners for run in tier.runs_of(owner)}
+    runs = [run for owner in tier.owners for run in tier.runs_of(owner)]
+    begin = {run.before for run in runs if run.before != run.owner}
     for owner in tier.owners if core.objects.is_listed else ():
         is_over = tier.used_at_ns(owner) + (tier.expiry_ns_of(owner) or EXPIRY_NS) < now_ns
         assert not is_over or owner in begin, "an expired session is kept in the object store"
 
 
-def check_scheduler(core: SchedulerCore, may_be_dead: Callable[[WorkerId], bool]) -> None:
+def check_scheduler(core: SchedulerCore, may_be_dead: Callable[[Worker], bool]) -> None:
     """Turns are this scheduler's, and with kept places on workers that can have them.
 
     Args:
@@ -204,7 +205,7 @@ def check_scheduler(core: SchedulerCore, may_be_dead: Callable[[WorkerId], bool]
     strange = [each for each in core._turns._table._turns if not core._turns._share.has_turn(each)]
     assert not strange, f"turns of other schedulers: {strange}"
     for worker in core._fleet:
-        is_there = worker.alive or may_be_dead(worker.worker_id)
+        is_there = worker.alive or may_be_dead(worker)
         assert is_there, f"{worker.worker_id} lives, and counts as dead"
         is_empty = not worker.num_turns and worker.isolation.claimed_by is None
         assert worker.alive or is_empty, f"{worker.worker_id} is dead and keeps its turns"

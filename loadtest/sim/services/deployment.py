@@ -11,6 +11,7 @@ from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 
 TWIN_SHARE = 0.4
+USUAL_MS, SOON_MS = 500, 150  # between reports; where turns are to move before they end
 EXPIRIES_S = (0, 0, 1, 2, 8)  # 0: as every tier has it, which is long
 ROUNDED_SHARE = 0.5
 
@@ -68,6 +69,11 @@ class SimDeployment:
     def has_twin(self) -> bool:
         """Whether a turn is asked for at two places at once."""
         return self.twins is not None and self.twins.random() < TWIN_SHARE
+
+    @property
+    def report_interval_ms(self) -> int:
+        """Between the reports of a worker."""
+        return SOON_MS if self.is_scattered else USUAL_MS
 
     @property
     def hears_hints(self) -> bool:

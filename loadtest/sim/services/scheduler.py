@@ -12,9 +12,10 @@ from loadtest.sim.services.deployment import SimDeployment
 from loadtest.sim.services.faults import LOSING
 from loadtest.sim.services.ledger import Ledger
 from loadtest.sim.services.service import Service
-from loadtest.sim.timeline import SECOND
+from loadtest.sim.timeline import MS, SECOND
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import Limits
+from services.scheduler.core.fleet.records import Worker
 from services.scheduler.core.turns.turn_table import first_attempt
 from services.scheduler.job_service import EVENTS_DROPPED
 from services.scheduler.service import DROPPED
@@ -50,9 +51,12 @@ TTL_S = 5.0  # of advisories
 BEAT_MS, TTL_MS = 650, 2000  # of leases
 QUARANTINE_WAITS_NS = (5 * SECOND, SECOND // 4)
 DISTURBED_WITHIN_NS = 10 * SECOND
-# A worker reports twice a second. After 2.5 s of silence it is asked whether it is there, and has
-# two seconds for the answer.
-SILENT_NS = 34 * SECOND // 10
+# A worker is asked whether it is there when two of its reports are missed. One that has no
+# connection is known at once not to be. Another has two seconds for the answer, and less if its
+# silence is to be longer than it may be.
+REPORTS_MISSED = 2
+ANSWER_NS, SILENT_NS = 2 * SECOND, 5 * SECOND // 2
+DRIFT_NS = 10 * MS  # of clocks, meanwhile
 
 
 class Leadership:
@@ -185,15 +189,20 @@ class Scheduler(Candidate):
         if (jobs := self.part("jobs")) is not None:
             check_batches(jobs)
 
-    def _may_be_dead(self, worker_id: WorkerId) -> bool:
+    def _may_be_dead(self, worker: Worker) -> bool:
         """Whether a worker may have been silent for long, or seemed so here."""
         deployment, wires = self.deployment, self.deployment.wires
         if deployment.fault_kinds & LOSING:
             return True
-        worker = wires.listener(WORKER_START.name(worker_id))
-        if worker is None or wires.disturbed_ns(self, DISTURBED_WITHIN_NS) >= SECOND:
+        process = wires.listener(WORKER_START.name(worker.worker_id))
+        if process is None or wires.disturbed_ns(self, DISTURBED_WITHIN_NS) >= SECOND:
             return True
-        return wires.disturbed_ns(worker, DISTURBED_WITHIN_NS) >= SILENT_NS
+        interval_ns = worker.report.interval_ns
+        silent_ns = REPORTS_MISSED * interval_ns
+        if wires.has_connection(process):
+            silent_ns = min(silent_ns + ANSWER_NS, SILENT_NS)
+        silent_ns -= interval_ns + DRIFT_NS  # it may have been about to report
+        return wires.disturbed_ns(process, DISTURBED_WITHIN_NS) >= silent_ns
 
 
 class Tracker(Candidate):

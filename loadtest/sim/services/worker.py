@@ -39,7 +39,6 @@ STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
 ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
 LORA_STARTS: tuple[LoraStart, ...] = ("auto", "stream", "assist")
 TARGET_STEPS = (5, 30, 100)
-USUAL_MS, SOON_MS = 500, 150  # between reports; where turns are to move before they end
 ON_ORDER_SHARE = 0.5  # of workers: they load the one-shot model when the scheduler orders it
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
@@ -275,7 +274,7 @@ class Worker(Service):
             lora_start=lora_start,
             oneshot_bytes=2 * MODEL_BYTES if is_on_order else 0,
             eviction=deployment.eviction,
-            report_interval_ms=SOON_MS if deployment.is_scattered else USUAL_MS,
+            report_interval_ms=deployment.report_interval_ms,
         )
 
 

@@ -113,9 +113,12 @@ class Objects:
         effects: list[Effect] = []
         if not self.is_listed:
             return effects
-        if runs := self.tier.surplus(now_ns, DROPPED_MAX):
-            for run in runs:
+        runs: list[Run] = []
+        while more := self.tier.surplus(now_ns, DROPPED_MAX - len(runs)):
+            for run in more:  # an expired session may have been kept only for one of these
                 self._saving.on_dropped(run)
+            runs += more
+        if runs:
             self._counts.num_runs_dropped += len(runs)
             effects.append(DropRuns(runs))
         self._saving.send(now_ns, effects)

@@ -39,7 +39,11 @@ class WorkerChange:
 
 
 class Fleet:
-    """Every known worker, by id, model and host."""
+    """Every known worker, by id, model and host.
+
+    Attributes:
+        left_at_ns: by model, when a worker last ceased to accept turns for it.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -50,6 +54,7 @@ class Fleet:
         self._on_host: dict[tuple[ModelId, HostId], dict[WorkerId, Worker]] = {}
         self._typical: dict[ModelId, Speeds] = {}  # the last that were reported
         self._kinds: dict[ModelId, Kinds] = {}
+        self.left_at_ns: dict[ModelId, int] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -98,7 +103,7 @@ class Fleet:
         if restarted or report.adapters != worker.report.adapters or is_new:
             worker.adapters = unpack_hashes(report.adapters)
         if report.host_id != worker.report.host_id:
-            self._set_models(worker, NO_MODELS)  # it is indexed by its old host
+            self._set_models(worker, NO_MODELS, now_ns)  # it is indexed by its old host
         worker.report = report
         self._learn_speeds(worker, report)
         worker.reported_at_ns = now_ns
@@ -113,13 +118,13 @@ class Fleet:
         before = worker.models
         after = named if report.state == "ready" else NO_MODELS
         if after != before:
-            self._set_models(worker, after)
+            self._set_models(worker, after, now_ns)
         return WorkerChange(worker, is_new, restarted, after - before, before - after)
 
-    def mark_dead(self, worker: Worker) -> None:
+    def mark_dead(self, worker: Worker, now_ns: int) -> None:
         """Place nothing there until its next report."""
         worker.alive = False
-        self._set_models(worker, NO_MODELS)
+        self._set_models(worker, NO_MODELS, now_ns)
 
     def restart_silence(self, now_ns: int) -> None:
         """This process received nothing for a while: count every worker's silence from now on, and
@@ -146,10 +151,11 @@ class Fleet:
         patience_ns = MISSED_REPORTS_BEFORE_DEAD * worker.report.interval_ns
         return worker.reported_at_ns + max(self._limits.dead_after_ns, patience_ns)
 
-    def _set_models(self, worker: Worker, models: frozenset[ModelId]) -> None:
+    def _set_models(self, worker: Worker, models: frozenset[ModelId], now_ns: int) -> None:
         host_id = worker.report.host_id
         for model_id in worker.models - models:
             del self._serving[model_id][worker.worker_id]
+            self.left_at_ns[model_id] = now_ns
             beside = self._on_host[model_id, host_id]
             del beside[worker.worker_id]
             if not beside:

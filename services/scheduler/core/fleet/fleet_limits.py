@@ -15,7 +15,8 @@ class Limits:
         dead_after_ns: silence after which a worker counts as dead; never less than three of its
             report intervals.
         forget_after_ns: silence after which a dead worker is forgotten.
-        placement_wait_ns: how long a turn waits for a worker that serves its model.
+        placement_wait_ns: how long a turn waits for a worker that serves its model, while there is
+            none.
         queue_wait_ns: how long a turn waits at most for a worker that has room for it.
         quarantine_wait_ns: how long a quarantined turn waits for a worker without turns before one
             is emptied for it.

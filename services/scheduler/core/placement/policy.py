@@ -78,11 +78,11 @@ class Demand:
         return self.can_fit(worker) and worker.fits(self.model_id, num_blocks)
 
     def can_fit(self, worker: Worker) -> bool:
-        """Whether its prompt and its adapter have room there if nothing else is."""
+        """Whether its prompt, a token and its adapter have room there if nothing else is."""
         room = worker.rooms.get(self.model_id)
         if room is None or not room.num_blocks:
             return True
-        return self._num_blocks(worker, self.num_prompt_tokens) <= room.num_blocks
+        return self._num_blocks(worker, self.num_prompt_tokens + 1) <= room.num_blocks
 
     def _has_adapter(self, worker: Worker) -> bool:
         return self.adapter is not None and worker.holds(self.adapter.adapter_hash)

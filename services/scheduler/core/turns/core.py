@@ -183,7 +183,7 @@ class SchedulerCore:
         self._watch(worker, now_ns)
 
     def _mark_dead(self, worker: Worker, now_ns: int) -> None:
-        self._fleet.mark_dead(worker)
+        self._fleet.mark_dead(worker, now_ns)
         self._turns.worker_silent(worker, now_ns)
         self._reservations.move_off(worker, now_ns)
         self._watch(worker, now_ns)

@@ -16,6 +16,7 @@ class RoomQueue:
     """
 
     def __init__(self, context: TurnContext, table: TurnTable) -> None:
+        self._fleet = context.fleet
         self._limits = context.limits
         self._table = table
         self._rates = QueueRates()
@@ -31,6 +32,16 @@ class RoomQueue:
         if target_ms is None or not target_ms < most_ns / 1e6:
             return most_ns
         return int(max(target_ms, 0.0) * 1e6)
+
+    def unserved_until_ns(self, turn: Turn, submit: TurnSubmit) -> int:
+        """How long a turn waits whose model no worker serves now: as if it had begun when the last
+        one left, but in all no longer than for room, unless it was placed before.
+        """
+        wait_ns, from_ns = self._limits.placement_wait_ns, turn.waits_from_ns
+        until_ns = max(from_ns, self._fleet.left_at_ns.get(submit.model_id, from_ns)) + wait_ns
+        if turn.num_placements:
+            return until_ns
+        return min(until_ns, from_ns + max(wait_ns, self.wait_ns_max(submit)))
 
     def is_behind(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> bool:
         """Whether another one comes first. One that its frontend sent to a worker does not wait."""

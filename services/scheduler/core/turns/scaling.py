@@ -52,7 +52,7 @@ class Scaling:
                 AutoscaleAdvice(
                     model_id=model_id,
                     num_workers=len(workers),
-                    add=advice.add if workers or num_waiting else 0,
+                    add=advice.add,
                     remove=advice.remove,
                     bad_rate=advice.bad_rate,
                     idle_share=advice.idle_share,

@@ -362,8 +362,7 @@ class Turns:
         submit = turn.submit
         assert submit is not None
         if not self._fleet.serving(submit.model_id):
-            until_ns = turn.waits_from_ns + self._limits.placement_wait_ns
-            if now_ns < until_ns:
+            if now_ns < (until_ns := self._queue.unserved_until_ns(turn, submit)):
                 self._wait_until(turn, until_ns)
             else:
                 self._table.fail(turn, "no_worker", "no worker serves this model at the moment")

@@ -89,6 +89,7 @@ class AdapterUse:
         ref: the adapter; None: the turn runs on the base model.
         num_image_blocks: of the adapter's image.
         can_be_assisted: helpers can compute all that the adapter adds.
+        was_refused: helpers were too slow for it.
         image: the adapter's, here or loading; shared with other turns.
         start: how the turn came to its adapter, as far as is known.
     """
@@ -98,3 +99,4 @@ class AdapterUse:
     can_be_assisted: bool = False
     image: Image | None = None
     start: Start = "waited"
+    was_refused: bool = False

@@ -78,7 +78,10 @@ class ImageLoading:
             return True
         if source is None or not (use.can_be_assisted and stager.holds(source.ticket)):
             return False
-        can_assist = modes.can_assist(first.num_tokens, until_ns)
+        if first.num_tokens > modes.assist_tokens:
+            return False
+        can_assist = modes.can_assist(first.num_tokens, until_ns, was_refused=use.was_refused)
+        use.was_refused |= not can_assist
         image.is_assisted |= can_assist
         return can_assist
 

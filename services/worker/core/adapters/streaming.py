@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from services.worker.core.costs.costs import Line
 from services.worker.core.engine_limits import LoraStart
 
-TRY_AGAIN = 100  # what helpers took once may be different now
+TRY_AGAIN = 20  # turns, one of which has helpers though they were slow: that may be different now
 MARGIN = 1.5  # loads may take so much longer than measured, or the pass be so much shorter
 
 
@@ -35,6 +35,7 @@ class StartModes:
     Attributes:
         assist_tokens: new tokens that helpers can take in a pass; 0: there are none now.
         assists: what helpers took for passes of so many tokens.
+        _num_refused: turns that helpers were too slow for, since one of those had them.
     """
 
     lora_start: LoraStart = "auto"
@@ -47,19 +48,20 @@ class StartModes:
         """When the later layers keep up."""
         return self.lora_start in {"auto", "stream"}
 
-    def can_assist(self, num_tokens: int, wait_ns: float) -> bool:
-        """At once, with so many tokens.
+    def can_assist(self, num_tokens: int, wait_ns: float, *, was_refused: bool) -> bool:
+        """At once, with so many tokens, at most `assist_tokens`.
 
         Args:
             wait_ns: until the pass could begin without helpers: they are not worth it, by default,
                 if they take longer.
+            was_refused: for the same turn, which is counted once however often it asks.
         """
-        if num_tokens > self.assist_tokens:
-            return False
         if self.lora_start != "auto":
             return self.lora_start == "assist"
         if self.assists.at(num_tokens) < wait_ns:
             return True
+        if was_refused:
+            return False
         self._num_refused = (self._num_refused + 1) % TRY_AGAIN
         return self._num_refused == 0
 

@@ -217,7 +217,7 @@ class EngineCore:
     def _refuse_long(self, turn: Turn, tokens_max: int) -> list[Effect]:
         """There is no room for its prompt and a token, whatever else is here."""
         use = turn.adapter
-        if use.ref is not None and tokens_max <= 1:
+        if use.ref is not None and tokens_max <= 0:
             num_blocks = self.pool.num_pages // self.pool.num_layers
             message = (
                 f"adapter {use.ref.name}: it takes {use.num_image_blocks} blocks; the KV pool of "

@@ -136,3 +136,46 @@ def test_what_loading_an_adapter_has_taken_decides_whether_it_is_worth_it(
     d.report("w1", *[(f"o{number}", 1) for number in range(4)], speeds=speeds, adapters="a")
     d.report("w2", speeds=speeds)
     assert where(d, "t", adapter=adapter_of("a")) == worker
+
+
+def test_a_load_that_is_over_before_the_turn_comes_costs_nothing() -> None:
+    """`w1` has the adapter and is busier."""
+    for arrives_s, worker in ((1, "w1"), (60, "w2")):
+        d = Driver(policy="cost")
+        speeds = ModelSpeeds(
+            model_id=M, token_ms=0.1, step_ms=10.0, row_ms=0.5, adapter_load_ms=5_000.0
+        )
+        d.report("w1", *[(f"o{number}", 1) for number in range(4)], speeds=speeds, adapters="a")
+        d.report("w2", speeds=speeds)
+        placed, _ = d.expect("s", adapter=adapter_of("a"), arrives_s=arrives_s, expires_s=90)
+        assert placed.worker_id == worker
+
+
+@pytest.mark.parametrize(
+    ("image_bytes", "bytes_per_s", "num_others", "worker"),
+    [(500_000_000, 1e11, 4, "w1"), (500_000_000, 1e8, 4, "w2"), (-(10**12), 1e8, 0, "w2")],
+)
+def test_an_adapter_of_which_no_load_was_measured_is_judged_by_its_size(
+    image_bytes: int, bytes_per_s: float, num_others: int, worker: str
+) -> None:
+    """`w2` has the adapter and these turns. A size below 0 is no reason to load it."""
+    d = Driver(policy="cost")
+    speeds = ModelSpeeds(
+        model_id=M, token_ms=0.1, step_ms=10.0, row_ms=0.5, load_bytes_per_s=bytes_per_s
+    )
+    others = [(f"o{number}", 1) for number in range(num_others)]
+    d.report("w1", speeds=speeds)
+    d.report("w2", *others, speeds=speeds, adapters="a")
+    adapter = replace(adapter_of("a"), image_bytes=image_bytes)
+    assert where(d, "t", adapter=adapter) == worker
+
+
+@pytest.mark.parametrize("load_ms", [1e9, -1e9, float("nan")])
+def test_a_load_time_that_cannot_be_is_ignored(load_ms: float) -> None:
+    d = Driver(policy="cost")
+    for reported_ms in (20.0, load_ms):
+        speeds = ModelSpeeds(
+            model_id=M, token_ms=0.1, step_ms=10.0, row_ms=0.5, adapter_load_ms=reported_ms
+        )
+        d.report("w1", speeds=speeds)
+    assert d.workers()[0].speeds[M].adapter_load_ms == 20.0

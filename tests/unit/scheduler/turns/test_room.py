@@ -6,6 +6,7 @@ import pytest
 
 from services.scheduler.core import FailTurn, Limits
 from services.scheduler.core.fleet.lengths import ReplyLengths
+from services.scheduler.core.fleet.speeds import DEFAULT_SPEEDS
 from shared.ids import ModelId, TurnId, WorkerId
 from shared.wire.messages import ModelRoom, PlacedTurn, TurnsPlaced
 from shared.wire.shards import Share
@@ -89,11 +90,89 @@ def test_what_fits_in_no_pool_is_sent_to_be_refused_and_holds_nobody_up() -> Non
         assert not starts(d.submit("t2", num_tokens=20 * 64)), "there is a pool that it fits in"
 
 
+@pytest.mark.parametrize(("num_tokens", "waits"), [(639, True), (640, False)])
+def test_what_fills_a_pool_without_its_first_token_is_sent_to_be_refused(
+    num_tokens: int, waits: bool
+) -> None:
+    d = Driver()
+    d.report("w1", ("x", 1), room=room(1, free=2, of=10))
+    assert bool(starts(d.submit("t", num_tokens=num_tokens))) is not waits
+
+
+@pytest.mark.parametrize(("num_tokens", "is_sent"), [(64, True), (256, False), (512, True)])
+def test_an_adapter_that_is_there_takes_no_more_blocks_but_is_beside_the_prompt(
+    num_tokens: int, is_sent: bool
+) -> None:
+    """One of 5 blocks: a prompt of 8 never has room beside it, and is sent to be refused."""
+    d = Driver()
+    d.report("w1", ("x", 1), adapters="a", room=room(1, free=4, of=10))
+    adapter = adapter_of("a", image_bytes=5 * DEFAULT_SPEEDS.block_bytes)
+    started = starts(d.submit("t", adapter=adapter, num_tokens=num_tokens, max_tokens=1))
+    assert bool(started) is is_sent
+
+
+def test_an_adapter_of_less_than_no_bytes_makes_no_room() -> None:
+    d = Driver()
+    d.report("w1", ("x", 1), room=room(1, free=2, of=10))
+    adapter = adapter_of("a", image_bytes=-(1 << 40))
+    assert not starts(d.submit("t", num_tokens=320, adapter=adapter))
+
+
+def test_the_one_pool_that_is_large_enough_is_found_among_very_many() -> None:
+    d = Driver(policy="cost")
+    for number in range(40):
+        d.report(f"w{number}", room=room(0, free=10, of=10))
+    d.report("large", ("x", 1), room=room(1, free=100, of=100))
+    for number in range(3):
+        asked = d.submit(f"t{number}", num_tokens=20 * 64, max_tokens=1)
+        assert [worker for worker, *_ in starts(asked)] == ["large"]
+
+
 def test_a_turn_goes_to_no_pool_that_is_too_small_for_it() -> None:
     d = Driver()
     d.report("w1", room=room(0, free=10, of=10))
     d.report("w2", ("y", 1), room=room(1, free=100, of=100))
     assert [worker for worker, *_ in starts(d.submit("t", num_tokens=20 * 64))] == ["w2"]
+
+
+def wait(d: Driver, half_seconds: int, state: str = "ready") -> list[str]:
+    """A full worker reports that it is in this state; returns how turns fail meanwhile."""
+    failed: list[str] = []
+    running = [(f"o{number}", 1) for number in range(HELD_MAX)]
+    for _ in range(half_seconds):
+        effects = d.report("w1", *running, seats=SEATS, room=room(HELD_MAX), state=state)
+        failed += [code for code, _ in failures(effects + d.wake(SECOND // 2))]
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("was_placed", "left_after"), [(False, 8), (False, 29), (False, 50), (True, 8), (True, 130)]
+)
+def test_only_time_without_a_worker_counts_as_waiting_for_one(
+    left_after: int, *, was_placed: bool
+) -> None:
+    """Also of a turn that has waited for room for longer."""
+    d = Driver()
+    if was_placed:
+        d.report("w1")
+        assert starts(d.submit("t"))
+    else:
+        assert wait(d, 2, "loading") == []
+        assert not starts(d.submit("t"))
+    assert wait(d, left_after) == []
+    assert d.core.status(d.now_ns).num_turns_waiting == 1
+    assert wait(d, 29, "loading") == []
+    assert wait(d, 120, "loading") == ["no_worker"], "the wait has an end"
+
+
+def test_a_worker_that_comes_and_goes_keeps_no_new_turn_waiting_for_ever() -> None:
+    d = Driver()
+    wait(d, 1, "loading")
+    d.submit("t")
+    failed: list[str] = []
+    for _ in range(14):
+        failed += wait(d, 1) + wait(d, 8, "loading")
+    assert len(failed) == 1
 
 
 def test_turns_wait_in_order_of_priority_then_target_then_arrival() -> None:

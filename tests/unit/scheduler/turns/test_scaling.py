@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core import PublishAdvice
 from services.scheduler.core.turns.scaling import INTERVAL_NS
-from shared.ids import ModelId
+from shared.ids import ModelId, TurnId
 from shared.wire.messages import AutoscaleAdvice, ModelRoom
 from shared.wire.shards import Share
 from tests.unit.scheduler.turns.driver import Driver, only
@@ -48,8 +48,8 @@ def test_seats_and_blocks_that_are_taken_keep_workers(load: tuple[int, int]) -> 
     advice = advice_after(Driver(policy="cost"), load, load, load, load)
     assert advice.idle_share == pytest.approx(0.5, abs=0.02)
     assert (advice.add, advice.remove) == (0, 1)  # three have 67% of their places taken
-    full = (7, 1000) if load[0] > 1 else (1, 100)
-    advice = advice_after(Driver(policy="cost"), full, full, full, full)
+    full = (6, 1000) if load[0] > 1 else (1, 250)
+    advice = advice_after(Driver(policy="cost"), *[full] * 8)
     assert (advice.add, advice.remove) == (0, 0)
 
 
@@ -76,6 +76,7 @@ def test_workers_are_missing_while_targets_are_missed() -> None:
     for target_ms, add in ((9.0, True), (50.0, False)):  # a step takes 10 ms
         advice = advice_after(Driver(policy="cost"), (4, 800), slo_tpot_ms=target_ms)
         assert bool(advice.add) is add
+        assert advice.bad_rate == (1.0 if add else 0.0)
 
 
 def test_a_model_whose_workers_have_left_is_no_longer_advised_about() -> None:
@@ -94,6 +95,21 @@ def test_the_first_worker_is_asked_for_by_turns_that_wait_for_one() -> None:
         d.submit(f"t{number}")
         told += [each.advice for each in only(PublishAdvice, d.wake(INTERVAL_NS))]
     assert told[-1].num_workers == 0 and told[-1].add >= 1
+
+
+def test_turns_that_wait_at_one_of_several_schedulers_stand_for_those_of_all() -> None:
+    """One turn runs; of two schedulers, one waits at this one: probably another at the other."""
+    share = Share(0, 2)
+    mine = [turn for turn in (f"t{number}" for number in range(99)) if share.has_turn(TurnId(turn))]
+    d = Driver(policy="cost", share=share)
+    told: list[AutoscaleAdvice] = []
+    for number in range(50):
+        d.report("w0", (mine[0], 1), seats=SEATS, room=room(1, free=0))
+        if not number:
+            d.submit(mine[1])
+        told += [each.advice for each in only(PublishAdvice, d.wake(INTERVAL_NS // 2))]
+    assert d.core.status(d.now_ns).num_turns_waiting == 1
+    assert told[-1].bad_rate == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_one_of_several_schedulers_advises() -> None:

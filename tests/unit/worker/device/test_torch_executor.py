@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,19 @@ def test_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
         assert entries[0].logprob is None
         got = torch.tensor([entry.logprob for entry in entries[1:]])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_helpers_are_offered_all_that_an_order_takes_while_any_can_work(tmp_path: Path) -> None:
+    """Not only what they take without one of them taking more than its share."""
+    save_model(tmp_path, "llama")
+    crew: Any = SimpleNamespace(num_ready=1, tokens_max=512, num_tokens=40)
+    with executor_of(tmp_path, num_pages=4) as executor:
+        assert executor.assist_tokens == 0, "it has none"
+        executor._crew = crew
+        assert executor.assist_tokens == 512
+        crew.num_ready = 0
+        assert executor.assist_tokens == 0, "none can work now"
+        executor._crew = None
 
 
 def test_a_returning_turn_computes_only_what_is_new(tmp_path: Path) -> None:

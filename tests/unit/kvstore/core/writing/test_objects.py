@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.kvstore.core.base.backoff import RETRY_MAX_NS, RETRY_NS
 from services.kvstore.core.base.effects import DropRuns, DropSession, Effect, SaveOutcome, SaveRun
@@ -282,6 +284,37 @@ def test_a_session_keeps_what_begins_it_in_use() -> None:
     made.objects.on_used(S, 60 * SECOND)
     made.tick(101 * SECOND)
     assert not made.dropped
+
+
+OWNERS = st.sampled_from([S, T, U])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            OWNERS, st.one_of(st.just(NO_OWNER), OWNERS), st.sampled_from([1, 4, 16]),
+            st.integers(0, 8),
+        ),
+        max_size=20,
+    )
+)  # fmt: skip
+def test_a_tick_leaves_only_expired_sessions_that_begin_others(
+    saved: list[tuple[OwnerKey, OwnerKey, int, int]],
+) -> None:
+    """What goes may be all that what begins it was kept for: because it expires, too, sooner than
+    it was to, or for room.
+    """
+    made = tier(objects_bytes_max=4 * MIB)
+    there = made.objects.tier
+    for depth, (owner, before, expiry_s, pause_s) in enumerate(saved):
+        there.add(Run(owner, depth, 2, 64, before, bytes(6), H1, expiry_s), MIB, made.now_ns)
+        there.set_expiry(owner, expiry_s * SECOND, made.now_ns)
+        made.tick(pause_s * SECOND)
+        runs = [run for each in there.owners for run in there.runs_of(each)]
+        begin = {run.before for run in runs if run.before != run.owner}
+        for each in there.owners:
+            is_over = there.used_at_ns(each) + there.expiry_ns_of(each) < made.now_ns
+            assert not is_over or each in begin
 
 
 def test_after_a_restart_what_begins_a_session_is_as_young_as_that_is() -> None:

@@ -220,15 +220,17 @@ def test_a_prompt_that_has_no_room_beside_its_adapter_is_refused() -> None:
     engine = Engine(new_core(4))
     effects = engine.submit(turn_on("a", "x", list(range(1, 9))))
     (delta,) = deltas(effects)
-    assert delta.code == "context_length_exceeded" and "beside its adapter" in delta.message
+    assert delta.code == "context_length_exceeded"
+    assert "has 8 tokens; this worker takes 7 beside its adapter" in delta.message
     assert not deltas(engine.submit(turn_on("b", "", list(range(1, 9)))))
 
 
-def test_an_adapter_that_fits_no_pool_is_refused_by_name() -> None:
-    engine = Engine(new_core(2))
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_an_adapter_that_fits_no_pool_is_refused_by_name(num_blocks: int) -> None:
+    engine = Engine(new_core(num_blocks))
     (delta,) = deltas(engine.submit(turn_on("a", "x", [1])))
-    assert delta.code == "adapter_too_large"
-    assert "adapter x" in delta.message and "2 blocks" in delta.message
+    assert delta.code == "adapter_too_large" and "adapter x" in delta.message
+    assert f"takes 2 blocks; the KV pool of this worker has {num_blocks}" in delta.message
 
 
 def test_an_adapter_that_cannot_be_made_costs_its_own_turns_only() -> None:
@@ -667,8 +669,22 @@ def test_helpers_are_left_alone_where_streaming_gives_the_first_token_sooner(
 def test_helpers_that_were_slow_are_tried_again_now_and_then() -> None:
     ways = StartModes(assist_tokens=8)
     ways.assists.add(3, 5 * MS)
-    tried = [ways.can_assist(3, MS) for _ in range(3 * TRY_AGAIN)]
+    tried = [ways.can_assist(3, MS, was_refused=False) for _ in range(3 * TRY_AGAIN)]
     assert sum(tried) == 3 and not any(tried[: TRY_AGAIN - 1])
+
+
+def test_helpers_that_were_slow_are_not_tried_again_because_one_turn_waits_for_long() -> None:
+    engine = Engine(new_core())
+    engine.core.write_behind.connect(1)
+    modes = engine.core.adapters.loading.start_modes
+    modes.assist_tokens = 8
+    engine.core.estimates.load_bytes_per_s = 1e6  # four pages take 4 ms
+    modes.assists.add(3, 5 * MS)
+    engine.submit(turn_on("a", "x"))
+    answer(engine, of_kind(engine.effects, StageImage)[0])
+    assert not any(engine.plan() for _ in range(2 * TRY_AGAIN))
+    tried = [modes.can_assist(3, MS, was_refused=False) for _ in range(TRY_AGAIN - 1)]
+    assert tried == [False] * (TRY_AGAIN - 2) + [True], "it counts as one"
 
 
 def test_it_learns_what_helpers_take() -> None:
@@ -911,6 +927,8 @@ def test_what_loads_took_lately_is_reported() -> None:
     assert engine.core.speeds("m").adapter_load_ms == 0.0, "not known"
     stats.on_loaded("files", 80 * MS)
     assert engine.core.speeds("m").adapter_load_ms == 80.0
+    stats.on_loaded("kvstore", 8 * MS)
+    assert engine.core.speeds("m").adapter_load_ms == 71.0, "one does not decide"
     for _ in range(100):
         stats.on_loaded("kvstore", 8 * MS)
     assert engine.core.speeds("m").adapter_load_ms == pytest.approx(8.0, abs=0.1)
