@@ -126,8 +126,21 @@ def test_auto_is_held_against_the_better_of_its_two() -> None:
 
 def test_what_chance_may_have_done_is_not_called_slower() -> None:
     spread = [100.0, 150.0, 200.0, 250.0, 300.0]
-    over, low, high = over_better({"assist": spread, "wait": [1000.0], "auto": [220.0] * 5})
+    ms = {"assist": spread, "wait": [1000.0] * 5, "auto": [220.0] * 5}
+    over, low, high = over_better(ms)
     assert over == 1.1 and low < 1 < over < high
+    rows = [
+        {
+            "start": start,
+            "rank": 64,
+            "load": 1.0,
+            "prompts": [32] * 5 + [128],
+            "ttft_ms": [*each, 1],
+        }
+        for start, each in ms.items()
+    ]
+    short, _ = rows_of_auto(RESULTS[BY_KEY["10"].measure] | {"rows": rows})
+    assert short.mark == "within chance"
 
 
 def test_cold_starts_are_what_turns_take_longer_than_with_all_adapters_there() -> None:
