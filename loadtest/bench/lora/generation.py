@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +17,7 @@ from loadtest.bench.lora.agreement import LENGTHS, NUM_TOKENS, refuse_if_wrong
 from loadtest.bench.lora.made import MadeAdapter, make_adapters
 from loadtest.bench.lora.ours import Ours
 from loadtest.bench.lora.peft_side import PeftSide
+from loadtest.bench.lora.vllm_side import VllmPlan, VllmRun, vllm_tokens_per_s
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.in_process_engine import some_prompt
 from services.worker.device.cpu.torch_executor import PREFILL_TOKENS
@@ -140,6 +141,28 @@ class Generation:
         requests = self._requests("identical")
         batches = runs_of(requests.on, self._plan.batch)
         return self._batches(requests, batches, on_base=True)
+
+    def vllm(self) -> dict[str, float]:
+        """vLLM's tokens a second by popularity, and on the base model alone as `base`; none where
+        it is not there. It computes all requests once before, which is not counted.
+        """
+        plan, model = self._plan, self._ours.model
+        runs = {name: self._vllm_run(name) for name in POPULARITIES}
+        base = replace(runs["identical"], folders=[""] * plan.num_requests)
+        return vllm_tokens_per_s(
+            VllmPlan(
+                source=model.source,
+                dtype=str(model.dtype).removeprefix("torch."),
+                batch=plan.batch,
+                rank=max(self._adapters[0].ref.ranks.values()),
+                runs={"base": base, **runs},
+            )
+        )
+
+    def _vllm_run(self, popularity: str) -> VllmRun:
+        requests = self._requests(popularity)
+        folders = [str(self._adapters[number].folder) for number in requests.on]
+        return VllmRun(folders, requests.prompts, requests.counts)
 
     def _requests(self, popularity: str) -> Requests:
         return make_requests(self._plan, popularity, self._ours.model.vocab_size)

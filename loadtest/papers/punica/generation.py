@@ -52,7 +52,12 @@ def _tokens_per_s(work: Work, generation: Generation) -> Results:
         on_adapters[side][name] = tokens_per_s
     bases = [lambda: generation.ours("identical", on_base=True), generation.transformers]
     of_base = work.map(lambda base: round(base(), 1), bases)
-    return {"adapters": on_adapters, "base": dict(zip(BASES, of_base, strict=True))}
+    (on_vllm,) = work.map(lambda _: generation.vllm(), [None])
+    return {
+        "adapters": on_adapters,
+        "base": dict(zip(BASES, of_base, strict=True)),
+        "vllm": {name: round(tokens_per_s, 1) for name, tokens_per_s in on_vllm.items()},
+    }
 
 
 def draw(results: Results) -> Drawing:
@@ -68,6 +73,8 @@ def draw(results: Results) -> Drawing:
         style = ("--", ":")[number]
         title = f"{name}, no adapters"
         axes.axhline(results["base"][side], color="k", lw=0.8, ls=style, label=title)
+    if on_vllm := results.get("vllm"):
+        axes.axhline(on_vllm["base"], color="k", lw=0.8, ls="-.", label="vLLM, no adapters")
     middle = share * (len(SIDES) - 1) / 2
     axes.set_xticks([place + middle for place in range(len(POPULARITIES))], list(POPULARITIES))
     axes.set_ylim(top=1.4 * axes.get_ylim()[1])  # room for the legend
@@ -85,7 +92,14 @@ def rows(results: Results) -> list[Row]:
             lines.append(Row(f"{popularity}, {name}, tokens/s", paper, f"{value:.1f}", how))
     for side, name in BASES.items():
         lines.append(Row(f"{name}, no adapters, tokens/s", "", f"{results['base'][side]:.1f}", how))
-    lines.append(Row("vLLM, no adapters, tokens/s", PAPER_VLLM, "", "not measured"))
+    on_vllm = results.get("vllm") or {}
+    for name in ("base", *POPULARITIES):
+        what = "vLLM, no adapters, tokens/s" if name == "base" else f"{name}, vLLM, tokens/s"
+        paper = PAPER_VLLM if name == "base" else ""
+        if on_vllm:
+            lines.append(Row(what, paper, f"{on_vllm[name]:.1f}", how))
+        elif name == "base":
+            lines.append(Row(what, paper, "", "not measured"))
     ours, theirs = results["adapters"]["ours"], results["adapters"]["one_adapter"]
     for popularity in ("distinct", "identical"):
         over = ratio(ours[popularity], theirs[popularity])
@@ -106,8 +120,8 @@ FIGURE_11 = Figure(
     "as many as run at once have adapters of their own. Ours is core, step loop and executor "
     "without a network. transformers + PEFT goes batch by batch, each as long as its longest "
     "answer, and is stopped after some seconds; tokens beyond those asked for are not counted. "
-    "vLLM is not measured here: the paper's 12 times are over systems that batch the requests of "
-    "one adapter only, on a GPU, and that row needs vLLM and ours on the same one. No command "
-    "makes it: `bench vllm` has no adapters; `bench gpu` measures our time a token with 32 "
-    "adapters, beside that of vLLM on an H200, which is [kept](gpu.md#figures).",
+    "vLLM runs the same requests where `SYMPHONY_VLLM_PYTHON` names a Python that has it "
+    "(`.venv-vllm/bin/python`, which `up --engine vllm` makes), here on a CPU as ours does; the "
+    "paper's, of which it gives the number without adapters, ran on a GPU. Each of its runs is "
+    "made twice, and the second one counts.",
 )
