@@ -36,7 +36,7 @@ SETTINGS = {
     "SYMPHONY_SCHEDULER_POLICY": MOVING,
     "SYMPHONY_PEER_BYTES_PER_S": "4e6",
     "SYMPHONY_KV_BYTES": str(16 << 20),
-    "SYMPHONY_ARENA_BYTES": str(16 << 20),
+    "SYMPHONY_ARENA_BYTES": str(64 << 20),  # what comes lets nothing go, so that it can be counted
 }
 NUM_HOSTS = 2
 LONG = "Grind, quern, salt and nothing else, said the skipper, and so the quern ground on. " * 20

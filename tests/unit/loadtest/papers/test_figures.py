@@ -81,15 +81,15 @@ def test_sets_have_names_and_keys_of_their_own(name: str) -> None:
 def _spelled(key: str) -> str:
     """As in a title.
 
-    >>> _spelled("table2"), _spelled("section4.4"), _spelled("3"), _spelled("loads")
-    ('table 2', 'section 4.4', 'figure 3', 'other loads')
+    >>> _spelled("table2"), _spelled("section4.4"), _spelled("3-left"), _spelled("loads")
+    ('table 2', 'section 4.4', 'figure 3, left', 'other loads')
     """
     if key == "loads":  # what no paper has
         return "other loads"
     for kind in ("table", "section"):
         if key.startswith(kind):
             return key.replace(kind, f"{kind} ")
-    return f"figure {key}"
+    return f"figure {key.replace('-', ', ')}"
 
 
 def test_an_unknown_set_is_refused() -> None:
