@@ -123,5 +123,5 @@ FIGURE_11 = Figure(
     "vLLM runs the same requests where `SYMPHONY_VLLM_PYTHON` names a Python that has it "
     "(`.venv-vllm/bin/python`, which `up --engine vllm` makes), here on a CPU as ours does; the "
     "paper's, of which it gives the number without adapters, ran on a GPU. Each of its runs is "
-    "made twice, and the second one counts.",
+    "made twice, and the second one counts; its engine can take adapters in all of them.",
 )
