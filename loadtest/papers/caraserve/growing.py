@@ -22,10 +22,10 @@ from loadtest.papers.caraserve.arrivals import (
 from loadtest.papers.caraserve.link import LINK_MB_S, SIMULATED_LINK
 from loadtest.papers.caraserve.starts import (
     ABOUT,
-    COLOURS,
     NAMES,
     Cell,
     cells,
+    draw_over_cached,
     over_cached,
     values,
 )
@@ -70,7 +70,7 @@ def _steps(results: Results) -> list[tuple[int, float, dict[str, Cell]]]:
         return []
     (rank,) = values(results, "rank")
     loads = values(results, "load")
-    return [(num, load, cells(results, load, "rank", rank)) for num, load in STEPS if load in loads]
+    return [(num, load, cells(results, load, rank)) for num, load in STEPS if load in loads]
 
 
 def _shares(found: dict[str, Cell]) -> list[float]:
@@ -114,12 +114,9 @@ def draw_growing(results: Results) -> Drawing:
     steps = _steps(results)
     for index, metric in enumerate(METRICS):
         axes = drawing.add_subplot(1, len(METRICS), index + 1)
-        for start in (each for _, _, found in steps[:1] for each in found if each != CACHED):
-            over = [over_cached(found, start, metric) for _, _, found in steps]
-            places = [num for num, _, _ in steps]
-            axes.plot(places, over, marker=".", label=start, color=COLOURS[start])
-        axes.axhline(1.0, color="k", lw=0.8, ls="--")
-        axes.set_ylim(bottom=0)
+        draw_over_cached(
+            axes, [found for _, _, found in steps], [num for num, _, _ in steps], metric
+        )
         label(axes, NAMES[metric], "adapters", "over cached" if not index else "")
     drawing.axes[0].legend(fontsize=7)
     return drawing

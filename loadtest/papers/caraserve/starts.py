@@ -77,10 +77,10 @@ def measure(work: Work, effort: Effort) -> Results:
     return results | {"lone_s": lone_s, "rows": rows}
 
 
-def cells(results: Results, load: float, name: str, value: float) -> dict[str, Cell]:
-    """By start, those at a load of which `name` is `value`."""
+def cells(results: Results, load: float, rank: int) -> dict[str, Cell]:
+    """By start."""
     return {
-        row["start"]: row for row in results["rows"] if row["load"] == load and row[name] == value
+        row["start"]: row for row in results["rows"] if row["load"] == load and row["rank"] == rank
     }
 
 
@@ -103,7 +103,7 @@ def _of_prompt(row: Cell, prompt: int) -> list[float]:
 def _shown(results: Results) -> tuple[int, dict[str, Cell]]:
     """The largest rank, and its rows under the heavy load."""
     rank = max(values(results, "rank"))
-    return rank, cells(results, HEAVY, "rank", rank)
+    return rank, cells(results, HEAVY, rank)
 
 
 def draw_distributions(results: Results) -> Drawing:
@@ -140,7 +140,7 @@ def rows_of_auto(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
     for load in values(results, "load"):
         for rank in values(results, "rank"):
-            found = cells(results, load, "rank", rank)
+            found = cells(results, load, rank)
             if not {"auto", "assist", "wait"} <= found.keys():
                 continue
             for prompt in PROMPTS:
@@ -215,37 +215,25 @@ def draw_ranks_and_loads(results: Results) -> Drawing:
     """First tokens over cached: left by rank under the heavy load, right by load."""
     drawing = new_drawing()
     axes = drawing.add_subplot(1, 2, 1)
-    draw_over_cached(axes, results, "rank", [(HEAVY, rank) for rank in values(results, "rank")])
+    ranks = values(results, "rank")
+    draw_over_cached(axes, [cells(results, HEAVY, rank) for rank in ranks], ranks)
     doubling_x(axes)
     label(axes, f"load {HEAVY:g}", "rank", "first token over cached")
     axes.legend(fontsize=7)
     axes = drawing.add_subplot(1, 2, 2)
-    rank, loads = max(values(results, "rank")), values(results, "load")
-    draw_over_cached(axes, results, "rank", [(load, rank) for load in loads], loads)
+    rank, loads = max(ranks), values(results, "load")
+    draw_over_cached(axes, [cells(results, load, rank) for load in loads], loads)
     label(axes, f"rank {rank}", "load", "")
     return drawing
 
 
 def draw_over_cached(
-    axes: Axes,
-    results: Results,
-    name: str,
-    points: list[tuple[float, int]],
-    places: list[float] | None = None,
-    metric: str = "ttft_ms",
+    axes: Axes, found: list[dict[str, Cell]], places: list[Any], metric: str = "ttft_ms"
 ) -> None:
-    """A line for each start, over loads and what `name` is there.
-
-    Args:
-        places: on the x axis; none: the values of `name`.
-    """
-    found = [cells(results, load, name, value) for load, value in points]
-    for start in (each for each in found[0] if each != CACHED):
-        over = [over_cached(each, start, metric) for each in found]
-        axes.plot(
-            places or [value for _, value in points], over, marker=".", label=start,
-            color=COLOURS[start],
-        )  # fmt: skip
+    """A line for each start, over places on the x axis and the rows, by start, of each."""
+    for start in (each for rows in found[:1] for each in rows if each != CACHED):
+        over = [over_cached(rows, start, metric) for rows in found]
+        axes.plot(places, over, marker=".", label=start, color=COLOURS[start])
     axes.axhline(1.0, color="k", lw=0.8, ls="--")
     axes.set_ylim(bottom=0)
 
@@ -254,7 +242,7 @@ def rows_of_ranks_and_loads(results: Results) -> list[Row]:
     how, lines = real(results, SIMULATED_LINK), []
     for load in values(results, "load"):
         for rank in values(results, "rank"):
-            found = cells(results, load, "rank", rank)
+            found = cells(results, load, rank)
             for start in (each for each in found if each != CACHED):
                 over = [f"{over_cached(found, start, metric):.2f}" for metric in METRICS]
                 what = f"load {load:g}, rank {rank}, {start}: first token, time per token and turn"
