@@ -64,6 +64,16 @@ async def until_all_know(bus: Bus, *workers: FakeWorker) -> None:
     await eventually_answers(lambda: statuses(bus), is_known)
 
 
+async def until_all_count(bus: Bus, num_turns: int) -> None:
+    """Until each scheduler knows of that many turns on the workers, its own and its peer's."""
+
+    def counts(parts: list[SchedulerStatus]) -> bool:
+        nums = [sum(worker.num_turns for worker in part.workers) for part in parts]
+        return nums == [num_turns] * 2
+
+    await eventually_answers(lambda: statuses(bus), counts)
+
+
 def test_each_serves_its_sessions_and_goes_on_when_the_other_is_gone(nats_server: Server) -> None:
     async def scenario() -> None:
         async with (
@@ -77,7 +87,9 @@ def test_each_serves_its_sessions_and_goes_on_when_the_other_is_gone(nats_server
             assert set(shares) == {0, 1}, "sessions of both"
             async with running(main, shard_config(nats_server, 1)):
                 await until_all_know(bus, first, second)
-                await send(bus, turns)
+                await send(bus, shares[0])
+                await until_all_count(bus, len(shares[0]))
+                await send(bus, shares[1])
                 await eventually(lambda: len(first.held) + len(second.held) == len(turns))
                 assert abs(len(first.held) - len(second.held)) <= 2, "by one view of load"
 
