@@ -28,7 +28,7 @@ from kernels.paged_attention.products import (
     per_word,
     zeros,
 )
-from kernels.paged_attention.raw import raw
+from kernels.paged_attention.raw import raw, raw_rows
 from kernels.paged_attention.softmax import (
     LOWEST,
     capped,
@@ -73,8 +73,9 @@ def paged_attention_chunk(
             tiles.append((batch.slots[seq], starts[seq] + first, last - first, position + first))
     if not tiles:
         return
+    elements, *steps = raw_rows(query)
     arrays = (
-        raw(query),
+        elements,
         raw(pool),
         batch.arrays.page_tables[layer],
         np.array(tiles, np.int64),
@@ -82,7 +83,7 @@ def paged_attention_chunk(
         np.empty(0, np.uint32 if amx else np.float32),
         raw(out),
     )
-    numbers = (*powers(shape), shape.reach)
+    numbers = (*steps, *powers(shape), shape.reach)
     kind = tuple((array.dtype, array.flags.c_contiguous) for array in arrays)
     call_compiled(_attend_chunks, kind, *arrays, *numbers)
 
@@ -112,27 +113,30 @@ def _cut(num_new: int, group: int, num_others: int) -> list[tuple[int, int]]:
 
 
 @njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend_chunks(query, pool, tables, tiles, left, right, out, scale, cap, reach):  # type: ignore[no-untyped-def]
+def _attend_chunks(  # type: ignore[no-untyped-def]
+    query, pool, tables, tiles, left, right, out, row_step, head_step, scale, cap, reach
+):
     num_kv_heads = pool.shape[2]
     for task in prange(tiles.shape[0] * num_kv_heads):
         tile, kv_head = task // num_kv_heads, task % num_kv_heads
         slot, start, num_queries, position = tiles[tile]
         _attend_tile(
             query, pool, tables[slot], left, right, out, start, num_queries, position, kv_head,
-            scale, cap, reach,
+            row_step, head_step, scale, cap, reach,
         )  # fmt: skip
 
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
 def _attend_tile(  # type: ignore[no-untyped-def]
-    query, pool, pages, left, right, out, start, num_queries, position, kv_head, scale, cap, reach
+    query, pool, pages, left, right, out, start, num_queries, position, kv_head, row_step,
+    head_step, scale, cap, reach,
 ):  # fmt: skip
     """`num_queries` queries from row `start` on, the first of them at `position`.
 
     Row r is query r // group, head kv_head * group + r % group.
     """
     block_tokens, head_dim = pool.shape[3], pool.shape[4]
-    group = query.shape[1] // pool.shape[2]
+    group = out.shape[1] // pool.shape[2]
     num_rows = num_queries * group
     rows = padded(num_rows, ROWS)
     tokens, depth = padded(block_tokens, COLUMNS), padded(head_dim, COLUMNS)
@@ -145,9 +149,9 @@ def _attend_tile(  # type: ignore[no-untyped-def]
     top = np.full(num_rows, LOWEST)
     total = np.zeros(num_rows, np.float32)
     for r in range(num_rows):
-        head = kv_head * group + r % group
+        place = (start + r // group) * row_step + (kv_head * group + r % group) * head_step
         for d in range(head_dim):
-            queries[r, d] = narrow(widen(query[start + r // group, head, d]), queries[r, d])
+            queries[r, d] = narrow(widen(query[place + d]), queries[r, d])
     before = begin_products(right)
     context = position + num_queries  # as far as the last query sees
     first_block = first_seen(position, reach) // block_tokens

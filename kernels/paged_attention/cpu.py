@@ -13,7 +13,7 @@ from numba import njit, prange
 from kernels.bits import LOOSE, narrow, widen
 from kernels.compile_lock import call_compiled
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
-from kernels.paged_attention.raw import raw
+from kernels.paged_attention.raw import raw, raw_rows
 from kernels.paged_attention.softmax import (
     LOWEST,
     capped,
@@ -44,8 +44,8 @@ def paged_attention_cpu(
     on_host = batch.arrays
     call_compiled(
         _attend,
-        (query.dtype, query.is_contiguous(), out.is_contiguous()),
-        raw(query),
+        (query.dtype, out.is_contiguous()),
+        *raw_rows(query),
         raw(pool),
         on_host.page_tables[layer],
         on_host.slots[first:last],
@@ -63,26 +63,33 @@ def supports(query: torch.Tensor) -> bool:
 
 
 @njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend(query, pool, tables, slots, starts, contexts, scale, cap, reach, out):  # type: ignore[no-untyped-def]
+def _attend(  # type: ignore[no-untyped-def]
+    query, row_step, head_step, pool, tables, slots, starts, contexts, scale, cap, reach, out
+):
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(
-                query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
-                contexts[seq], task % num_kv_heads, scale, cap, reach, out,
+                query, row_step, head_step, pool, tables[slots[seq]], starts[seq],
+                starts[seq + 1] - starts[seq], contexts[seq], task % num_kv_heads, scale, cap,
+                reach, out,
             )  # fmt: skip
 
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, cap, reach, out):  # type: ignore[no-untyped-def]
+def _attend_head(  # type: ignore[no-untyped-def]
+    query, row_step, head_step, pool, pages, start, num_new, context, kv_head, scale, cap, reach,
+    out,
+):  # fmt: skip
     block_tokens, head_dim = pool.shape[3], pool.shape[4]
-    group = query.shape[1] // pool.shape[2]
+    group = out.shape[1] // pool.shape[2]
     num_rows = num_new * group  # row r is query r // group, head kv_head * group + r % group
     q = np.empty((num_rows, head_dim), np.float32)
     for r in range(num_rows):
+        place = (start + r // group) * row_step + (kv_head * group + r % group) * head_step
         for d in range(head_dim):
-            q[r, d] = widen(query[start + r // group, kv_head * group + r % group, d]) * scale
+            q[r, d] = widen(query[place + d]) * scale
     acc = np.zeros((num_rows, head_dim), np.float32)
     top = np.full(num_rows, LOWEST)
     total = np.zeros(num_rows, np.float32)

@@ -1,7 +1,5 @@
 """Which implementation serves which sequences of a batch."""
 
-from itertools import product
-
 import torch
 
 from kernels.paged_attention.gather import paged_attention_gather
@@ -146,13 +144,8 @@ def warm_up(pool: torch.Tensor, num_heads: int | None = None) -> None:
     if cpu is not None and cpu.supports(query):
         out = torch.empty_like(query)
         nowhere = torch.tensor([-1, -1], dtype=torch.int32)
-        view = torch.zeros((2, pool.shape[2], 2, head_dim), dtype=pool.dtype)[:, :, 0]
-        for key, value in product((view.contiguous(), view), repeat=2):
-            store_kv(key, value, pool, nowhere, nowhere)
-        chunk.paged_attention_chunk(query, pool, 0, batch, shape, out, range(2))
-        # In a step, queries are a view of something larger: for numba that is another kind.
-        query = torch.zeros((2, num_heads, 2, head_dim), dtype=pool.dtype)[:, :, 0]
-        cpu.paged_attention_cpu(query, pool, 0, batch, shape, out, range(2))
+        rows = torch.zeros((2, pool.shape[2], head_dim), dtype=pool.dtype)
+        store_kv(rows, rows, pool, nowhere, nowhere)
         chunk.paged_attention_chunk(query, pool, 0, batch, shape, out, range(2))
     if pool.device.type == "cuda":
         starts, contexts, slots = (

@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from kernels.compile_lock import call_compiled
-from kernels.paged_attention.raw import raw
+from kernels.paged_attention.raw import raw, raw_rows
 
 
 def store_kv_cpu(
@@ -23,18 +23,25 @@ def store_kv_cpu(
         key, value: bf16 or float32 ``[num_tokens, num_kv_heads, head_dim]``, last dimension
             contiguous.
     """
-    arrays = raw(key), raw(value), raw(pool), slot_pages.numpy(), slot_offsets.numpy()
-    call_compiled(_store, (key.dtype, key.is_contiguous(), value.is_contiguous()), *arrays)
+    call_compiled(
+        _store, key.dtype, *raw_rows(key), *raw_rows(value), raw(pool), slot_pages.numpy(),
+        slot_offsets.numpy(),
+    )  # fmt: skip
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
-def _store(key, value, pool, pages, offsets):  # type: ignore[no-untyped-def]
-    for token in range(key.shape[0]):
+def _store(  # type: ignore[no-untyped-def]
+    key, key_row, key_head, value, value_row, value_head, pool, pages, offsets
+):
+    num_heads, head_dim = pool.shape[2], pool.shape[4]
+    for token in range(pages.shape[0]):
         page = np.int64(pages[token])
         if page < 0:
             continue
         offset = np.int64(offsets[token])
-        for head in range(key.shape[1]):
-            for d in range(key.shape[2]):
-                pool[page, 0, head, offset, d] = key[token, head, d]
-                pool[page, 1, head, offset, d] = value[token, head, d]
+        for head in range(num_heads):
+            of_key = token * key_row + head * key_head
+            of_value = token * value_row + head * value_head
+            for d in range(head_dim):
+                pool[page, 0, head, offset, d] = key[of_key + d]
+                pool[page, 1, head, offset, d] = value[of_value + d]

@@ -94,11 +94,13 @@ def rotate_store(
     out = torch.empty((num_tokens, num_heads, width), dtype=query.dtype)
     cos, sin, rows = rotary or Rotary(query, query, slots.offsets)
     none = Norm(query, 0.0, 0.0)
+    if rotary is not None:  # compiled for one kind of table: see `RotaryTable`
+        cos, sin = cos.float(), sin.float()
     num_kv_heads, block = pool.shape[2:4]
     is_large = out.numel() + key.numel() >= SHARED_FROM
     call_compiled(
         _rotate_store_shared if is_large else _rotate_store,
-        (query.dtype, cos.dtype), _KINDS[query.dtype], _KINDS[cos.dtype],
+        query.dtype, _KINDS[query.dtype], _KINDS[torch.float32],
         query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), pool.data_ptr(),
         slots.pages.data_ptr(), slots.offsets.data_ptr(),
         0 if rotary is None else cos.shape[-1], cos.data_ptr(), sin.data_ptr(), rows.data_ptr(),
@@ -136,9 +138,8 @@ def warm_up(dtype: torch.dtype) -> None:
         heads = Heads(rows[0, :, None], rows[0, :, None], rows[0, :, None])
         nowhere = torch.full((num_rows,), -1, dtype=torch.int32)
         pool = torch.zeros((1, 2, 1, 1, 64), dtype=dtype)
-        for wide in (dtype, torch.float32):
-            turns = Rotary(rows[0].to(wide), rows[0].to(wide), nowhere.long() + 1)
-            rotate_store(heads, pool, Slots(nowhere, nowhere), turns, norm, norm)
+        turns = Rotary(rows[0].float(), rows[0].float(), nowhere.long() + 1)
+        rotate_store(heads, pool, Slots(nowhere, nowhere), turns, norm, norm)
 
 
 def _numbers(norm: Norm) -> tuple[int, float, float]:

@@ -138,29 +138,25 @@ def _add(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         return
     cuts = _cuts(num_in, rows_limit, num_shares, site, starts, lines, ranks)
-    if cuts[num_shares, 2] <= UNEVEN_MAX * (shrink_cost + expand_cost) / num_shares:
+    is_even = cuts[num_shares, 2] <= UNEVEN_MAX * (shrink_cost + expand_cost) / num_shares
+    if not is_even:  # each share cuts segments, and none is expanded before all are shrunk
+        for share in range(num_shares + 1):
+            cuts[share, 0] = shrink_cost * share // num_shares
+            cuts[share, 1] = expand_cost * share // num_shares
+    for phase in range(1 if is_even else 2):
         for share in prange(num_shares):
-            _shrink(
-                kind, x, x_stride, num_in, pool, page_size, layer, rows_limit, site, starts, lines,
-                pages, ranks, num_tiles, tiles, shrunk, cuts[share, 0], cuts[share + 1, 0],
-            )  # fmt: skip
-            _expand(
-                kind, kind_out, y, y_stride, pool, page_size, layer, rows_limit, site, starts,
-                lines, pages, ranks, num_tiles, tiles, shrunk, cuts[share, 1], cuts[share + 1, 1],
-            )  # fmt: skip
-        return
-    for share in prange(num_shares):
-        _shrink(
-            kind, x, x_stride, num_in, pool, page_size, layer, rows_limit, site, starts, lines,
-            pages, ranks, num_tiles, tiles, shrunk,
-            shrink_cost * share // num_shares, shrink_cost * (share + 1) // num_shares,
-        )  # fmt: skip
-    for share in prange(num_shares):
-        _expand(
-            kind, kind_out, y, y_stride, pool, page_size, layer, rows_limit, site, starts, lines,
-            pages, ranks, num_tiles, tiles, shrunk,
-            expand_cost * share // num_shares, expand_cost * (share + 1) // num_shares,
-        )  # fmt: skip
+            if is_even or phase == 0:
+                _shrink(
+                    kind, x, x_stride, num_in, pool, page_size, layer, rows_limit, site, starts,
+                    lines, pages, ranks, num_tiles, tiles, shrunk, cuts[share, 0],
+                    cuts[share + 1, 0],
+                )  # fmt: skip
+            if is_even or phase == 1:
+                _expand(
+                    kind, kind_out, y, y_stride, pool, page_size, layer, rows_limit, site, starts,
+                    lines, pages, ranks, num_tiles, tiles, shrunk, cuts[share, 1],
+                    cuts[share + 1, 1],
+                )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)

@@ -13,7 +13,7 @@ Embed = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class RotaryTable:
-    """Cosines and sines of every position.
+    """Cosines and sines of every position; on a CPU float32, which its kernel is compiled for.
 
     Args:
         short: of positions ``[1, P]``, cosines and sines ``[1, P, R]``.
@@ -46,7 +46,8 @@ class RotaryTable:
 
 def fits(num_positions: int, cos: torch.Tensor) -> bool:
     """Whether tables of so many positions, of cosines like these, are small enough."""
-    return 4 * num_positions * cos.shape[-1] * cos.element_size() <= TABLE_BYTES_MAX
+    element = 4 if cos.device.type == "cpu" else cos.element_size()
+    return 4 * num_positions * cos.shape[-1] * element <= TABLE_BYTES_MAX
 
 
 def _table(
@@ -58,4 +59,4 @@ def _table(
         cos, sin = embed(torch.arange(start, end, device=device)[None])
         pieces.append((cos[0], sin[0]))
     cos, sin = (torch.cat(parts).contiguous() for parts in zip(*pieces, strict=True))
-    return cos, sin
+    return (cos.float(), sin.float()) if device.type == "cpu" else (cos, sin)
