@@ -1,4 +1,5 @@
-"""``python -m cli.docs.drawings``: draws the sequence diagrams in docs/images from `lives`.
+"""``python -m cli.docs.drawings``: draws the sequence diagrams in docs/images from `lives`, and
+README's bars.
 
 A test compares the files with what this draws.
 """
@@ -7,6 +8,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from cli.base.children import ROOT
+from cli.docs.bars import draw_bars
 from cli.docs.lives import ADVISORY, DELETION, DEPLOYMENT, JOB, TURN, Drawing, Message, Note
 
 FOLDER = ROOT / "docs" / "images"
@@ -115,8 +117,9 @@ def _note(parts: list[str], drawing: Drawing, step: Note, y: float) -> float:
 
 
 def files() -> dict[Path, str]:
-    """The SVG of every diagram, by its path."""
-    return {FOLDER / name: draw(drawing) for name, drawing in DRAWINGS.items()}
+    """The SVG of every picture, by its path."""
+    diagrams = {FOLDER / name: draw(drawing) for name, drawing in DRAWINGS.items()}
+    return {**diagrams, FOLDER / "first-token.svg": draw_bars()}
 
 
 if __name__ == "__main__":
