@@ -20,10 +20,19 @@ settings.load_profile("symphony")
 # What gets a Ctrl-C here is to heed it, also where a script runs the tests in its background.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # All files of these folders use one deployment: one process runs them, else each would start it.
 SHARING = ("tests/e2e/api/", "tests/frameworks/")
+# Files here take long, above all in a new clone, where kernels are compiled: at the end of a run
+# the other processes would wait for them.
+LONG = "tests/unit/worker/device/"
 
 gc.disable()  # until all is collected: modules and tests are no garbage, and hundreds of thousands
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish() -> None:
