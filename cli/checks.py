@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from cli.base.children import ROOT, python_path
 from cli.base.reporting import out
 
-# A file's tests share a deployment, so they stay together. Files start by name: the long ones, of
-# whole deployments, come first and the short ones last. Those wait more than they work, so there is
-# a process more than there are cores; each may hold a deployment in memory.
+# A file's tests share a deployment, so they stay together. Files start by name, but for those that
+# tests/conftest.py puts first: the long ones, of whole deployments, come before the short ones.
+# Those wait more than they work, so there is a process more than there are cores; each may hold a
+# deployment in memory.
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)
 PARALLEL = ("--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Threads of several processes that wait for one another by spinning keep one another from working.

@@ -27,7 +27,7 @@ MODEL = "demo"
 MODEL_OPTIONS = {"--model", "--emulate", "--no-worker"}  # options that say what workers serve
 START_TIMEOUT_S = 300.0  # in a new environment a worker compiles kernels first
 STOP_TIMEOUT_S = 30.0
-POLL_S = 0.05
+POLL_S, POLL_MAX_S = 0.05, 0.25
 UP_LOG = "up.log"
 
 
@@ -62,16 +62,18 @@ def symphony(
 def wait_until(
     condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S
 ) -> None:
-    """Poll until `condition` holds.
+    """Poll until `condition` holds: the longer it takes, the more rarely, since to ask every
+    process of a deployment takes it, too, from what is waited for.
 
     Raises:
         PeerUnavailable: it did not in time; says `what`.
     """
-    deadline = time.monotonic() + timeout_s
+    began_at = time.monotonic()
     while not condition():
-        if time.monotonic() >= deadline:
+        waited_s = time.monotonic() - began_at
+        if waited_s >= timeout_s:
             raise PeerUnavailable(f"not within {timeout_s:g} s: {what}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, waited_s / 10), POLL_MAX_S))
 
 
 def processes_of(data_dir: Path) -> dict[int, str]:

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,13 +21,42 @@ settings.load_profile("symphony")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# All files of these folders use one deployment: one process runs them, else each would start it.
+SHARING = ("tests/e2e/api/", "tests/frameworks/")
+# Files here take long, above all in a new clone, where kernels are compiled: at the end of a run
+# the other processes would wait for them.
+LONG = "tests/unit/worker/device/"
+
 gc.disable()  # until all is collected: modules and tests are no garbage, and hundreds of thousands
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish() -> None:
     """Nor need they be looked through again and again while tests run."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)  # where xdist is
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distributes files, and the folders in `SHARING` whole."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    scheduling = LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+
+    def unit_of(nodeid: str) -> str:
+        file: str = file_of(nodeid)
+        return next((folder for folder in SHARING if file.startswith(folder)), file)
+
+    scheduling._split_scope = unit_of
+    return scheduling
 
 
 def pytest_unconfigure() -> None:

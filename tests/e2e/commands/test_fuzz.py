@@ -1,5 +1,6 @@
 """`bench fuzz` in small: the cluster stands, and the commands that say so work. What takes how long
-is for the long runs. Each starts a cluster of its own, so all but one are for `pytest -m slow`.
+is for the long runs. Each starts a cluster of its own, so all are for `pytest -m slow`; odd bodies
+are sent to a real model with every test (`tests/e2e/api/test_odd_bodies.py`).
 """
 
 import json
@@ -12,6 +13,7 @@ from loadtest.deployment import symphony
 PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "counts"),
     [
@@ -20,17 +22,9 @@ PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
              "--kinds", "tiny-divisors,bias-spellings,template,deep-nesting,all-limits,wrong-utf8"],
             {"poison": 12, "replies_undisturbed": 16, "replies_failed_poisoned": 0},
         ),
-        pytest.param(["--http", "60"], {"requests": 60}, marks=pytest.mark.slow),
-        pytest.param(
-            ["--disk", "1"],
-            {"trials": 1, "starts": 2, "turns_with_wrong_tokens": 0},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["--tenants", "--attempts", "18"],
-            {"attempts": 18, "successes": 0},
-            marks=pytest.mark.slow,
-        ),
+        (["--http", "60"], {"requests": 60}),
+        (["--disk", "1"], {"trials": 1, "starts": 2, "turns_with_wrong_tokens": 0}),
+        (["--tenants", "--attempts", "18"], {"attempts": 18, "successes": 0}),
     ],
     ids=["poison", "http", "disk", "tenants"],
 )  # fmt: skip

@@ -32,42 +32,27 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> No
         assert word in lines[0]
 
 
-def test_deployment_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -> None:
+def test_deployment_serves_survives_dead_processes_and_leaves_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", "--emulate", "zero") as cluster:
-        report = cluster.status()
-        assert report["url"] == cluster.url
-        assert [child["name"] for child in report["services"]] == CHILDREN
-        assert {child["state"] for child in report["services"]} == {"ready", "running"}
-        assert [worker["state"] for worker in report["workers"]] == ["ready"]
-        assert report["sessions"] == 0
-        assert set(report["tiers"]) == {"gpu", "arena", "disk", "objects"}
-
-        reply = httpx.post(
-            f"{cluster.url}/v1/chat/completions",
-            json={"model": "zero", "messages": [{"role": "user", "content": "hello"}]},
-            timeout=30,
-        )
-        assert reply.status_code == 200
-        assert reply.json()["choices"][0]["message"]["content"]
-
-        chat = subprocess.run(
-            command("chat", "--data-dir", str(cluster.data_dir)),
-            env=environment(),
-            input="hello\n/exit\n",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert chat.returncode == 0, chat.stderr
-        assert "prompt tokens" in chat.stdout
-
+        _assert_it_serves(cluster)
         second = symphony("up", "--data-dir", str(cluster.data_dir), "--port", "0")
         assert_one_line(second, "already runs", cluster.url)
 
         for name in ("tracker", "redis"):
             cluster.wait_restarted(name, cluster.kill(name))
         cluster.wait_healthy()
+
+        cluster.process.kill()
+        cluster.process.wait()
+        cluster.wait_gone()
+        assert_one_line(symphony("status", "--data-dir", str(cluster.data_dir)), "nothing runs")
+        left = Path(
+            f"/dev/shm/symphony-{_host_id(cluster)}-2"
+        )  # of a host that it has not any more
+        left.mkdir(mode=0o700)
+        cluster.start()
+        assert not left.exists()
+        assert cluster.status()["state"] == "ready"
         arena = [
             path for path in Path("/dev/shm").iterdir() if path.name.endswith(_host_id(cluster))
         ]
@@ -75,20 +60,6 @@ def test_deployment_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Pa
     assert cluster.process.returncode == 0
     assert not arena[0].exists()
     assert_one_line(symphony("status", "--data-dir", str(cluster.data_dir)), "nothing runs")
-
-
-def test_launcher_killed_leaves_nothing_and_starts_again(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path / "data", "--emulate", "zero")
-    cluster.start()
-    cluster.process.kill()
-    cluster.process.wait()
-    cluster.wait_gone()
-    assert_one_line(symphony("status", "--data-dir", str(cluster.data_dir)), "nothing runs")
-    left = Path(f"/dev/shm/symphony-{_host_id(cluster)}-2")  # of a host that it has not any more
-    left.mkdir(mode=0o700)
-    with cluster:
-        assert not left.exists()
-        assert cluster.status()["state"] == "ready"
 
 
 def test_detached_deployment_of_two_hosts_is_ready_on_return_and_stops_on_down(
@@ -295,6 +266,37 @@ def test_script_without_a_python(tmp_path: Path) -> None:
         check=False,
     )
     assert_one_line(done, "Python 3.11")
+
+
+def _assert_it_serves(cluster: Cluster) -> None:
+    """It reports all of its processes, and answers over HTTP and in the terminal."""
+    report = cluster.status()
+    assert report["url"] == cluster.url
+    assert [child["name"] for child in report["services"]] == CHILDREN
+    assert {child["state"] for child in report["services"]} == {"ready", "running"}
+    assert [worker["state"] for worker in report["workers"]] == ["ready"]
+    assert report["sessions"] == 0
+    assert set(report["tiers"]) == {"gpu", "arena", "disk", "objects"}
+
+    reply = httpx.post(
+        f"{cluster.url}/v1/chat/completions",
+        json={"model": "zero", "messages": [{"role": "user", "content": "hello"}]},
+        timeout=30,
+    )
+    assert reply.status_code == 200
+    assert reply.json()["choices"][0]["message"]["content"]
+
+    chat = subprocess.run(
+        command("chat", "--data-dir", str(cluster.data_dir)),
+        env=environment(),
+        input="hello\n/exit\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert chat.returncode == 0, chat.stderr
+    assert "prompt tokens" in chat.stdout
 
 
 def _assert_a_chat_is_written_down(data_dir: Path, url: str) -> None:

@@ -30,12 +30,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def load(cluster: Cluster, out: Path, *arguments: str, duration_s: int = 6) -> dict[str, Any]:
+def load(
+    cluster: Cluster, out: Path, *arguments: str, users: int = 3, duration_s: int = 6
+) -> dict[str, Any]:
     """What it says as JSON; it has to end well."""
     done = symphony(
         "loadtest", "--json", "--url", cluster.url, "--data-dir", str(cluster.data_dir),
-        "--users", "8", "--spawn-rate", "20", "--faster", "60", "--duration", str(duration_s),
-        "--out", str(out), *arguments,
+        "--users", str(users), "--spawn-rate", "20", "--faster", "60",
+        "--duration", str(duration_s), "--out", str(out), *arguments,
     )  # fmt: skip
     log = out / "locust.log"
     assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
@@ -48,7 +50,7 @@ def load(cluster: Cluster, out: Path, *arguments: str, duration_s: int = 6) -> d
 def test_people_chat_and_the_report_sets_hinted_beside_unhinted(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    found = load(cluster, tmp_path, "--watch", duration_s=15)
+    found = load(cluster, tmp_path, "--watch", users=8, duration_s=15)
     for kind in ("first", "hinted", "unhinted"):
         assert found["kinds"][kind]["turns"] > 0
         assert found["kinds"][kind]["ttft_ms"]["p50"] > 0

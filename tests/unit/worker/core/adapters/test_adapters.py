@@ -768,7 +768,9 @@ def test_many_begin_while_their_adapters_come() -> None:
     assert num_streamed > 10 and num_late > 5
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize(
+    "seed", [*range(50), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(50, 150))]
+)
 def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> None:
     """Some thirty turns on six adapters in a pool that holds two or three of them."""
     dice = random.Random(seed)
