@@ -34,7 +34,7 @@ def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path:
         page.on("pageerror", lambda error: failures.append(str(error)))
         page.on("console", on_line)
         await page.goto(f"{it.url}/dashboard")
-        await expect(page.locator("#workers td").first).to_have_text("h-w0")
+        await expect(page.locator("#workers td").first).to_have_text("w0")
         await expect(page.locator("#hosts")).to_contain_text("60 B of 100 B")
         await expect(page.locator("#state")).to_contain_text("processes are ready")
         body = {"model": MODEL, "prompt": "x", "max_tokens": 3}

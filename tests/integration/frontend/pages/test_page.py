@@ -56,7 +56,7 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         fake = visit.it.fake
         await page.locator("#text").press("h")
         await eventually(lambda: len(visit.advisories) == 1)
-        await expect(page.locator("#hint")).to_have_text("memory called")
+        await expect(page.locator("#hint")).to_have_text("prefetching")
         assert not fake.submits
         await page.locator("#text").press_sequentially("ello there")
         await page.locator("#text").press("Enter")
@@ -65,7 +65,7 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         hold.set()
         await expect(replies).to_have_text(SAID)
         figures = page.locator(".figures")
-        await expect(figures).to_contain_text("1 with the worker, 2 on disk")
+        await expect(figures).to_contain_text("1 in the worker's KV pool, 2 on disk")
         await expect(figures).to_contain_text("ahead")
         await expect(figures).to_contain_text("first token")
         await expect(page.locator("#live")).to_contain_text(SAID)
@@ -253,7 +253,7 @@ def test_where_the_memory_was_is_told(servers: Servers) -> None:
         await page.route("**/v1/chat/completions", answer)
         await say(page, "hello")
         await expect(page.locator(".figures")).to_contain_text(
-            "100 prompt tokens: 50 with the worker, 30 on disk, 10 remembered, 10 computed"
+            "100 prompt tokens: 50 in the worker's KV pool, 30 on disk, 10 cached, 10 computed"
         )
         assert await page.locator(".bar span").count() == 4
         assert asked[0]["return_cached_tokens_details"] is True
