@@ -25,13 +25,13 @@ export class Attachments {
   #files = [];
   #onTrouble;
 
-  /** @param {{onTrouble: (text: string) => void, onAdded: () => void}} handlers */
-  constructor({ onTrouble, onAdded }) {
+  #onChanged;
+
+  /** @param {{onTrouble: (text: string) => void, onChanged: () => void}} handlers */
+  constructor({ onTrouble, onChanged }) {
     this.#onTrouble = onTrouble;
-    const add = async (files) => {
-      await this.#add(files);
-      onAdded();
-    };
+    this.#onChanged = onChanged;
+    const add = (files) => this.#add(files);
     $("attach").addEventListener("click", () => $("file").click());
     $("file").addEventListener("change", async () => {
       await add([...$("file").files]);
@@ -67,13 +67,14 @@ export class Attachments {
     if (this.#files.length + files.length > FILES_MAX) troubles.push(`At most ${FILES_MAX} files go with a message.`);
     this.files = [...this.#files, ...files].slice(0, FILES_MAX);
     this.#onTrouble(troubles.join(" "));
+    this.#onChanged();
   }
 
   #draw() {
     this.#strip.replaceChildren(...this.#files.map((file) => {
       const remove = () => {
         this.files = this.#files.filter((other) => other !== file);
-        $("text").focus();
+        this.#onChanged();
       };
       const cross = button("×", remove, { className: "icon", "aria-label": `Remove ${file.name}` });
       return make("li", {}, make("span", { textContent: labelOf(file) }), cross);

@@ -46,6 +46,7 @@ export class ChatPage {
     onStop: () => this.#turns.get(this.#chat.id)?.stop(),
     onEditLast: () => this.#editLast(),
     onTrouble: (text) => this.#notice("files", text),
+    onFiles: () => this.#advise(),
   });
   #shortcuts = new Shortcuts([
     ["m", "the message box", () => this.#composer.area.focus()],
@@ -198,6 +199,14 @@ export class ChatPage {
       if (chat.messages.length === 0) chat.title = titleFor(message);
       chat.messages.push(message);
     }, { fresh: isFirst ? this.#chat : null, draft: { text, files } });
+  }
+
+  /** A file announces a turn as a key does; the last one that is removed withdraws it. */
+  #advise() {
+    if (this.#turns.has(this.#chat.id)) return;
+    const session = this.#session(this.#chat.id);
+    if (this.#composer.isEmpty && session.isAdvised) session.invalidate();
+    else if (!this.#composer.isEmpty && !session.isAdvised) session.advise();
   }
 
   #actionsOf(at) {

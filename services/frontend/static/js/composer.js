@@ -15,15 +15,15 @@ export class Composer {
 
   /**
    * @param {{onSend: (text: string, files: object[]) => boolean, onStop: () => void,
-   *   onEditLast: () => void, onTrouble: (text: string) => void}} handlers `onSend` gives back
-   *   whether it takes the text.
+   *   onEditLast: () => void, onTrouble: (text: string) => void, onFiles: () => void}} handlers
+   *   `onSend` gives back whether it takes the text.
    */
-  constructor({ onSend, onStop, onEditLast, onTrouble }) {
-    const onAdded = () => {
+  constructor({ onSend, onStop, onEditLast, onTrouble, onFiles }) {
+    const onChanged = () => {
       this.#area.focus();
-      this.#area.dispatchEvent(new Event("input")); // a turn is coming
+      onFiles();
     };
-    this.#attachments = new Attachments({ onTrouble, onAdded });
+    this.#attachments = new Attachments({ onTrouble, onChanged });
     const submit = () => {
       const text = this.#area.value.toWellFormed?.() ?? this.#area.value;
       const { files } = this.#attachments;

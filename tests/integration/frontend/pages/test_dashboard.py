@@ -35,7 +35,9 @@ async def staff(it: Deployment) -> None:
         return m.SchedulerStatus(workers=[WORKER], process="scheduler-0")
 
     async def stats(_: m.Empty) -> m.KvStats:
-        return m.KvStats(host_id="h", num_sessions=5, arena_bytes=100, arena_bytes_used=60)
+        return m.KvStats(
+            host_id="h", num_sessions=5, arena_bytes_max={"4096": 100}, arena_bytes_used=60
+        )
 
     await it.bus.serve(SCHEDULER_STATUS, status)
     await it.bus.serve(KV_STATS, stats)

@@ -329,6 +329,17 @@ def test_nobody_is_kept_out(servers: Servers) -> None:
             await page.locator("#settings-open").press("Enter")
             await check(page, f"{scheme}, settings")
             await page.keyboard.press("Escape")
+            await page.locator("#log").focus()
+            for key, dialog in (("?", "#keys"), ("t", "#rename")):
+                await page.keyboard.press(key)
+                await expect(page.locator(dialog)).to_be_visible()
+                await check(page, f"{scheme}, {dialog}")
+                await page.keyboard.press("Escape")
+            await page.locator("#menu").press("Enter")
+            await page.locator("#transfer-open").press("Enter")
+            await check(page, f"{scheme}, transfer")
+            await page.keyboard.press("Escape")
+            await page.locator("#search").press("Escape")
             assert await page.evaluate("document.body.scrollWidth") <= 390
         await page.get_by_role("button", name="Edit message").press("Enter")
         await check(page, "editing")
