@@ -120,6 +120,10 @@ test("exported chats are imported once, as chats of their own", () => {
     assert.match(each.id, /^web-[0-9a-f]{24}$/);
     assert.equal(each.lease, null);
   }
+  const running = { ...answer("a"), state: "running" };
+  const cut = chatsOf(fileOf([chat({ messages: [{ ...running, versions: [null, [running]] }] })]), []).chats[0];
+  assert.deepEqual([cut.messages[0].state, cut.messages[0].versions[1][0].state], ["broken", "broken"]);
+  assert.equal(chatOf(chat({ messages: [running] })).messages[0].state, "running", "in this browser's storage");
   assert.equal(chatsOf(text, chats).numKnown, 2, "they were imported before");
   assert.equal(chatsOf(text, [{ id: "web-1", updatedAtMs: 5 }]).numKnown, 1, "it is still here");
   assert.equal(chatsOf(text, [{ id: "web-1", updatedAtMs: 4 }]).numKnown, 0, "it was another one");

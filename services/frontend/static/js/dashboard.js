@@ -184,9 +184,11 @@ function showLists(view) {
   ]);
   pairs("batches", view.batches.map((one) =>
     [one.model, `${perSecond(one.jobs_per_s)} in batches of ${count(one.mean_size)}`]), true);
-  pairs("windows", view.windows.map((one) => [one.model, `${count(one.num_waiting)} jobs wait, ` +
-    (one.is_offered ? "for a worker" : `open in ${count(Math.max(one.opens_in_ms, 0))} ms`) +
-    `, at the latest in ${count(one.closes_in_ms)} ms`]), true);
+  pairs("windows", view.windows.map((one) => {
+    const opensInMs = Math.max(one.opens_in_ms, 0);
+    const from = one.is_offered ? "wait for a worker, up" : `in ${count(opensInMs)}`;
+    return [one.model, `${count(one.num_waiting)} jobs ${from} to ${count(one.closes_in_ms)} ms`];
+  }), true);
   pairs("adapters", adapters.known === 0 && adapters.running.length === 0 ? [] : [
     ["known", count(adapters.known)],
     ["running", adapters.running.join(", ") || "none"],

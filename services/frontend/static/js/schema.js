@@ -9,7 +9,7 @@ export const TITLE_CHARS_MAX = 100;
 const TEXT_CHARS_MAX = 4_000_000;
 const ITEMS_MAX = 10_000;
 const DEPTH_MAX = 32;
-const STATES = ["done", "stopped", "broken", "unanswered"];
+const STATES = ["done", "stopped", "broken", "unanswered", "running"];
 const PLACES = ["pool", "host", "peer", "disk", "objects"];
 const EFFORTS = ["none", "low", "medium", "high"];
 
@@ -92,11 +92,11 @@ function messageOf(value, depth) {
   }
   if (role === "tool") return { role, content, tool_call_id: text(value.tool_call_id, "a call's id", 1_000) };
   if (role !== "assistant") throw new Malformed("a message has an unknown role");
-  const isRunning = value.state === "running";
+  const state = value.state === "running" && depth < DEPTH_MAX ? "broken" : value.state;
   return {
     role,
     content,
-    state: STATES.includes(value.state) || isRunning ? value.state : "done",
+    state: STATES.includes(state) ? state : "done",
     ...some({
       reasoning_content: given(value.reasoning_content) ? text(value.reasoning_content, "a thought") : null,
       tool_calls: value.tool_calls && list(value.tool_calls, "its calls", 1_000).map(callOf),

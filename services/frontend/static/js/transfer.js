@@ -8,6 +8,7 @@ const FORMAT = "symphony-chats";
 const VERSION = 1;
 const BYTES_MAX = 64 * 1_048_576;
 const CHATS_MAX = 2_000;
+const UNFINISHED = "The chat was exported before the answer was over.";
 
 const plural = (num) => `${num} ${num === 1 ? "chat" : "chats"}`;
 
@@ -42,6 +43,9 @@ export function chatsOf(text, here) {
   for (const value of file.chats) {
     try {
       const chat = chatOf(value);
+      for (const message of chat.messages) {
+        if (message.state === "running") Object.assign(message, { state: "broken", reason: UNFINISHED });
+      }
       const origin = chat.origin ?? `${chat.id}@${chat.updatedAtMs}`;
       if (known.has(origin) || known.has(`${chat.id}@${chat.updatedAtMs}`)) found.numKnown += 1;
       else found.chats.push({ ...chat, id: randomId("web-"), lease: null, origin: `${chat.id}@${chat.updatedAtMs}` });

@@ -13,7 +13,7 @@ from tests.integration.frontend.pages.test_dashboard import staff
 NAME_BESIDE = """() => {
   const [name, told] = [document.createElement("dt"), document.createElement("dd")];
   name.textContent = "encoder";
-  told.textContent = "8 jobs wait, open in 242.4 ms, at the latest in 253.1 ms";
+  told.textContent = "8 jobs wait for a worker, up to 253.1 ms";
   document.querySelector("#windows").replaceChildren(name, told);
   document.querySelector("section:has(#windows)").hidden = false;
   const lines = document.createRange();

@@ -2,6 +2,7 @@
 versions; files go with messages; keys do what the list of them says.
 """
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def a_file(name: str, content: bytes) -> dict[str, Any]:
 
 
 def test_answers_have_versions_and_messages_files(servers: Servers) -> None:
+    hold = asyncio.Event()
+
     async def scenario(visit: Visit) -> None:
         page = await visit.page()
         answers = page.locator(".assistant .bubble")
@@ -68,6 +71,8 @@ def test_answers_have_versions_and_messages_files(servers: Servers) -> None:
         await expect(page.locator("#hint")).to_have_text("")
         await page.set_input_files("#file", a_file("notes.txt", b"the fox"))
         await say(page, "who?")
+        await expect(answers).to_have_text("fi")
+        hold.set()
         await answered(page, 1)
         assert "File notes.txt:\n```\nthe fox\n```\n\nwho?" in prompt(visit)
         await expect(page.locator("#files li")).to_have_count(0)
@@ -95,7 +100,8 @@ def test_answers_have_versions_and_messages_files(servers: Servers) -> None:
         await expect(page.locator(".user .bubble")).to_have_text(["who?", "more"])
         await expect(answers.last).to_have_text("third")
 
-    visiting(servers, scenario, Reply("first"), Reply(CODE), Reply("third"), Reply("fourth"))
+    first = Reply("first", hold=hold, hold_at=2)
+    visiting(servers, scenario, first, Reply(CODE), Reply("third"), Reply("fourth"))
 
 
 def test_chats_are_named_found_exported_and_imported(servers: Servers) -> None:
