@@ -46,8 +46,8 @@ async def house(request: Request) -> Response:
     return Json(_shown(await app.observability.feed.look(), caller_of(request)))
 
 
-@router.get("/v1/house/history", responses=answers(DEPLOYMENT_HISTORY))
-async def house_history(request: Request) -> Response:
+@router.get("/dashboard/history", responses=answers(DEPLOYMENT_HISTORY))
+async def dashboard_history(request: Request) -> Response:
     """Ten minutes of the whole deployment's figures, as this frontend saw them."""
     return Json(app_of(request).observability.feed.history())
 

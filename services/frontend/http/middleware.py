@@ -31,7 +31,7 @@ WATCHED_PATHS = {
     "/dashboard",
     "/v1/house",
     "/v1/house/events",
-    "/v1/house/history",
+    "/dashboard/history",
 }
 PAGES = {"/", "/dashboard"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for it; it is only logged

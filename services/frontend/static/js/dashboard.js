@@ -1,4 +1,4 @@
-/** The deployment: live from /v1/house/events, its last ten minutes from /v1/house/history. */
+/** The deployment: live as events, its last ten minutes from /dashboard/history. */
 
 import { Chart } from "./chart.js";
 import { $, make } from "./dom.js";
@@ -67,7 +67,7 @@ function showCharts(view) {
 }
 
 async function readHistory() {
-  const answer = await fetch("/v1/house/history");
+  const answer = await fetch("/dashboard/history");
   if (!answer.ok) return;
   const { step_s: step, ...columns } = await answer.json();
   const names = Object.keys(columns);

@@ -96,7 +96,7 @@ def test_history_is_kept_without_viewers(servers: Servers, monkeypatch: pytest.M
             await staff(it)
 
             async def history() -> dict[str, Any]:
-                kept: dict[str, Any] = (await it.http.get("/v1/house/history")).json()
+                kept: dict[str, Any] = (await it.http.get("/dashboard/history")).json()
                 return kept
 
             kept = await eventually_answers(history, lambda kept: len(kept["at"]) >= 3)
@@ -143,7 +143,7 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
         async with deployment(*servers, api_keys_file=keys) as it:
             hints = m.HintStatus(rates=[m.HintRate(tenant="b", hits=1.0, num_hints=3)])  # type: ignore[arg-type]
             it.runtime.hints = lambda: hints
-            for path in ("/dashboard", "/v1/house", "/v1/house/events", "/v1/house/history"):
+            for path in ("/dashboard", "/v1/house", "/v1/house/events", "/dashboard/history"):
                 assert (await it.http.get(path)).status_code == 401
                 talk = {"Authorization": "Bearer talk"}
                 assert (await it.http.get(path, headers=talk)).status_code == 403
