@@ -66,6 +66,7 @@ async def _subscribe(runtime: Runtime, app: App, keyring: Keyring, connect: Conn
         await advisories.serve(app, link)
         await adapters_nats.serve(app, keyring, link)
         await link.bus.flush()
+    runtime.spawn(app.observability.feed.run(), "history")
     runtime.spawn(_forget_workers(app.models, runtime.bus), "forget workers")
 
 

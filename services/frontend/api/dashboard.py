@@ -11,7 +11,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
-from services.frontend.api.bodies.schemas import DEPLOYMENT, STRING, answers, record
+from services.frontend.api.bodies.schemas import (
+    DEPLOYMENT,
+    DEPLOYMENT_HISTORY,
+    STRING,
+    answers,
+    record,
+)
 from services.frontend.app import App, app_of
 from services.frontend.core.observability.deployment_view import for_tenant
 from services.frontend.http.answers import EventStream, Json
@@ -38,6 +44,12 @@ async def house(request: Request) -> Response:
     """Every process, host and worker, what they do, and what was counted lately."""
     app = app_of(request)
     return Json(_shown(await app.observability.feed.look(), caller_of(request)))
+
+
+@router.get("/dashboard/history", responses=answers(DEPLOYMENT_HISTORY))
+async def dashboard_history(request: Request) -> Response:
+    """Ten minutes of the whole deployment's figures, as this frontend saw them."""
+    return Json(app_of(request).observability.feed.history())
 
 
 @router.get("/v1/house/events", response_class=Response, responses=EVENTS)

@@ -26,7 +26,13 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = {"/health", "/ping"}
 UNLOGGED_PATHS = {*OPEN_PATHS, "/metrics"}  # polled by machines every few seconds
-WATCHED_PATHS = {"/metrics", "/dashboard", "/v1/house", "/v1/house/events"}
+WATCHED_PATHS = {
+    "/metrics",
+    "/dashboard",
+    "/v1/house",
+    "/v1/house/events",
+    "/dashboard/history",
+}
 PAGES = {"/", "/dashboard"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for it; it is only logged
 ADAPTER_PATHS = {

@@ -1,11 +1,15 @@
-"""The dashboard's view of the deployment, polled once for all viewers while there are any."""
+"""The dashboard's view of the deployment, polled once for all viewers, and its last ten minutes."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from nats.errors import Error as NatsError
+
 from services.frontend.core.limits.capacity import TooManyRequests
+from services.frontend.core.observability.deployment_history import STEP_S, DeploymentHistory
 from services.frontend.core.observability.deployment_view import Answers, DeploymentView
 from services.frontend.observability.deployment_metrics import DeploymentMetrics, Poll
 from shared.bus import Bus
@@ -14,6 +18,8 @@ from shared.runtime.clock import Clock
 from shared.wire.messages import Empty
 from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
+log = logging.getLogger(__name__)
+
 PERIOD_S = 2.0
 VIEWERS_MAX = 256
 VIEWERS_OF_TENANT = 16
@@ -21,7 +27,7 @@ STALE_NS = 1_000_000_000  # a view is good for so long
 
 
 class DeploymentFeed:
-    """Polls all processes every other second while there are viewers."""
+    """Polls all processes: every other second while there are viewers, else once a history step."""
 
     def __init__(self, bus: Bus, clock: Clock, metrics: DeploymentMetrics) -> None:
         self._clock = clock
@@ -30,6 +36,7 @@ class DeploymentFeed:
         self._schedulers = Poll(bus, SCHEDULER_STATUS, Empty(), lambda reply: reply.process)
         self._stores = Poll(bus, KV_STATS, Empty(), lambda reply: reply.host_id)
         self._view = DeploymentView()
+        self._history = DeploymentHistory()
         self._latest: tuple[int, dict[str, Any]] | None = None
         self._looking = asyncio.Lock()
         self._viewers: dict[asyncio.Event, TenantId] = {}
@@ -50,7 +57,21 @@ class DeploymentFeed:
             now_ns, wall_s = self._clock.now_ns(), self._clock.wall_ns() / 1e9
             view = self._view.on_answers(answers, now_ns, wall_s)
             self._latest = now_ns, view
+            self._history.on_view(view)
             return view
+
+    async def run(self) -> None:
+        """Keep the history, with and without viewers."""
+        while not self._is_stopped:
+            await asyncio.sleep(STEP_S)
+            try:
+                await self.look()
+            except (NatsError, ValueError) as error:  # NATS is away, or an answer malformed
+                log.warning("no view of the deployment", extra={"error": str(error)})
+
+    def history(self) -> dict[str, Any]:
+        """What charts show of the last ten minutes."""
+        return self._history.columns(self._clock.wall_ns() / 1e9)
 
     def stop(self) -> None:
         """End all viewers' streams: the service ends."""

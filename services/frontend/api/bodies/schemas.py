@@ -2,6 +2,7 @@
 
 from typing import Any, get_args
 
+from services.frontend.core.observability.deployment_history import FIGURES
 from services.frontend.core.replies.choice import PublicFinish
 from shared.wire.messages import Task
 from shared.wire.messages.advisories import AdvisoryLife
@@ -287,6 +288,10 @@ DEPLOYMENT = record(
     adapters=record(known=COUNT, running=array(STRING), waiting=array(STRING)),
     scaling={"type": "object", "additionalProperties": NUMBER},
 )
+_COLUMN = array(nullable(NUMBER))
+DEPLOYMENT_HISTORY = record(
+    step_s=NUMBER, at=array(NUMBER), **dict.fromkeys(FIGURES, _COLUMN)
+)  # fmt: skip
 INPUT_ITEMS = record(
     object=constant("list"), data=array(_ANY_OBJECT), first_id=nullable(STRING),
     last_id=nullable(STRING), has_more=TRUE_OR_FALSE,

@@ -10,10 +10,13 @@ import { Log } from "./log.js";
 import { editor } from "./message.js";
 import { ModelPicker } from "./models.js";
 import { SettingsDialog, defaultSettings, enteredKey } from "./settings.js";
+import { Shortcuts } from "./shortcuts.js";
 import { onWake } from "./sleep.js";
 import { Conflict, Store } from "./store.js";
 import { TAB, isAlive, onChanged } from "./tabs.js";
+import { TransferDialog } from "./transfer.js";
 import { Turn, settleLeft } from "./turn.js";
+import { setAside, switchVersion, versionOf } from "./versions.js";
 
 export class ChatPage {
   #symphony = new Symphony({ baseURL: location.origin, apiKey: enteredKey() });
@@ -24,20 +27,47 @@ export class ChatPage {
   #unwatch = () => {};
   #notices = new Map(); // shown above the messages, by subject
   #log = new Log($("log"), (at) => this.#actionsOf(at));
-  #list = new ChatList((id, title) => this.#delete(id, title));
+  #list = new ChatList({
+    remove: (id, title) => this.#delete(id, title),
+    rename: (id, title) => this.#rename(id, title),
+    search: () => this.#showList(),
+  });
+  #transfer = new TransferDialog(this.#store, {
+    shown: () => this.#chat,
+    onImported: () => this.#showList(),
+  });
   #models = new ModelPicker($("model"), this.#symphony, {
     onError: (error) => this.#onError(error, "models"),
     onChange: (id) => this.#setModel(id),
   });
   #settings = new SettingsDialog((settings, key) => this.#setSettings(settings, key));
   #composer = new Composer({
-    onSend: (text) => this.#say(text),
+    onSend: (text, files) => this.#say(text, files),
     onStop: () => this.#turns.get(this.#chat.id)?.stop(),
+    onEditLast: () => this.#editLast(),
+    onTrouble: (text) => this.#notice("files", text),
+    onFiles: () => this.#advise(),
   });
+  #shortcuts = new Shortcuts([
+    ["m", "the message box", () => this.#composer.area.focus()],
+    ["n", "new chat", () => this.#begin()],
+    ["/", "search chats", () => this.#list.focusSearch()],
+    ["j", "the next chat in the list", () => this.#step(1)],
+    ["k", "the one before", () => this.#step(-1)],
+    ["t", "rename this chat", () => this.#renameShown()],
+    ["e", "edit the last message", () => this.#editLast()],
+    ["r", "regenerate the last answer", () => this.#press(".assistant:last-child .retry")],
+    ["[", "its earlier version", () => this.#stepVersion(-1)],
+    ["]", "its later version", () => this.#stepVersion(1)],
+    ["c", "copy it", () => this.#press(".assistant:last-child [aria-label='Copy answer']")],
+  ]);
 
   async start() {
     $("new").addEventListener("click", () => this.#begin());
     $("settings-open").addEventListener("click", () => this.#settings.open(this.#chat.settings));
+    $("transfer-open").addEventListener("click", () => this.#transfer.open());
+    $("keys-open").addEventListener("click", () => this.#shortcuts.open());
+    $("rename-cancel").addEventListener("click", () => $("rename").close());
     $("skip").addEventListener("click", (event) => {
       event.preventDefault(); // what stands behind # is the chat
       this.#composer.area.focus();
@@ -85,7 +115,7 @@ export class ChatPage {
     if (earlier?.id !== chat.id) {
       this.#log.forget();
       this.#composer.switchDraft(earlier?.id, chat.id);
-      const onAdvised = (is) => { $("hint").textContent = is ? "memory called" : ""; };
+      const onAdvised = (is) => { $("hint").textContent = is ? "prefetching" : ""; };
       onAdvised(session.isAdvised);
       this.#unwatch = session.watch(this.#composer.area, { onAdvised });
     }
@@ -103,11 +133,15 @@ export class ChatPage {
   }
 
   #draw() {
+    this.#showTitle();
+    this.#log.show(this.#chat.messages);
+    this.#showState();
+  }
+
+  #showTitle() {
     const { title, messages } = this.#chat;
     $("title").textContent = title;
     document.title = messages.length > 0 ? `${title} – Symphony` : "Symphony";
-    this.#log.show(messages);
-    this.#showState();
   }
 
   #showState() {
@@ -119,7 +153,9 @@ export class ChatPage {
   }
 
   async #showList() {
-    this.#list.show(await this.#store.list(), this.#chat.id);
+    const { query } = this.#list;
+    const chats = await (query ? this.#store.search(query) : this.#store.list());
+    if (query === this.#list.query) this.#list.show(chats, this.#chat.id);
   }
 
   #session(id) {
@@ -156,18 +192,28 @@ export class ChatPage {
 
   // What the user does
 
-  #say(text) {
+  #say(text, files) {
     const isFirst = this.#chat.messages.length === 0;
+    const message = { role: "user", content: text, ...(files.length > 0 && { files }) };
     return this.#turn((chat) => {
-      if (chat.messages.length === 0) chat.title = titleFor(text);
-      chat.messages.push({ role: "user", content: text });
-    }, { fresh: isFirst ? this.#chat : null, text });
+      if (chat.messages.length === 0) chat.title = titleFor(message);
+      chat.messages.push(message);
+    }, { fresh: isFirst ? this.#chat : null, draft: { text, files } });
+  }
+
+  /** A file announces a turn as a key does; the last one that is removed withdraws it. */
+  #advise() {
+    if (this.#turns.has(this.#chat.id)) return;
+    const session = this.#session(this.#chat.id);
+    if (this.#composer.isEmpty && session.isAdvised) session.invalidate();
+    else if (!this.#composer.isEmpty && !session.isAdvised) session.advise();
   }
 
   #actionsOf(at) {
     return {
       edit: (view) => this.#edit(at, view),
-      retry: () => this.#replace(lastAsked(this.#chat.messages) + 1),
+      retry: () => this.#regenerate(),
+      version: (to) => this.#showVersion(at, to),
       putBack: () => this.#putBack(),
       answerCalls: (results) => this.#turn((chat) => { chat.messages.push(...results); }),
     };
@@ -183,11 +229,12 @@ export class ChatPage {
       this.#draw();
       this.#log.view(at)?.querySelector("[aria-label='Edit message']")?.focus();
     };
-    const { content } = this.#chat.messages[at];
+    const message = this.#chat.messages[at];
+    const { content } = message;
     const { element, area } = editor(content, {
       onCancel: close,
       onSave: (text) => {
-        if (!this.#replace(at, [{ role: "user", content: text }])) return;
+        if (!this.#replace(at, [{ ...message, content: text }])) return;
         unwatch();
         this.#log.invalidate(at);
       },
@@ -200,15 +247,59 @@ export class ChatPage {
   }
 
   /** Say it otherwise from message `at` on. What was there can be put back until it is answered. */
-  #replace(at, messages = []) {
+  #replace(at, messages) {
     return this.#turn((chat) => {
       const last = chat.messages.at(-1);
       const removed = chat.messages.splice(at, Infinity, ...messages);
       const isWorthKeeping = removed.some(({ state }) => state === "done" || state === "stopped");
       if (isWorthKeeping) chat.replaced = { at, messages: removed };
       else if (last.replaced) chat.replaced = last.replaced;
-      if (at === 0) chat.title = titleFor(messages[0].content);
+      if (at === 0 && !chat.isNamed) chat.title = titleFor(messages[0]);
     });
+  }
+
+  /** Another version of the last answer. */
+  #regenerate() {
+    return this.#turn((chat) => {
+      const { replaced } = chat.messages.at(-1); // by an edit that was not answered yet
+      if (replaced) chat.replaced = replaced;
+      return setAside(chat.messages, lastAsked(chat.messages) + 1);
+    });
+  }
+
+  async #showVersion(at, to) {
+    const { id, lease } = this.#chat;
+    if (this.#turns.has(id) || lease !== null) return;
+    const change = (chat) => { if (chat.messages[at]?.versions) switchVersion(chat.messages, at, to); };
+    this.#chat = await this.#store.update(id, change);
+    this.#draw();
+    const { at: shown, num } = versionOf(this.#chat.messages[at]);
+    say(`Version ${shown + 1} of ${num}`);
+    const steps = this.#log.view(at).querySelectorAll(".step:enabled");
+    if (document.activeElement === document.body) steps[to > shown ? steps.length - 1 : 0]?.focus();
+  }
+
+  #stepVersion(step) {
+    const at = this.#chat.messages.length - 1;
+    const { at: shown, num } = at < 0 ? { at: 0, num: 1 } : versionOf(this.#chat.messages[at]);
+    if (shown + step >= 0 && shown + step < num) this.#showVersion(at, shown + step);
+  }
+
+  #editLast() {
+    const at = this.#chat.messages.findLastIndex(({ role }) => role === "user");
+    const view = this.#log.view(at);
+    if (view && !view.querySelector(".editor")) this.#edit(at, view);
+  }
+
+  #press(selector) {
+    $("log").querySelector(selector)?.click();
+  }
+
+  /** To a chat further down or up in the list. */
+  #step(step) {
+    const links = [...document.querySelectorAll("#list a")];
+    const at = links.findIndex((link) => link.hasAttribute("aria-current"));
+    links[at < 0 ? 0 : at + step]?.click();
   }
 
   async #putBack() {
@@ -239,13 +330,29 @@ export class ChatPage {
     await this.#store.update(id, change).catch(() => this.#reload());
   }
 
+  #renameShown() {
+    const { id, title, messages } = this.#chat;
+    if (messages.length > 0) this.#rename(id, title);
+  }
+
+  async #rename(id, title) {
+    $("rename-name").value = title;
+    const asked = askedIn($("rename"));
+    $("rename-name").select();
+    const name = (await asked) ? $("rename-name").value.trim() : "";
+    if (!name) return;
+    const change = (chat) => Object.assign(chat, { title: name, isNamed: true });
+    const chat = await this.#store.update(id, change).catch(() => null);
+    if (chat && this.#chat.id === id) {
+      Object.assign(this.#chat, { title: name, isNamed: true });
+      this.#showTitle();
+    }
+    await this.#showList();
+  }
+
   async #delete(id, title) {
-    const dialog = $("confirm");
-    $("confirm-text").textContent = `“${title}” goes from this browser, and its memory from the server.`;
-    dialog.returnValue = "";
-    dialog.showModal();
-    await new Promise((resolve) => { dialog.addEventListener("close", resolve, { once: true }); });
-    if (dialog.returnValue !== "yes") return;
+    $("confirm-text").textContent = `“${title}” is deleted from this browser, and its session from the server.`;
+    if (!(await askedIn($("confirm")))) return;
     this.#turns.get(id)?.stop();
     const session = this.#session(id);
     try {
@@ -261,7 +368,7 @@ export class ChatPage {
     }
     $("new").focus();
     session.forget().catch((error) => {
-      this.#notice("chat", `The server still has its memory of the chat: ${error.message}`);
+      this.#notice("chat", `The server still has the chat's session: ${error.message}`);
     });
   }
 
@@ -270,10 +377,10 @@ export class ChatPage {
   /**
    * Take a turn of the chat that is shown.
    *
-   * @param {(chat: object) => void} change what is said in it.
+   * @param {(chat: object) => object | void} change what is said in it; fields of the answer.
    * @returns {boolean} whether it begins.
    */
-  #turn(change, { fresh = null, text = "" } = {}) {
+  #turn(change, { fresh = null, draft = null } = {}) {
     const { id, lease } = this.#chat;
     if (this.#turns.has(id) || (lease !== null && lease !== TAB)) return false;
     const trouble = this.#models.trouble;
@@ -293,13 +400,13 @@ export class ChatPage {
     const model = this.#models.value;
     const said = (chat) => {
       chat.model = model;
-      change(chat);
+      return change(chat);
     };
-    this.#run(id, turn, said, fresh, text);
+    this.#run(id, turn, said, { fresh, draft });
     return true;
   }
 
-  async #run(id, turn, change, fresh, text) {
+  async #run(id, turn, change, { fresh, draft }) {
     let outcome = null;
     try {
       const chat = await turn.begin(change, fresh);
@@ -312,7 +419,7 @@ export class ChatPage {
       if (!(error instanceof Conflict)) throw error;
       this.#notice("turn", error.message);
       say(error.message);
-      if (turn.at === null && text && !this.#composer.area.value) this.#composer.area.value = text;
+      if (turn.at === null && draft && this.#composer.isEmpty) this.#composer.draft = draft;
     } finally {
       this.#turns.delete(id);
       if (this.#chat.id === id) {
@@ -362,4 +469,12 @@ export class ChatPage {
     if ($("notice").textContent !== shown) $("notice").textContent = shown;
     $("notice").hidden = shown === "";
   }
+}
+
+/** Opens a dialog; whether it was answered with yes. */
+async function askedIn(dialog) {
+  dialog.returnValue = "";
+  dialog.showModal();
+  await new Promise((resolve) => { dialog.addEventListener("close", resolve, { once: true }); });
+  return dialog.returnValue === "yes";
 }

@@ -1,9 +1,9 @@
-/** Under an answer: where its memory was when the turn came, the hint's lead, the first token. */
+/** Under an answer: where its prompt's KV was, the hint's lead, the first token, tokens a second. */
 
 import { make } from "./dom.js";
 
 const PLACES = {
-  pool: "with the worker",
+  pool: "in the worker's KV pool",
   host: "in host memory",
   peer: "on another host",
   disk: "on disk",
@@ -11,7 +11,7 @@ const PLACES = {
 };
 
 /** @returns {Element | null} of a message's `figures`; null: nothing is known. */
-export function figuresLine({ usage, hintLeadMs, firstTokenMs }) {
+export function figuresLine({ usage, hintLeadMs, firstTokenMs, tokensPerS = null }) {
   if (!usage && firstTokenMs === null) return null;
   const parts = [];
   const line = make("div", { className: "figures" });
@@ -22,6 +22,7 @@ export function figuresLine({ usage, hintLeadMs, firstTokenMs }) {
   }
   parts.push(hintLeadMs === null ? "no hint" : `hint ${shown(hintLeadMs)} ahead`);
   if (firstTokenMs !== null) parts.push(`first token ${shown(firstTokenMs)}`);
+  if (tokensPerS !== null) parts.push(`${tokensPerS.toFixed(tokensPerS < 10 ? 1 : 0)} tokens/s`);
   if (usage) parts.push(`${usage.completion_tokens} tokens generated`);
   line.append(make("span", { textContent: parts.join(" · ") }));
   return line;
@@ -34,7 +35,7 @@ function placesOf({ prompt_tokens: numPrompt, prompt_tokens_details: details }) 
     .map((place) => ({ place, text: PLACES[place], num: Number(known[place]) || 0 }))
     .filter(({ num }) => num > 0);
   const numElsewhere = numCached - places.reduce((sum, { num }) => sum + num, 0);
-  if (numElsewhere > 0) places.push({ place: "kept", text: "remembered", num: numElsewhere });
+  if (numElsewhere > 0) places.push({ place: "kept", text: "cached", num: numElsewhere });
   const numNew = Math.max(numPrompt - numCached, 0);
   if (numNew > 0) places.push({ place: "computed", text: "computed", num: numNew });
   return places;

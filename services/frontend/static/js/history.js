@@ -1,5 +1,6 @@
 /** What a chat is, and which of its messages the model gets. */
 
+import { contentWith } from "./attachments.js";
 import { randomId } from "./tabs.js";
 
 const TITLE_CHARS = 60;
@@ -12,9 +13,9 @@ export function freshChat(settings, model) {
   };
 }
 
-/** What the list calls a chat that begins with this. */
-export function titleFor(text) {
-  const line = text.trim().replace(/\s+/g, " ");
+/** What the list calls a chat that begins with this message. */
+export function titleFor({ content, files = [] }) {
+  const line = (content.trim() || files[0]?.name || "").replace(/\s+/g, " ");
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1).trimEnd()}…` : line;
 }
 
@@ -24,7 +25,7 @@ export function historyOf({ settings, messages }) {
   for (const message of messages) {
     const { role, content, state, reasoning_content, tool_calls, tool_call_id } = message;
     if (role !== "assistant") {
-      sent.push(role === "tool" ? { role, content, tool_call_id } : { role, content });
+      sent.push(role === "tool" ? { role, content, tool_call_id } : { role, content: contentWith(message) });
     } else if (state === "unanswered") {
       if (sent.at(-1)?.role === "user") sent.pop();
     } else if (state !== "running") {

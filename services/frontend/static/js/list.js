@@ -1,16 +1,21 @@
-/** The list of chats at the side; on a phone it lies over the page. */
+/** The list of chats at the side, and the search in it; on a phone it lies over the page. */
 
 import { $, make } from "./dom.js";
+
+const TYPED_MS = 150;
 
 export class ChatList {
   #list = $("list");
   #side = $("side");
   #menu = $("menu");
-  #onDelete;
+  #search = $("search");
+  #actions;
+  #typed = null;
 
-  /** @param {(id: string, title: string) => void} onDelete */
-  constructor(onDelete) {
-    this.#onDelete = onDelete;
+  /** @param {{remove: Function, rename: Function, search: Function}} actions with a chat's id and
+   *    title; `search` is called when the list is to be shown again. */
+  constructor(actions) {
+    this.#actions = actions;
     this.#menu.addEventListener("click", () => this.#toggle(!this.#side.classList.contains("open")));
     $("scrim").addEventListener("click", () => this.close());
     this.#side.addEventListener("keydown", (event) => {
@@ -19,19 +24,38 @@ export class ChatList {
         this.#menu.focus();
       }
     });
+    this.#search.addEventListener("input", () => {
+      clearTimeout(this.#typed);
+      this.#typed = setTimeout(() => actions.search(), TYPED_MS);
+    });
   }
 
-  show(titles, currentId) {
-    this.#list.replaceChildren(...titles.map(({ id, title }) => {
-      const link = make("a", { href: `#${id}`, textContent: title, title });
+  /** What is searched for; empty: all are shown. */
+  get query() {
+    return this.#search.value.trim();
+  }
+
+  /** @param {{id: string, title: string, excerpt?: string}[]} chats */
+  show(chats, currentId) {
+    this.#list.replaceChildren(...chats.map(({ id, title, excerpt }) => {
+      const link = make("a", { href: `#${id}`, title }, make("span", { textContent: title }));
+      if (excerpt) link.append(make("small", { textContent: excerpt }));
       link.addEventListener("click", () => this.close());
       if (id === currentId) link.setAttribute("aria-current", "page");
-      const remove = make("button", {
-        type: "button", className: "icon", textContent: "×", "aria-label": `Delete ${title}`,
-        on: { click: () => this.#onDelete(id, title) },
+      const act = (label, text, action) => make("button", {
+        type: "button", className: "icon", textContent: text, "aria-label": `${label} ${title}`,
+        title: label, on: { click: () => action(id, title) },
       });
-      return make("li", {}, link, remove);
+      const { rename, remove } = this.#actions;
+      return make("li", {}, link, act("Rename", "✎", rename), act("Delete", "×", remove));
     }));
+    $("found").textContent = this.query && chats.length === 0 ? "No chat has these words." : "";
+  }
+
+  focusSearch() {
+    this.#toggle(true);
+    this.#search.focus();
+    this.#search.select();
   }
 
   close() {

@@ -26,7 +26,7 @@ export class Log {
     for (const [at, message] of messages.entries()) {
       if (this.#live?.at === at) continue;
       const isLast = at === messages.length - 1;
-      const key = JSON.stringify([message, isLast]);
+      const key = keyOf(message, isLast);
       if (this.#drawn[at]?.key !== key) {
         this.#put(at, { key, view: messageView(message, isLast, this.#actionsOf(at)) });
       }
@@ -92,12 +92,17 @@ export class Log {
   #greet() {
     const greeting = make(
       "div", { className: "greeting" },
-      make("p", { textContent: "What is on your mind?" }),
+      make("p", { textContent: "What would you like to know?" }),
       make("p", {
         className: "remark",
-        textContent: "Your first keystroke already calls the chat's memory back to a GPU.",
+        textContent: "As you begin to type, the chat's KV cache is prefetched, so that the answer starts sooner.",
       }),
     );
     this.#element.replaceChildren(greeting);
   }
+}
+
+/** Changes when the message is to be drawn again; of its other versions only the number is drawn. */
+function keyOf({ versions, ...message }, isLast) {
+  return JSON.stringify([message, versions?.map((each) => each === null), isLast]);
 }

@@ -1,5 +1,5 @@
 import { ChatPage } from "./chat.js";
-import { applyTheme } from "./settings.js";
+import { applyTheme } from "./theme.js";
 
 applyTheme();
 await new ChatPage().start();

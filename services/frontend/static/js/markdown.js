@@ -4,6 +4,7 @@ import DOMPurify from "/static/vendor/dompurify/purify.es.js";
 import { Marked } from "/static/vendor/marked/marked.esm.js";
 import { copyButton } from "./clipboard.js";
 import { make } from "./dom.js";
+import { highlighted } from "./highlight.js";
 
 const TAGS = [
   "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol",
@@ -52,6 +53,8 @@ function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
   const language = /language-(\S+)/.exec(code.className)?.[1] ?? "";
   code.removeAttribute("class");
+  const coloured = highlighted(code.textContent, language);
+  if (coloured) code.replaceChildren(...coloured);
   const head = make(
     "div", { className: "code-head" }, make("span", { textContent: language }),
     copyButton("Copy code", () => code.textContent.replace(/\n$/, "")),

@@ -1,10 +1,12 @@
 /** One message of a chat, as elements. */
 
 import { copyButton } from "./clipboard.js";
+import { fileViews } from "./attachments.js";
 import { button, fit, make } from "./dom.js";
 import { figuresLine } from "./figures.js";
 import { rendered } from "./markdown.js";
 import { callViews, resultsForm } from "./toolcalls.js";
+import { versionOf } from "./versions.js";
 
 const LONG_CHARS = 3_000;
 const HEADINGS = { user: "You", assistant: "Answer", tool: "A tool's result" };
@@ -12,7 +14,8 @@ const HEADINGS = { user: "You", assistant: "Answer", tool: "A tool's result" };
 /**
  * @param {object} message of a chat.
  * @param {boolean} isLast
- * @param {object} actions what its buttons do: `edit(element)`, `retry`, `putBack`, `answerCalls`.
+ * @param {object} actions what its buttons do: `edit(element)`, `retry`, `version(at)`, `putBack`,
+ *   `answerCalls`.
  */
 export function messageView(message, isLast, actions) {
   const view = make("article", { className: `turn ${message.role} ${message.state ?? ""}` });
@@ -24,7 +27,8 @@ export function messageView(message, isLast, actions) {
 
 function fillSaid(view, message, actions) {
   const bubble = make("div", { className: "bubble plain", textContent: message.content });
-  view.append(bubble);
+  view.append(...fileViews(message.files ?? []));
+  if (message.content) view.append(bubble);
   const row = make("div", { className: "actions" }, copyButton("Copy message", () => message.content));
   if (message.role === "user") {
     const edit = button("Edit", () => actions.edit(view), { "aria-label": "Edit message" });
@@ -60,14 +64,24 @@ function fillAnswer(view, message, isLast, actions) {
 }
 
 function answerActions(message, isLast, actions) {
-  const row = make("div", { className: "actions" });
+  const row = make("div", { className: "actions" }, ...versionButtons(message, actions));
   if (message.content) row.append(copyButton("Copy answer", () => message.content));
   if (isLast) {
     const isOver = message.state === "done" || message.state === "stopped";
-    row.append(button(isOver ? "Regenerate" : "Try again", actions.retry));
+    row.append(button(isOver ? "Regenerate" : "Try again", actions.retry, { className: "quiet retry" }));
   }
   if (isLast && message.replaced) row.append(button("Put back what was there", actions.putBack));
   return row;
+}
+
+function versionButtons(message, actions) {
+  const { at, num } = versionOf(message);
+  if (num === 1) return [];
+  const step = (label, text, to) => button(text, () => actions.version(to), {
+    "aria-label": label, title: label, disabled: to < 0 || to >= num, className: "quiet step",
+  });
+  const text = make("span", { className: "remark", textContent: `${at + 1} of ${num}` });
+  return [step("Earlier version", "‹", at - 1), text, step("Later version", "›", at + 1)];
 }
 
 function noticeOf({ state, reason, finish }) {

@@ -1,16 +1,17 @@
 /** What a chat is asked with besides its messages, in a dialog. */
 
 import { $ } from "./dom.js";
+import { settingsOf } from "./schema.js";
+import { chosenTheme, keepTheme } from "./theme.js";
 
 const DEFAULTS = "symphony-settings";
-const THEME = "symphony-theme";
 const KEY = "symphony-key";
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 /** What new chats begin with. */
 export function defaultSettings() {
   try {
-    return JSON.parse(localStorage.getItem(DEFAULTS)) ?? {};
+    return settingsOf(JSON.parse(localStorage.getItem(DEFAULTS)) ?? {});
   } catch {
     return {};
   }
@@ -19,10 +20,6 @@ export function defaultSettings() {
 /** The key that was entered in this tab; null: the browser sends what it was asked for, if anything. */
 export function enteredKey() {
   return read(sessionStorage, KEY) || null;
-}
-
-export function applyTheme() {
-  document.documentElement.dataset.theme = read(localStorage, THEME) ?? "";
 }
 
 export class SettingsDialog {
@@ -48,7 +45,7 @@ export class SettingsDialog {
       elements[name].value = settings[name] ?? "";
     }
     elements.tools.value = settings.tools ? JSON.stringify(settings.tools, null, 2) : "";
-    elements.theme.value = read(localStorage, THEME) ?? "";
+    elements.theme.value = chosenTheme();
     elements.key.value = enteredKey() ?? "";
     this.#complain("");
     if (!this.#dialog.open) this.#dialog.showModal();
@@ -72,9 +69,8 @@ export class SettingsDialog {
       settings[name] = text === "" ? null : Number(text);
     }
     write(localStorage, DEFAULTS, JSON.stringify(settings));
-    write(localStorage, THEME, elements.theme.value);
+    keepTheme(elements.theme.value);
     write(sessionStorage, KEY, elements.key.value.trim());
-    applyTheme();
     this.#dialog.close();
     this.#onSave(settings, elements.key.value.trim() || null);
   }

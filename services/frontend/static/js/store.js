@@ -6,11 +6,13 @@
  * chat goes on in this tab's memory, and its user is notified.
  */
 
+import { Malformed, chatOf } from "./schema.js";
 import { tellChanged } from "./tabs.js";
 
 const NAME = "symphony-chat";
 const VERSION = 1;
 const CHATS = "chats";
+const FOUND_MAX = 100;
 const TITLES = "titles"; // what the list shows, so that it need not read what was said
 
 /** The chat is not as it was thought to be: another tab has changed or deleted it. */
@@ -38,22 +40,29 @@ export class Store {
       // there are those of this tab
     }
     const unkept = [...this.#unkept].map((id) => titleOf(this.#known.get(id)));
-    const kept = titles.filter(({ id }) => !this.#unkept.has(id));
+    const kept = titles.filter(({ id, title }) => !this.#unkept.has(id) && typeof title === "string");
     return [...kept, ...unkept].sort((a, b) => b.updatedAtMs - a.updatedAtMs);
   }
 
   /** A chat; null if there is none of that id. */
   async load(id) {
+    const chat = await this.#read(id);
+    if (chat === null) this.#known.delete(id);
+    else this.#known.set(id, chat);
+    return structuredClone(chat);
+  }
+
+  /** A chat as it is kept, or as this tab last saw it; null: there is none, or it is malformed. */
+  async #read(id) {
     if (!this.#unkept.has(id)) {
       try {
         const chat = await this.#ask([CHATS], "readonly", (tx) => tx.objectStore(CHATS).get(id));
-        if (chat === undefined) this.#known.delete(id);
-        else this.#known.set(id, chat);
-      } catch {
-        // then it is as it was last seen
+        return chat === undefined ? null : chatOf(chat);
+      } catch (error) {
+        if (error instanceof Malformed) return null;
       }
     }
-    return structuredClone(this.#known.get(id) ?? null);
+    return this.#known.get(id) ?? null;
   }
 
   /**
@@ -101,6 +110,39 @@ export class Store {
     return structuredClone(changed);
   }
 
+  /** Every chat that is one, the latest first. */
+  async all() {
+    const chats = await Promise.all((await this.list()).map(({ id }) => this.#read(id)));
+    return chats.filter((chat) => chat !== null);
+  }
+
+  /**
+   * The chats that have these words, in any order and case, the latest first.
+   *
+   * @returns {Promise<{id: string, title: string, excerpt: string}[]>}
+   */
+  async search(query) {
+    const wanted = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = [];
+    for (const title of await this.list()) {
+      const chat = await this.#read(title.id); // one at a time: together they may be large
+      const excerpt = chat && excerptOf(chat, wanted);
+      if (excerpt !== null) found.push({ ...title, excerpt });
+      if (found.length === FOUND_MAX) break;
+    }
+    return found;
+  }
+
+  /** Add chats: all, or none if the storage does not take them. */
+  async add(chats) {
+    if (chats.length === 0) return;
+    await this.#ask([CHATS, TITLES], "readwrite", (tx) => {
+      for (const chat of chats) tx.objectStore(TITLES).put(titleOf(chat));
+      return chats.map((chat) => tx.objectStore(CHATS).put(chat)).at(-1);
+    });
+    tellChanged(chats[0].id);
+  }
+
   /** Delete a chat. */
   async remove(id) {
     this.#known.delete(id);
@@ -146,8 +188,20 @@ export class Store {
   }
 }
 
-function titleOf({ id, title, updatedAtMs }) {
-  return { id, title, updatedAtMs };
+function titleOf({ id, title, updatedAtMs, origin }) {
+  return origin ? { id, title, updatedAtMs, origin } : { id, title, updatedAtMs };
+}
+
+/** Where the first word is, with what is around it; empty: in the title; null: not all are there. */
+function excerptOf({ title, messages }, wanted) {
+  const texts = messages.map(({ content, files = [] }) => [content, ...files.map(({ name }) => name)].join(" "));
+  const everything = [title, ...texts].join("\n").toLowerCase();
+  if (!wanted.every((word) => everything.includes(word))) return null;
+  const isInTitle = wanted.every((word) => title.toLowerCase().includes(word));
+  const text = texts.find((each) => each.toLowerCase().includes(wanted[0]));
+  if (isInTitle || !text) return "";
+  const from = Math.max(0, text.toLowerCase().indexOf(wanted[0]) - 24);
+  return `${from > 0 ? "…" : ""}${text.slice(from, from + 100).replace(/\s+/g, " ")}`;
 }
 
 function open() {

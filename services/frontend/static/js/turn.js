@@ -21,6 +21,7 @@ export class Turn {
   #abort = new AbortController();
   #sentAtMs = 0;
   #firstAtMs = null;
+  #lastAtMs = null;
   #eventAtMs = 0;
   #keptAtMs = 0;
   #keeping = null;
@@ -35,7 +36,8 @@ export class Turn {
   /**
    * Begin: no other tab can now, until `take` is over.
    *
-   * @param {(chat: object) => void} change what is said in this turn.
+   * @param {(chat: object) => object | void} change what is said in this turn; it may give fields
+   *   of the answer.
    * @returns {Promise<object>} the chat, with an answer that runs.
    * @throws {Conflict} another tab is at it.
    */
@@ -43,9 +45,9 @@ export class Turn {
     const claim = (isFree) => (chat) => {
       if (!isFree(chat.lease)) throw new Conflict("An answer is being written in another tab.");
       if (chat.lease !== TAB) settleLeft(chat);
-      change(chat);
+      const fields = change(chat);
       chat.lease = TAB;
-      chat.messages.push({ role: "assistant", content: "", state: "running" });
+      chat.messages.push({ role: "assistant", content: "", state: "running", ...fields });
     };
     const id = this.#session.id;
     const holder = (await this.#store.load(id))?.lease ?? null;
@@ -100,10 +102,11 @@ export class Turn {
     this.#eventAtMs = Date.now();
     this.reply.add(event);
     if (event.type !== "start") this.#firstAtMs ??= now;
+    if (["content", "reasoning", "tool_call"].includes(event.type)) this.#lastAtMs = now;
     this.#onReply(this.reply, event);
     if (now - this.#keptAtMs > KEEP_EVERY_MS && this.#keeping === null) {
       this.#keptAtMs = now;
-      const save = (chat) => { chat.messages[this.at] = this.#message("running"); };
+      const save = (chat) => { chat.messages[this.at] = this.#message("running", chat); };
       const lost = (error) => this.#abort.abort(error);
       this.#keeping = this.#update(save).catch(lost).finally(() => { this.#keeping = null; });
     }
@@ -123,17 +126,25 @@ export class Turn {
     let state = "done";
     if (error) state = error.code === "stopped" ? "stopped" : "broken";
     if (error && this.reply.isEmpty) state = "unanswered";
-    const message = this.#message(state);
+    const message = this.#message(state, chat);
     if (error) message.reason = error.message;
     if (state === "unanswered" && replaced) message.replaced = replaced;
     chat.messages[this.at] = message;
   }
 
-  #message(state) {
+  #message(state, chat) {
     const { finishReason, usage, hintLeadMs } = this.reply;
     const firstTokenMs = this.#firstAtMs === null ? null : this.#firstAtMs - this.#sentAtMs;
-    const figures = { usage, hintLeadMs, firstTokenMs };
-    return { ...this.reply.message, state, finish: finishReason, figures };
+    const figures = { usage, hintLeadMs, firstTokenMs, tokensPerS: this.#tokensPerS(usage) };
+    const message = { ...this.reply.message, state, finish: finishReason, figures };
+    const { versions } = chat.messages[this.at];
+    return versions ? { ...message, versions } : message;
+  }
+
+  /** From the first token to the last, as they reached the browser. */
+  #tokensPerS(usage) {
+    const tookMs = this.#lastAtMs - this.#firstAtMs;
+    return usage?.completion_tokens > 1 && tookMs >= 1 ? (1_000 * (usage.completion_tokens - 1)) / tookMs : null;
   }
 }
 

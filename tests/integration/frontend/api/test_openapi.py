@@ -195,6 +195,7 @@ async def check_generation(it: Deployment, redis_url: str) -> set[tuple[str, str
         await ask("GET", path)
     await ask("POST", "/ping")
     await ask("GET", "/v1/house")
+    await ask("GET", "/dashboard/history")
     await ask("GET", "/v1/models/{model_id}", f"/v1/models/{MODEL}")
     await ask("GET", "/v1/sessions/{session_id}", "/v1/sessions/s")
     await ask("DELETE", "/v1/sessions/{session_id}", "/v1/sessions/s")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.frontend.core.observability import deployment_history
 from services.frontend.observability import deployment_feed as watching
 from shared.ids import HostId, WorkerId
 from shared.wire import messages as m
@@ -34,7 +35,9 @@ async def staff(it: Deployment) -> None:
         return m.SchedulerStatus(workers=[WORKER], process="scheduler-0")
 
     async def stats(_: m.Empty) -> m.KvStats:
-        return m.KvStats(host_id="h", num_sessions=5, arena_bytes=100, arena_bytes_used=60)
+        return m.KvStats(
+            host_id="h", num_sessions=5, arena_bytes_max={"4096": 100}, arena_bytes_used=60
+        )
 
     await it.bus.serve(SCHEDULER_STATUS, status)
     await it.bus.serve(KV_STATS, stats)
@@ -84,6 +87,27 @@ def test_it_is_told_once_and_again_and_again(servers: Servers) -> None:
     asyncio.run(run())
 
 
+def test_history_is_kept_without_viewers(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "STEP_S", 0.05)
+    monkeypatch.setattr(deployment_history, "STEP_S", 1.0)
+
+    async def run() -> None:
+        async with deployment(*servers) as it:
+            await staff(it)
+
+            async def history() -> dict[str, Any]:
+                kept: dict[str, Any] = (await it.http.get("/dashboard/history")).json()
+                return kept
+
+            kept = await eventually_answers(history, lambda kept: len(kept["at"]) >= 3)
+            assert kept["at"] == sorted(kept["at"])
+            assert {len(column) for name, column in kept.items() if name != "step_s"} == {
+                len(kept["at"])
+            }
+
+    asyncio.run(run())
+
+
 def test_viewers_have_a_limit_and_leave(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "VIEWERS_OF_TENANT", 1)
 
@@ -119,7 +143,7 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
         async with deployment(*servers, api_keys_file=keys) as it:
             hints = m.HintStatus(rates=[m.HintRate(tenant="b", hits=1.0, num_hints=3)])  # type: ignore[arg-type]
             it.runtime.hints = lambda: hints
-            for path in ("/dashboard", "/v1/house", "/v1/house/events"):
+            for path in ("/dashboard", "/v1/house", "/v1/house/events", "/dashboard/history"):
                 assert (await it.http.get(path)).status_code == 401
                 talk = {"Authorization": "Bearer talk"}
                 assert (await it.http.get(path, headers=talk)).status_code == 403

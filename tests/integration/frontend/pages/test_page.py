@@ -56,7 +56,7 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         fake = visit.it.fake
         await page.locator("#text").press("h")
         await eventually(lambda: len(visit.advisories) == 1)
-        await expect(page.locator("#hint")).to_have_text("memory called")
+        await expect(page.locator("#hint")).to_have_text("prefetching")
         assert not fake.submits
         await page.locator("#text").press_sequentially("ello there")
         await page.locator("#text").press("Enter")
@@ -65,7 +65,7 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         hold.set()
         await expect(replies).to_have_text(SAID)
         figures = page.locator(".figures")
-        await expect(figures).to_contain_text("1 with the worker, 2 on disk")
+        await expect(figures).to_contain_text("1 in the worker's KV pool, 2 on disk")
         await expect(figures).to_contain_text("ahead")
         await expect(figures).to_contain_text("first token")
         await expect(page.locator("#live")).to_contain_text(SAID)
@@ -253,7 +253,7 @@ def test_where_the_memory_was_is_told(servers: Servers) -> None:
         await page.route("**/v1/chat/completions", answer)
         await say(page, "hello")
         await expect(page.locator(".figures")).to_contain_text(
-            "100 prompt tokens: 50 with the worker, 30 on disk, 10 remembered, 10 computed"
+            "100 prompt tokens: 50 in the worker's KV pool, 30 on disk, 10 cached, 10 computed"
         )
         assert await page.locator(".bar span").count() == 4
         assert asked[0]["return_cached_tokens_details"] is True
@@ -329,6 +329,17 @@ def test_nobody_is_kept_out(servers: Servers) -> None:
             await page.locator("#settings-open").press("Enter")
             await check(page, f"{scheme}, settings")
             await page.keyboard.press("Escape")
+            await page.locator("#log").focus()
+            for key, dialog in (("?", "#keys"), ("t", "#rename")):
+                await page.keyboard.press(key)
+                await expect(page.locator(dialog)).to_be_visible()
+                await check(page, f"{scheme}, {dialog}")
+                await page.keyboard.press("Escape")
+            await page.locator("#menu").press("Enter")
+            await page.locator("#transfer-open").press("Enter")
+            await check(page, f"{scheme}, transfer")
+            await page.keyboard.press("Escape")
+            await page.locator("#search").press("Escape")
             assert await page.evaluate("document.body.scrollWidth") <= 390
         await page.get_by_role("button", name="Edit message").press("Enter")
         await check(page, "editing")
