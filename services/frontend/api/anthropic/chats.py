@@ -15,6 +15,7 @@ from services.frontend.api.text.requests import (
 from services.frontend.api.text.structure import format_structure
 from services.frontend.core.message_blocks import messages_of
 from services.frontend.core.replies.choice import TextRules
+from services.frontend.http.errors import ThreadNotFound
 from services.frontend.http.request import Origin
 from services.frontend.prepare.messages import chat_messages
 from services.frontend.prepare.requests import (
@@ -32,6 +33,7 @@ def message_request(body: CountTokensBody, origin: Origin) -> ChatRequest:
     """What a body asks for.
 
     Raises:
+        ThreadNotFound: it has only the latest messages of a conversation.
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
     conversation, thinking = _conversation(body), body.thinking or UNASKED
@@ -62,6 +64,8 @@ def counted_conversation(body: CountTokensBody) -> Conversation:
 
 
 def _conversation(body: CountTokensBody) -> Conversation:
+    if body.thread is not None and body.thread.type == "continue":
+        raise ThreadNotFound("thread: conversations are not held here; send all messages", "thread")
     messages = messages_of(body.messages, body.system)
     return Conversation(
         messages=chat_messages(messages),

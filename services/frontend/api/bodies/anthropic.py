@@ -109,6 +109,11 @@ class Thinking(ThinkingSwitch):
     display: str | None = None
 
 
+class Thread(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Literal["create", "continue"]
+
+
 class CountTokensBody(Sampled):
     """``POST /v1/messages/count_tokens``: a message that is asked for, of whatever length."""
 
@@ -144,6 +149,10 @@ class CountTokensBody(Sampled):
     output_format: Annotated[
         Annotated[dict[str, Any], WithJsonSchema(FORMAT)] | None,
         Note("the same as output_config.format", stage="grammar"),
+    ] = None
+    thread: Annotated[
+        Thread | None,
+        Note("create; nothing is held, so that continue is 404 thread_not_found", stage="template"),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
 

@@ -174,7 +174,6 @@ _RESPONSES_REFUSED = (
 _MESSAGES_REFUSED = (
     *_refused("mcp_servers fallbacks", MESSAGES, []),
     *_refused("container compaction", MESSAGES),
-    *_refused("thread", MESSAGES, {"type": "create"}, hint="nothing is held: send all messages"),
     *_refused("n", MESSAGES, 1),
     *_refused("stop", MESSAGES, hint="use stop_sequences"),
     *_refused(

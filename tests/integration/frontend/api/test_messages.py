@@ -318,7 +318,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ({"output_config": {"format": FORM}}, "output_config.format"),
     ({"output_config": {"effort": 7}}, "output_config.effort"),
-    ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+    ({"thread": {"type": "resume"}}, "thread.type"),
     ({"output_format": FORM}, "output_format"),
     ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
@@ -378,6 +378,11 @@ def test_what_only_advises_refuses_nothing(
         assert delta["context_management"] == {"applied_edits": []}
         for advice in ({"output_config": {"effort": "utmost"}}, {"thinking": {"type": "deep"}}):
             assert "context_management" not in await ask(it, **advice)
+        lost = {"type": "continue", "previous_message_id": said["id"]}
+        answer = await it.http.post(PATH, json=ASKED | {"thread": lost})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (404, "not_found_error")
+        assert error["details"] == {"error_code": "thread_not_found"}, "clients send all of it then"
         chat = {"model": MODEL, "messages": HI, "max_completion_tokens": 32_000}
         for advice in (
             {"reasoning_effort": "utmost"}, {"verbosity": "low"}, {"reasoning": {"effort": "max"}},
