@@ -11,7 +11,6 @@ from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.schemas import ADVISORY, answers
 from services.frontend.api.bodies.text import ADVISORY_PRIORITY_MAX, AdvisoryBody
 from services.frontend.api.sessions.advising import slow_refusals, submit
-from services.frontend.api.text.requests import errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.quotas import priority_within
 from services.frontend.http.answers import Json
@@ -71,10 +70,13 @@ async def submit_advisory(request: Request) -> Response:
         ttl_ms=body.ttl_ms,
     )
     note(session_id=body.session_id, model=model_id)
-    field = "model" if body.model_id is None else "model_id"
     async with slow_refusals(request):
-        with errors_named({"model": field}):
+        try:
             state = await submit(app, advisory, place_of_request(request), span_of(request).trace)
+        except InvalidRequest as error:
+            if error.param == "model" and body.model_id is not None:
+                error.param = "model_id"
+            raise
     return Json(state, 202)
 
 
