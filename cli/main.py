@@ -58,6 +58,7 @@ def up(
     dtype: options.Dtype = None,
     engine: options.Engine = "symphony",
     allow_host: options.AllowedHosts = None,
+    cors: options.CorsOrigins = None,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     detach: options.Detach = False,
     nats_url: options.NatsUrl = None,
@@ -81,7 +82,7 @@ def up(
             num_spares=spares, num_shards=shards, num_tracker_shards=tracker_shards,
             host=host, port=port or free_port(), served_names=tuple(served_model_name or ()),
             max_model_len=max_model_len, dtype=dtype, engine=engine,
-            allow_hosts=tuple(allow_host or ()),
+            allow_hosts=tuple(allow_host or ()), cors_origins=tuple(cors or ()),
             nats_url=nats_url, redis_url=redis_url, restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
         )  # fmt: skip

@@ -130,6 +130,14 @@ AllowedHosts = Annotated[
         help="One more name by which clients and web pages reach it; may be given several times.",
     ),
 ]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="An origin, such as https://app.example.org, whose web pages may use it; may be given"
+        " several times.",
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")]
 NatsUrl = Annotated[
     str | None,

@@ -39,6 +39,7 @@ class DeploymentOptions:
         engine: what computes generative models.
         worker_python: that workers run in; empty: as the other services.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
+        cors_origins: of web pages that may use it; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
         ready_timeout_s: how long the start may take.
@@ -62,6 +63,7 @@ class DeploymentOptions:
     engine: Literal["symphony", "vllm"] = "symphony"
     worker_python: str = ""
     allow_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None
     restart: bool = True

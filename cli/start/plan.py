@@ -191,6 +191,8 @@ def _services(
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     if options.allow_hosts:
         frontend["SYMPHONY_ALLOW_HOSTS"] = json.dumps(options.allow_hosts)
+    if options.cors_origins:
+        frontend["SYMPHONY_CORS_ORIGINS"] = json.dumps(options.cors_origins)
     frontend.setdefault("SYMPHONY_METRICS_OF_HOUSE", common.get("SYMPHONY_METRICS_OF_HOUSE", "1"))
     if options.served_names:
         frontend["SYMPHONY_SERVED_MODEL_NAMES"] = json.dumps(options.served_names)

@@ -86,15 +86,20 @@ class AdapterDirectory:
         return self._models.get(model)
 
     async def hinted(self, tenant: TenantId, model: str) -> AdapterRecord | None:
-        """The adapter that a hint names as its model: by its name, or as ``BASE:NAME``. None also
-        if Redis does not answer.
+        """The adapter that a hint names as its model: by its name, or as ``BASE:NAME``. None: it is
+        a base model's name.
+
+        Raises:
+            NotFound: it names neither. While Redis does not answer it may name an adapter.
+            InvalidRequest: it names a one-shot model.
         """
         parts = self._base_and_name(model)
         with suppress(StoreAway):
             record = await self.find(tenant, model if parts is None else parts[1])
             base = record and record.model_id
-            if parts is None or base == self._models.own_name(parts[0]):
+            if record and (parts is None or base == self._models.own_name(parts[0])):
                 return record
+            self._models.check_exists(model)
         return None
 
     async def find(self, tenant: TenantId, name: str) -> AdapterRecord | None:

@@ -41,7 +41,7 @@ async def health(request: Request) -> Response:
     """An empty 200 if some model can be asked, else 503."""
     models = app_of(request).models
     if not models.all() and not models.all_oneshot():
-        refused = NoCapacity("no worker can serve")
+        refused = NoCapacity(f"no worker can serve: {models.why_away()}")
         return error_answer(refused, request.scope)  # asked for, so not counted
     return Response()
 

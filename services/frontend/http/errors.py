@@ -45,6 +45,19 @@ _ERROR = {
 }
 
 
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": _ERROR["required"],
+    "properties": {
+        "message": _STRING,
+        "type": _STRING,
+        "param": _NAME_OR_NULL,
+        "code": _NAME_OR_NULL,
+        "details": {"type": "object"},
+    },
+}
+
+
 class EndpointUnknown(NotFound):
     """No such path."""
 
@@ -95,6 +108,12 @@ class PageRefused(SymphonyError):
     http_status = 403
 
 
+class ThreadNotFound(NotFound):
+    """A conversation that is to be held here is not: Anthropic's clients then send all of it."""
+
+    code = "thread_not_found"
+
+
 def error_body(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> bytes:
     """The JSON of an error, as answer or as an event in a stream.
 
@@ -129,6 +148,8 @@ def anthropic_error(error: SymphonyError, request_id: str | None) -> dict[str, A
     """An error as Anthropic's clients expect it; `param` and `code` are more than they do."""
     kind = ANTHROPIC_TYPES.get(error.http_status, "api_error")
     fields = error_fields(error) | {"type": kind}
+    if isinstance(error, ThreadNotFound):
+        fields["details"] = {"error_code": error.code}
     return {"type": "error", "error": fields, "request_id": request_id}
 
 
@@ -212,5 +233,5 @@ def _described(**members: Any) -> dict[int | str, dict[str, Any]]:
 
 ERROR_RESPONSES = _described(error=_ERROR)
 ANTHROPIC_ERROR_RESPONSES = _described(
-    type={"const": "error"}, error=_ERROR, request_id=_NAME_OR_NULL
+    type={"const": "error"}, error=_ANTHROPIC_ERROR, request_id=_NAME_OR_NULL
 )

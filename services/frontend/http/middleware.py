@@ -137,8 +137,8 @@ class SiteGuard:
             )
         if not self._guard.admits_page(method, host, origin, headers.get("sec-fetch-site", "")):
             raise PageRefused(
-                f"Pages of {_shown(origin)} may send nothing here: name its host in"
-                " SYMPHONY_ALLOW_HOSTS (up --allow-host) to let them."
+                f"Pages of {_shown(origin)} may send nothing here: name that origin in"
+                " SYMPHONY_CORS_ORIGINS (up --cors) to let them."
             )
 
 

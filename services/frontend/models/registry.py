@@ -18,6 +18,7 @@ from shared.wire.messages import AdapterRef, ModelCard, OneshotCard, Task, Worke
 log = logging.getLogger(__name__)
 
 RETRY_LOAD_S = 10.0
+SHOWN_MAX = 8
 ENDPOINTS: dict[Task | None, str] = {
     None: "/v1/chat/completions and /v1/completions",
     "embed": "/v1/embeddings",
@@ -143,7 +144,7 @@ class Models:
         """
         names = list(self._fleet.models(self._clock.now_ns()))
         if not names:
-            raise NoCapacity("no model can be served now")
+            raise NoCapacity(f"no model can be served now: {self.why_away()}")
         if len(names) > 1:
             raise InvalidRequest("model: there are several, name one", "model")
         return self.get(names[0])
@@ -165,7 +166,7 @@ class Models:
         """
         model = self.get(model_id)
         if self._fleet.card(model.card.model_id, self._clock.now_ns()) is None:
-            raise NoCapacity(f"no worker serves {model_id!r} now")
+            raise self._away(model_id)
         return model
 
     def names(self) -> list[str]:
@@ -178,7 +179,7 @@ class Models:
         waits for it at the scheduler as one does that came before.
 
         Raises:
-            NotFound: no worker serves it or did so lately, and it is not deployed.
+            NotFound: no worker ever named it, it is not deployed, and none is about to load it.
             InvalidRequest: it is a one-shot model.
             NoCapacity: its tokenizer is not loaded yet, or no worker has reported it.
         """
@@ -196,7 +197,7 @@ class Models:
         """The one-shot model that a request names.
 
         Raises:
-            NotFound: no worker serves it or did so lately, and it is not deployed.
+            NotFound: no worker ever named it, it is not deployed, and none is about to load it.
             InvalidRequest: it does something else than `task`.
             NoCapacity: no worker serves it now, or what makes its inputs is not there yet.
         """
@@ -208,17 +209,37 @@ class Models:
             raise self._unknown(model_id)
         self._refuse_other_task(name, task)
         if card is None:
-            raise NoCapacity(f"no worker serves {model_id!r} now")
+            raise self._away(model_id)
         processor = self._processor(card)
         if processor is None:
             raise NoCapacity(f"the files of {model_id!r} are not loaded")
         return OneshotModel(card, processor)
 
     def knows(self, model_id: str) -> bool:
-        """Whether a worker serves a model of this name, for text or not, or did so lately, or the
+        """Whether a worker serves a model of this name, for text or not, or ever did so, or the
         deployment is to serve it.
         """
         return self._is_own(self.own_name(model_id))
+
+    def check_exists(self, model_id: str) -> None:
+        """Check the name of a model for text, whether it can be served now or not.
+
+        Raises:
+            NotFound: there is none.
+            InvalidRequest: it is a one-shot model's.
+        """
+        self._refuse_other_task(self.own_name(model_id))
+        if not self.knows(model_id) and isinstance(error := self._unknown(model_id), NotFound):
+            raise error
+
+    def why_away(self) -> str:
+        """What there is of workers while a model cannot be served."""
+        if loading := self._fleet.loading(self._clock.now_ns()):
+            shown = ", ".join(map(str, loading[:SHOWN_MAX]))
+            return f"still loading: worker {shown}" + (", ..." if loading[SHOWN_MAX:] else "")
+        if not self._fleet.has_report:
+            return "no worker has reported yet: workers are starting, or there are none"
+        return "its workers are away, or have not begun to load"
 
     def is_served(self, model_id: ModelId) -> bool:
         """Whether a worker serves a model for text now."""
@@ -230,9 +251,7 @@ class Models:
         return None if card is None else card.task
 
     def _is_own(self, name: ModelId) -> bool:
-        fleet = self._fleet
-        remembered = fleet.remembered(name) or fleet.oneshot_remembered(name)
-        return remembered is not None or name in self._deployed
+        return self._fleet.knows(name) or name in self._deployed
 
     def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:
         actual = self.task(name)
@@ -245,8 +264,14 @@ class Models:
             return NoCapacity("this frontend has just started and no worker has reported yet")
         is_of_only = name == model_id and name in self._names.others
         if self._is_own(name) or (is_of_only and not self._fleet.models(now_ns)):
-            return NoCapacity(f"no worker serves {model_id!r} now")
+            return self._away(model_id)
+        is_starting = bool(self._fleet.loading(now_ns)) or not self._fleet.has_report
+        if is_starting and not self._deployed:  # it is not known what will be served
+            return self._away(model_id)
         return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
+
+    def _away(self, model_id: str) -> NoCapacity:
+        return NoCapacity(f"no worker serves {model_id!r} now: {self.why_away()}")
 
     def _processor(self, card: OneshotCard) -> ModelTokenizer | ImageProcessor | None:
         if card.modality == "image":

@@ -51,15 +51,17 @@ def num_kept(model: ServedModel, truncation: Truncation, max_tokens: int | None)
     """Tokens that are kept of a prompt, at least one.
 
     Args:
-        max_tokens: that -1 leaves room for, of the reply; None: a part of the context.
+        max_tokens: that -1 leaves room for, of the reply; a part of the context, if this is None or
+            no less than the context.
 
     Raises:
         InvalidRequest: nothing would be left.
     """
     keep, max_model_len = truncation.keep, model.card.max_model_len
     if keep == -1:
-        room = max_model_len // ROOM_PARTS if max_tokens is None else max_tokens
-        keep = max_model_len - max(room, 1)
+        is_limit = max_tokens is not None and max_tokens < max_model_len
+        room = max_tokens if is_limit else max_model_len // ROOM_PARTS
+        keep = max_model_len - max(room or 0, 1)
     if keep < 1:
         raise InvalidRequest(
             f"truncate_prompt_tokens: {truncation.keep} leaves nothing of the prompt",
@@ -69,7 +71,8 @@ def num_kept(model: ServedModel, truncation: Truncation, max_tokens: int | None)
 
 
 def max_new_tokens(asked: int | None, default: int, *, num_prompt: int, max_model_len: int) -> int:
-    """Length the reply may have.
+    """Length the reply may have, never more than there is room for: clients send the limit of the
+    model that they usually ask.
 
     Args:
         asked: the request's own limit; 0: only the prompt is of interest, but one token is
@@ -77,18 +80,16 @@ def max_new_tokens(asked: int | None, default: int, *, num_prompt: int, max_mode
         default: the deployment's, 0 for none.
 
     Raises:
-        InvalidRequest: it does not fit the model together with the prompt.
+        InvalidRequest: the prompt leaves no room for a token.
     """
     room = max_model_len - num_prompt
-    need = asked or 1
-    if need > room:
+    if room < 1:
         raise InvalidRequest(
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {num_prompt + need} tokens ({num_prompt} in the prompt, {need} in the "
-            "completion).",
-            "max_tokens" if num_prompt < max_model_len else "messages",
+            f"This model's maximum context length is {max_model_len} tokens. However, the prompt "
+            f"has {num_prompt} tokens, which leaves none for a reply.",
+            "messages",
             code="context_length_exceeded",
         )
     if asked is not None:
-        return need
+        return min(room, asked or 1)
     return min(room, default) if default else room

@@ -116,7 +116,10 @@ def plan_of(
             num_prompt=len(prompt.tokens),
             max_model_len=model.card.max_model_len,
         )
-        return sampling_params(request.sampling, model, max_tokens=num, held=held)
+        wish = request.sampling
+        if num < wish.min_tokens <= (request.max_tokens or 0):  # there is room for no more
+            wish = replace(wish, min_tokens=num)
+        return sampling_params(wish, model, max_tokens=num, held=held)
 
     return Plan(
         request=request,

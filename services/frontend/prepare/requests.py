@@ -159,6 +159,8 @@ class Conversation:
         tools: as templates take them.
         variables: of the template, by the request's own words.
         effort: how much the model is to think; None: not given.
+        verbosity: how much it is to say; None: not given.
+        thinks: whether it is to think at all; None: not given.
         continue_final: the reply goes on with the last message.
     """
 
@@ -167,6 +169,8 @@ class Conversation:
     tools: Sequence[dict[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
+    verbosity: str | None = None
+    thinks: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final: bool = False
 

@@ -1,10 +1,11 @@
 """A conversation as the model's chat template writes it."""
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from services.frontend.prepare.requests import Conversation
-from services.frontend.rendering.texts import Texts
+from services.frontend.rendering.texts import TOO_LONG, Texts
 from services.frontend.rendering.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 
@@ -15,17 +16,29 @@ TEMPLATE_OWN = (
     "truncation",
 )  # fmt: skip
 NAME_CHARS_MAX = 64
+EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+VERBOSITIES = frozenset({"low", "medium", "high"})
 
 
 async def rendered(texts: Texts, tokenizer: ModelTokenizer, conversation: Conversation) -> str:
-    """A chat's text.
+    """A chat's text. If its template refuses it with the advice on effort and style, as some do for
+    a level that they do not know, it is rendered without.
 
     Raises:
         InvalidRequest: wrong options, or the template refuses the messages.
         NoCapacity: as `Texts.render`.
     """
-    options = template_options(conversation, tokenizer.template_names)
-    return await texts.render(tokenizer, list(conversation.messages), options)
+    names, messages = tokenizer.template_names, list(conversation.messages)
+    options = template_options(conversation, names)
+    plain = replace(conversation, effort=None, verbosity=None, thinks=None)
+    if options == (unadvised := template_options(plain, names)):
+        return await texts.render(tokenizer, messages, options)
+    try:
+        return await texts.render(tokenizer, messages, options)
+    except InvalidRequest as error:
+        if error.code == TOO_LONG:
+            raise
+        return await texts.render(tokenizer, messages, unadvised)
 
 
 def template_options(conversation: Conversation, names: Set[str]) -> dict[str, Any]:
@@ -56,8 +69,7 @@ def template_options(conversation: Conversation, names: Set[str]) -> dict[str, A
             "continue_final_message: not together with add_generation_prompt = true",
             "continue_final_message",
         )
-    if conversation.effort is not None:
-        options = _effort(conversation.effort, names) | options
+    options = {k: v for k, v in _advice(conversation).items() if k in names} | options
     begins = conversation.add_generation_prompt is not False and not continues
     options |= {"add_generation_prompt": begins, "continue_final_message": continues}
     return options | ({"tools": list(conversation.tools)} if conversation.tools else {})
@@ -68,22 +80,18 @@ def _is_idle(name: str, value: Any, known: Sequence[str]) -> bool:
     return name == "enable_thinking" and value is False and name not in known
 
 
-def _effort(effort: str, names: Set[str]) -> dict[str, Any]:
-    """How much a model is to think, in the words of its template.
-
-    Raises:
-        InvalidRequest: it has none for this.
+def _advice(conversation: Conversation) -> dict[str, Any]:
+    """How much a model is to think and say, in templates' words. A level that no API has says
+    nothing.
     """
-    words: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    if known := {name: value for name, value in words.items() if name in names}:
-        return known
-    if effort in {"none", "medium"}:  # nothing, and what clients send by default
-        return {}
-    raise InvalidRequest(
-        "reasoning_effort: the model's template reads neither reasoning_effort nor enable_thinking",
-        "reasoning_effort",
-        "unsupported_value",
-    )
+    advice: dict[str, Any] = {}
+    if conversation.verbosity in VERBOSITIES:
+        advice["verbosity"] = conversation.verbosity
+    if (effort := conversation.effort) in EFFORTS:
+        advice |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if conversation.thinks is not None:
+        advice["enable_thinking"] = conversation.thinks
+    return advice
 
 
 def _is_own(name: str) -> bool:

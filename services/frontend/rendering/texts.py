@@ -39,7 +39,7 @@ class TooManyTokens(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(self, num: int, num_max: int) -> None:
-        super().__init__(f"the prompt has {num} tokens; at most {num_max} are taken", "prompt")
+        super().__init__(f"the prompt has {num} tokens; at most {num_max} are taken", "messages")
 
 
 @dataclass(slots=True)

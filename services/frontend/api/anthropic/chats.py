@@ -5,7 +5,6 @@ from typing import Any
 
 from services.frontend.api.bodies.anthropic import CountTokensBody, Thinking, ToolChoice
 from services.frontend.api.bodies.base import unsupported
-from services.frontend.api.bodies.fields import check
 from services.frontend.api.bodies.text import ToolFunction, session_of, stop_strings
 from services.frontend.api.text.requests import (
     json_format,
@@ -16,6 +15,7 @@ from services.frontend.api.text.requests import (
 from services.frontend.api.text.structure import format_structure
 from services.frontend.core.message_blocks import messages_of
 from services.frontend.core.replies.choice import TextRules
+from services.frontend.http.errors import ThreadNotFound
 from services.frontend.http.request import Origin
 from services.frontend.prepare.messages import chat_messages
 from services.frontend.prepare.requests import (
@@ -27,13 +27,13 @@ from services.frontend.prepare.requests import (
 from shared.errors import InvalidRequest
 
 UNASKED = Thinking(type="disabled")  # Anthropic's models think where they are asked to
-SILENT = {"enable_thinking": False}
 
 
 def message_request(body: CountTokensBody, origin: Origin) -> ChatRequest:
     """What a body asks for.
 
     Raises:
+        ThreadNotFound: it has only the latest messages of a conversation.
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
     conversation, thinking = _conversation(body), body.thinking or UNASKED
@@ -47,7 +47,7 @@ def message_request(body: CountTokensBody, origin: Origin) -> ChatRequest:
         ),
         conversation,
         _tool_request(body),
-        ThoughtRequest(is_shown=thinking.type != "disabled" and thinking.display != "omitted"),
+        ThoughtRequest(is_shown=thinking.is_on and thinking.display != "omitted"),
     )
 
 
@@ -64,12 +64,15 @@ def counted_conversation(body: CountTokensBody) -> Conversation:
 
 
 def _conversation(body: CountTokensBody) -> Conversation:
-    messages, thinking = messages_of(body.messages, body.system), body.thinking or UNASKED
-    variables = SILENT if thinking.type == "disabled" else {}
+    if body.thread is not None and body.thread.type == "continue":
+        raise ThreadNotFound("thread: conversations are not held here; send all messages", "thread")
+    messages = messages_of(body.messages, body.system)
     return Conversation(
         messages=chat_messages(messages),
         tools=template_tools(_functions(body)),
-        variables=variables | (body.chat_template_kwargs or {}),
+        variables=body.chat_template_kwargs or {},
+        effort=_effort(body.output_config),
+        thinks=(body.thinking or UNASKED).is_on,
         continue_final=messages[-1]["role"] == "assistant",
     )
 
@@ -110,13 +113,19 @@ def _tool_choice(choice: ToolChoice) -> Any:
             return kind
 
 
+def _effort(config: dict[str, Any] | None) -> str | None:
+    effort = (config or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise InvalidRequest("output_config.effort: give a string", "output_config.effort")
+    return effort
+
+
 def _format_name(body: CountTokensBody) -> str:
     return "output_config.format" if body.output_format is None else "output_format"
 
 
 def _response_format(body: CountTokensBody) -> dict[str, Any] | None:
     config, name = body.output_config or {}, _format_name(body)
-    check(body.endpoint, {"output_config.effort": config.get("effort")})
     given = config.get("format")
     if body.output_format is not None:
         if given is not None:

@@ -44,10 +44,13 @@ async def open_message(app: App, body: MessagesBody, origin: Origin) -> MessageW
         SymphonyError: it cannot be served as it is.
     """
     model, is_streamed = body.model, bool(body.stream)
+    has_edits = body.context_management is not None
     with errors_named(own_words(body)):
         prepared = await prepare_chat(app, message_request(body, origin))
     generation = Generation(app, prepared.plan)
-    return MessageWriter(generation, model, prepared.reading, is_streamed=is_streamed)
+    return MessageWriter(
+        generation, model, prepared.reading, is_streamed=is_streamed, has_edits=has_edits
+    )
 
 
 @router.post(

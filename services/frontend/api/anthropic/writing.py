@@ -24,14 +24,24 @@ class MessageWriter(ItemsWriter):
     Args:
         model: as the request calls it.
         reading: how the reply is read.
+        has_edits: the request has edits of its context, of which none is made.
     """
 
     def __init__(
-        self, generation: Generation, model: str, reading: Reading, *, is_streamed: bool
+        self,
+        generation: Generation,
+        model: str,
+        reading: Reading,
+        *,
+        is_streamed: bool,
+        has_edits: bool = False,
     ) -> None:
         super().__init__(generation, reading, is_streamed=is_streamed)
         self._model = model
-        self._id = new_id("msg")
+        self._id = new_id("msg", "_")
+        self._edits: dict[str, Any] = {}
+        if has_edits:
+            self._edits["context_management"] = {"applied_edits": []}
 
     def whole(self) -> bytes:
         return orjson.dumps(self._message(self.items, *self._end_reason()))
@@ -43,7 +53,7 @@ class MessageWriter(ItemsWriter):
         reason, stop = self._end_reason()
         delta = {"stop_reason": reason, "stop_sequence": stop}
         return [
-            named_event("message_delta", delta=delta, usage=self._usage()),
+            named_event("message_delta", delta=delta, usage=self._usage(), **self._edits),
             named_event("message_stop"),
         ]
 
@@ -57,7 +67,8 @@ class MessageWriter(ItemsWriter):
         return self._begin_block({"type": "text", "text": ""})
 
     def begin_call(self, call: Call) -> list[bytes]:
-        block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
+        call_id = call.call_id.replace("call_", "toolu_", 1)
+        block = {"type": "tool_use", "id": call_id, "name": call.name, "input": {}}
         return self._begin_block(block)
 
     def add_text(self, kind: TextKind, text: str) -> bytes:
@@ -109,6 +120,7 @@ class MessageWriter(ItemsWriter):
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._usage(),
+            **self._edits,
         }
 
     def _usage(self) -> dict[str, int]:

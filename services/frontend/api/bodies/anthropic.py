@@ -21,10 +21,12 @@ from services.frontend.api.bodies.schemas import (
 from services.frontend.api.bodies.text import (
     STOP_CHARS_MAX,
     STOPS_MAX,
+    THINKING_NOTE,
     TOOL_NAME,
     TOOL_NAME_CHARS_MAX,
     TOOLS_MAX,
     Sampled,
+    ThinkingSwitch,
 )
 from services.frontend.core.message_blocks import THOUGHTS
 
@@ -61,8 +63,9 @@ MESSAGES = array(
 )
 SYSTEM = nullable(_TEXTS)
 FORMAT = record(type=constant("json_schema"), schema=_OBJECT)
-OUTPUT_CONFIG = record({"format": nullable(FORMAT)})
+OUTPUT_CONFIG = record({"format": nullable(FORMAT), "effort": nullable(STRING)})
 MESSAGE = record(
+    {"context_management": record(applied_edits=array(_OBJECT))},
     id=STRING,
     type=constant("message"),
     role=constant("assistant"),
@@ -102,10 +105,13 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
+class Thinking(ThinkingSwitch):
+    display: str | None = None
+
+
+class Thread(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
-    type: Literal["enabled", "adaptive", "disabled"]
-    display: Literal["summarized", "omitted"] | None = None
+    type: Literal["create", "continue"]
 
 
 class CountTokensBody(Sampled):
@@ -132,17 +138,21 @@ class CountTokensBody(Sampled):
     tool_choice: Annotated[
         ToolChoice | None, Note("its type: auto, any, none, or tool with a name", stage="grammar")
     ] = None
-    thinking: Annotated[
-        Thinking | None,
-        Note("as far as the model's template reads enable_thinking", stage="template"),
+    thinking: Annotated[Thinking | None, THINKING_NOTE] = None
+    context_management: Annotated[
+        dict[str, Any] | None, Note("advice: nothing is cleared", stage="answer")
     ] = None
     output_config: Annotated[
         Annotated[dict[str, Any], WithJsonSchema(OUTPUT_CONFIG)] | None,
-        Note("its format: json_schema", stage="grammar"),
+        Note("its format: json_schema; its effort as reasoning_effort in a chat", stage="grammar"),
     ] = None
     output_format: Annotated[
         Annotated[dict[str, Any], WithJsonSchema(FORMAT)] | None,
         Note("the same as output_config.format", stage="grammar"),
+    ] = None
+    thread: Annotated[
+        Thread | None,
+        Note("create; nothing is held, so that continue is 404 thread_not_found", stage="template"),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
 

@@ -110,7 +110,6 @@ def _ignored(names: str, endpoints: Endpoints) -> Iterator[Field]:
     return (Field(name, endpoints, "ignored") for name in names.split())
 
 
-_TEMPLATE_HINT = "give it in chat_template_kwargs"
 _CUT_HINT = "use truncate_prompt_tokens"
 _TEXT_REFUSED = (
     *_refused("use_beam_search", TEXT, False),
@@ -148,13 +147,11 @@ _CHAT_REFUSED = (
     *_refused("functions", CHAT, [], hint="use tools"),
     *_refused("function_call", CHAT, "none", hint="use tool_choice"),
     *_refused("modalities", CHAT, ["text"]),
-    *_refused("audio prediction web_search_options", CHAT),
+    *_refused("audio web_search_options", CHAT),
     *_refused("chat_template", (*TEMPLATE, *ENCODED)),
     *_refused("documents", TEMPLATE, []),
     *_refused("mm_processor_kwargs media_io_kwargs", (*TEMPLATE, *ENCODED), {}),
     *_refused("echo", CHAT, False),
-    *_refused("verbosity", CHAT, "medium", hint=_TEMPLATE_HINT),
-    *_refused("reasoning enable_thinking thinking", CHAT, hint=_TEMPLATE_HINT),
     *_refused("stream_reasoning", CHAT, True),
     *_refused("skip_special_tokens", ("detokenize",), False),
 )
@@ -175,10 +172,8 @@ _RESPONSES_REFUSED = (
     *_refused("media_io_kwargs mm_processor_kwargs", RESPONSES, {}),
 )
 _MESSAGES_REFUSED = (
-    *_refused("output_config.effort", MESSAGES, "high", hint=_TEMPLATE_HINT),
-    *_refused("context_management", MESSAGES, {}, {"edits": []}),
     *_refused("mcp_servers fallbacks", MESSAGES, []),
-    *_refused("container compaction thread", MESSAGES),
+    *_refused("container compaction", MESSAGES),
     *_refused("n", MESSAGES, 1),
     *_refused("stop", MESSAGES, hint="use stop_sequences"),
     *_refused(
@@ -245,8 +240,10 @@ _IGNORED = (
         TEXT,
     ),
     *_ignored("stream_options.include_obfuscation", TEXT),
+    *_ignored("prediction", CHAT),
     *_ignored(
-        "metadata service_tier cache_control speed inference_geo diagnostics billing_policy",
+        "metadata service_tier cache_control speed inference_geo diagnostics billing_policy"
+        " output_config.task_budget",
         MESSAGES,
     ),
     *_ignored("priority additional_data", ONESHOT),

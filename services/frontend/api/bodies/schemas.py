@@ -164,12 +164,13 @@ _USAGE = record(
     prompt_tokens_details=record(
         {"cached_tokens_details": {"type": "object", "additionalProperties": COUNT}},
         cached_tokens=COUNT,
+        cache_write_tokens=COUNT,
     ),
 )
 _FINISH: Schema = {"enum": list(get_args(PublicFinish))}
 _TOKEN_LOGPROB = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
 _TOKENS_LOGPROBS = array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
-_CHAT_LOGPROBS = record(content=_TOKENS_LOGPROBS)
+_CHAT_LOGPROBS = record(content=_TOKENS_LOGPROBS, refusal={"type": "null"})
 _TEXT_LOGPROBS = record(
     text_offset=array(COUNT),
     token_logprobs=array(nullable(NUMBER)),
@@ -262,7 +263,7 @@ RESPONSE = record(
     truncation=STRING,
     usage=nullable(record(
         input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
-        input_tokens_details=record(cached_tokens=COUNT),
+        input_tokens_details=record(cached_tokens=COUNT, cache_write_tokens=COUNT),
         output_tokens_details=record(reasoning_tokens=COUNT),
     )),
 )  # fmt: skip

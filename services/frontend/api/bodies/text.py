@@ -63,12 +63,16 @@ RESERVED = ("tool:", "#")  # before names that the tracker gives
 
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 SIDE_NOTE = Note(values=("left", "right"))
 SCHEMA_NOTE = Note("a JSON schema, or its text")
 RULES_NOTE = Note("rules in Lark's or llama.cpp's words")
 CHOICE_NOTE = Note("auto, none, required, or a function by its name", stage="grammar")
+ADVICE_NOTE = Note("advice, as far as the model's template reads it", stage="template")
+EFFORT_NOTE = Note("its effort: advice, as far as the model's template reads it", stage="template")
+THINKING_NOTE = Note(
+    "advice, as far as the model's template reads enable_thinking", stage="template"
+)
 OWN_NOTE = Note("by administrators; else it is one's own")
 Top = Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE]
 
@@ -241,8 +245,21 @@ class NamedTool(ToolFunction):
 
 
 class Reasoning(BaseModel):
+    """How much to think. Any level is taken: it advises, and may be one of a newer API."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
-    effort: Effort | None = None
+    effort: str | None = None
+
+
+class ThinkingSwitch(BaseModel):
+    """Whether to think, as Anthropic and others write it: any type but `disabled` says yes."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: str
+
+    @property
+    def is_on(self) -> bool:
+        return self.type != "disabled"
 
 
 class TemplateFields(Body):
@@ -267,9 +284,11 @@ class ChatBody(TemplateFields, Generate):
     top_logprobs: Annotated[Top | None, Note(stage="sampling")] = None
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE), CHOICE_NOTE] = None
     parallel_tool_calls: Annotated[bool | None, Note(stage="grammar")] = None
-    reasoning_effort: Annotated[
-        Effort | None, Note("as far as the model's template reads it", stage="template")
-    ] = None
+    reasoning_effort: Annotated[str | None, ADVICE_NOTE] = None
+    verbosity: Annotated[str | None, ADVICE_NOTE] = None
+    reasoning: Annotated[Reasoning | None, EFFORT_NOTE] = None
+    thinking: Annotated[ThinkingSwitch | bool | None, THINKING_NOTE] = None
+    enable_thinking: Annotated[bool | None, ADVICE_NOTE] = None
     include_reasoning: Annotated[bool | None, Note(stage="reply")] = None
     separate_reasoning: Annotated[bool | None, Note(stage="reply")] = None
 
@@ -295,10 +314,7 @@ class ResponsesBody(Sampled):
     truncation: Annotated[Any, Note(values=("disabled", "auto"), stage="fit")] = None
     metadata: Annotated[dict[str, Any] | None, Note(stage="answer")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
-    reasoning: Annotated[
-        Reasoning | None,
-        Note("its effort, as far as the model's template reads it", stage="template"),
-    ] = None
+    reasoning: Annotated[Reasoning | None, EFFORT_NOTE] = None
     previous_response_id: Annotated[
         Id | None, Note("of a response that was stored", stage="template")
     ] = None

@@ -1,5 +1,6 @@
 """Endpoints of one-shot models. An answer that cannot be made is a `SymphonyError`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,19 +184,24 @@ async def rerank(request: Request) -> Response:
 
 
 async def rank(body: RerankBody, context: Context) -> bytes:
-    """The answer of ``rerank``."""
-    model = context.app.models.oneshot(body.model, "rerank")
+    """The answer of ``rerank``: a reranker's scores, or the cosines of embeddings."""
     texts = documents_of(body, context.app.config.inputs_max)
-    inputs = inputs_of(body, texts, "documents", [body.query])
-    results = await run_texts(context, model, body, inputs)
-    scores = [float(values[0]) for values in results.values(model)]
+    if context.app.models.task(body.model) == "embed":
+        names = "query", "documents"
+        scores, num_tokens = await _cosines(body, context, names, [body.query], texts)
+    else:
+        model = context.app.models.oneshot(body.model, "rerank")
+        inputs = inputs_of(body, texts, "documents", [body.query])
+        results = await run_texts(context, model, body, inputs)
+        scores = [float(values[0]) for values in results.values(model)]
+        num_tokens = results.num_tokens
     order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
     shown = body.return_documents is not False
     return dumps(
         {
             "id": new_id("rerank"),
             "model": body.model,
-            "usage": usage(results.num_tokens),
+            "usage": usage(num_tokens),
             "results": [_ranked(i, scores[i], texts[i], shown) for i in order[: body.top_n]],
         }
     )
@@ -249,8 +255,15 @@ def pairs_of(body: ScoreBody, num_max: int) -> tuple[tuple[str, str], list[str],
 
 
 async def _cosines(
-    body: ScoreBody, context: Context, names: tuple[str, str], firsts: list[str], seconds: list[str]
+    body: RerankBody | ScoreBody,
+    context: Context,
+    names: tuple[str, str],
+    firsts: Sequence[str],
+    seconds: Sequence[Text],
 ) -> tuple[list[float], int]:
+    """Of the embeddings of each second text and its first, or the only first one; and how many
+    tokens they have.
+    """
     model = context.app.models.oneshot(body.model, "embed")
     both = inputs_of(body, [*firsts, *seconds], names[1])
     inputs = replace(both, names=names_of(names[0], firsts) + names_of(names[1], seconds))

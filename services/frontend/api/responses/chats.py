@@ -104,6 +104,7 @@ def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Ori
             tools=template_tools(tools),
             variables=body.chat_template_kwargs or {},
             effort=None if body.reasoning is None else body.reasoning.effort,
+            verbosity=_verbosity(body.text),
         ),
         tool_request(tools, _tool_choice(body.tool_choice), body.parallel_tool_calls),
     )
@@ -118,6 +119,11 @@ def _tool_choice(choice: Any) -> Any:
         case _:
             served = 'give "auto", "none", "required", or {"type": "function", "name"}'
             raise unsupported("tool_choice", served)
+
+
+def _verbosity(text: dict[str, Any] | None) -> str | None:
+    given = (text or {}).get("verbosity")
+    return given if isinstance(given, str) else None
 
 
 def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:

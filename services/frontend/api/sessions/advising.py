@@ -52,6 +52,8 @@ async def submit(app: App, advisory: Advisory, place: str, trace: str = "") -> A
     Raises:
         HintsThrottled: too many of its sender's earlier ones came to nothing.
         NoCapacity: no tracker takes it now. The sender is charged a quarter.
+        NotFound: there is no such model.
+        InvalidRequest: the model does not generate text.
     """
     kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
     own = replace(

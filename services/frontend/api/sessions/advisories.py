@@ -71,7 +71,12 @@ async def submit_advisory(request: Request) -> Response:
     )
     note(session_id=body.session_id, model=model_id)
     async with slow_refusals(request):
-        state = await submit(app, advisory, place_of_request(request), span_of(request).trace)
+        try:
+            state = await submit(app, advisory, place_of_request(request), span_of(request).trace)
+        except InvalidRequest as error:
+            if error.param == "model" and body.model_id is not None:
+                error.param = "model_id"
+            raise
     return Json(state, 202)
 
 

@@ -92,7 +92,7 @@ class ChatWriter(ChoicesWriter):
         self._num_sent += len(piece.tokens)
         logprobs = b"null"
         if self._has_logprobs and piece.logprobs:
-            logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
+            logprobs = orjson.dumps(_logprobs([self._entry(e) for e, _ in piece.logprobs]))
         tokens = list(piece.tokens) if self._form.has_token_ids else []
         deltas = [self._delta(part, piece.index) for part in self._parts(piece)]
         reason = self._finish(piece.index, piece.finish)
@@ -126,7 +126,7 @@ class ChatWriter(ChoicesWriter):
                 message["reasoning_content"] = "".join(self._thoughts[index]) or None
             if calls is not None and calls.num:
                 message |= {"content": text or None, "tool_calls": calls.written()}
-            logprobs = {"content": self._entries[index]} if self._has_logprobs else None
+            logprobs = _logprobs(self._entries[index]) if self._has_logprobs else None
             choice = self._whole_choice(index, logprobs, message=message)
             choice["finish_reason"] = self._finish(index, self.generation.choices[index].finish)
             choices.append(choice)
@@ -173,6 +173,10 @@ class ChatWriter(ChoicesWriter):
             tokens = self.generation.plan.prompt_of(index).tokens
             more = b'"prompt_token_ids":%b,' % orjson.dumps(tokens)
         return self._chunk(_choice(index, b'{"role":"assistant","content":""}'), more)
+
+
+def _logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": entries, "refusal": None}
 
 
 def _choice(

@@ -11,7 +11,7 @@ from services.frontend.api.bodies.text import CompletionBody
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import completion_block
-from services.frontend.api.text.requests import completion_request
+from services.frontend.api.text.requests import PROMPT_WORDS, completion_request, errors_named
 from services.frontend.api.text.writing import AnswerFormat, ChoicesWriter, answer_format
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
@@ -39,7 +39,8 @@ async def open_completion(app: App, body: CompletionBody, origin: Origin) -> "Co
         SymphonyError: it cannot be served as it is.
     """
     request, form = await completion_request(body, origin), answer_format(body, body.logprobs)
-    prepared = await prepare_completion(app, request)
+    with errors_named(PROMPT_WORDS):
+        prepared = await prepare_completion(app, request)
     return CompletionWriter(Generation(app, prepared.plan), form, prepared.echoes)
 
 

@@ -160,15 +160,18 @@ class Generation:
         )
         if num_completion is None:
             num_completion = sum(choice.num_completion_tokens for choice in self.choices)
+        details: dict[str, object] = {
+            "cached_tokens": self._num_cached(),
+            "cache_write_tokens": 0,  # what it costs to write to a cache: nothing
+        }
         usage: dict[str, object] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": self._num_cached()},
+            "prompt_tokens_details": details,
         }
         if self.plan.request.shows_tiers:
-            details = {"cached_tokens": self._num_cached(), "cached_tokens_details": self._places()}
-            usage["prompt_tokens_details"] = details
+            details["cached_tokens_details"] = self._places()
         if self.num_thought_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_thought_tokens}
         return usage

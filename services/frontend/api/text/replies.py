@@ -61,7 +61,7 @@ class CallsOfChoice:
                 case Said():
                     yield event
                 case Called(name):
-                    call_id = new_id("call")
+                    call_id = new_id("call", "_")
                     if num_chars := self._tools.family.id_chars:
                         call_id = call_id[-num_chars:]
                     self._calls.append(Call(call_id, name, []))

@@ -18,6 +18,7 @@ from services.frontend.api.bodies.text import (
     CompletionBody,
     Generate,
     Sampled,
+    ThinkingSwitch,
     TokenizeBody,
     Tool,
     ToolFunction,
@@ -49,6 +50,7 @@ from shared.ids import SessionId
 # Of bodies and requests alike; `logprobs` is a truth value in chats.
 SAMPLING_NAMES = [each.name for each in fields(SamplingRequest) if each.name != "logprobs"]
 SHOWN_OF_TOOLS = {"name", "description", "parameters"}
+PROMPT_WORDS = {"messages": "prompt"}  # what a prompt without a template calls its text
 PROMPT_KINDS = "prompt: give text, tokens, or a list of either"
 
 
@@ -64,7 +66,12 @@ def chat_request(body: ChatBody, origin: Origin) -> ChatRequest:
     return ChatRequest(
         generation=replace(generation, max_tokens=body.max_completion_tokens or body.max_tokens),
         tools=tool_request(functions(body.tools), body.tool_choice, body.parallel_tool_calls),
-        conversation=conversation_of(body, body.reasoning_effort),
+        conversation=replace(
+            conversation_of(body),
+            effort=_effort(body),
+            verbosity=body.verbosity,
+            thinks=_thinks(body),
+        ),
         thoughts=ThoughtRequest(
             is_apart=body.separate_reasoning is not False,
             is_shown=body.include_reasoning is not False,
@@ -98,7 +105,18 @@ async def completion_request(body: CompletionBody, origin: Origin) -> Completion
     )
 
 
-def conversation_of(body: ChatBody | TokenizeBody, effort: str | None = None) -> Conversation:
+def _effort(body: ChatBody) -> str | None:
+    if body.reasoning_effort is not None or body.reasoning is None:
+        return body.reasoning_effort
+    return body.reasoning.effort
+
+
+def _thinks(body: ChatBody) -> bool | None:
+    given = body.enable_thinking if body.thinking is None else body.thinking
+    return given.is_on if isinstance(given, ThinkingSwitch) else given
+
+
+def conversation_of(body: ChatBody | TokenizeBody) -> Conversation:
     """What a template is to write out."""
     images: list[Image] | None = [] if isinstance(body, ChatBody) else None
     return Conversation(
@@ -106,7 +124,6 @@ def conversation_of(body: ChatBody | TokenizeBody, effort: str | None = None) ->
         images=images or (),
         tools=template_tools(functions(body.tools)),
         variables=body.chat_template_kwargs or {},
-        effort=effort,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
     )

@@ -9,7 +9,7 @@ from services.frontend.api.bodies.documents import takes
 from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.api.bodies.text import DetokenizeBody, TokenizeBody
-from services.frontend.api.text.requests import conversation_of
+from services.frontend.api.text.requests import PROMPT_WORDS, conversation_of, errors_named
 from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import HeldCapacity
 from services.frontend.http.answers import Json
@@ -44,7 +44,8 @@ async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response
         text = body.prompt or ""
         special = body.add_special_tokens is not False
     tokens_max = app.config.body_values_max  # an answer is as large as a body may be
-    tokens = await app.texts.encode(tokenizer, text, special=special, tokens_max=tokens_max)
+    with errors_named(PROMPT_WORDS if body.messages is None else {}):
+        tokens = await app.texts.encode(tokenizer, text, special=special, tokens_max=tokens_max)
     names: list[str] | None = [] if body.return_token_strs else None
     if names is not None:
         for start in range(0, len(tokens), NAMES_AT_ONCE):

@@ -11,6 +11,7 @@ INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000
 LEARNING_NS = 5_000_000_000  # workers report twice a second; their connections may be new, too
 REMEMBERED_NS = 600_000_000_000
+NAMES_MAX = 4096
 
 
 class Files(NamedTuple):
@@ -52,7 +53,7 @@ class _Seen:
 
 class Fleet:
     """Workers that reported. A worker that is silent for three report intervals is gone. What it
-    served is remembered for ten minutes: it may come back.
+    served is remembered for ten minutes, for it may come back, and the names of models for good.
     """
 
     def __init__(self, started_at_ns: int = 0) -> None:
@@ -62,6 +63,7 @@ class Fleet:
         self._known: dict[ModelId, ModelCard] = {}
         self._known_oneshot: dict[ModelId, OneshotCard] = {}
         self._named_at_ns: dict[ModelId, int] = {}
+        self._names: dict[ModelId, None] = {}  # the one that was named last is the last
         self._asked: set[Files] = set()
         self._catalog = Catalog()
 
@@ -81,15 +83,29 @@ class Fleet:
         effects: list[LoadTokenizer | LoadProcessor] = []
         for card in report.models:
             self._known[card.model_id] = card
-            self._named_at_ns[card.model_id] = now_ns
+            self._name(card.model_id, now_ns)
             if self._is_new(card):
                 effects.append(LoadTokenizer(card))
         for oneshot in report.oneshot:
             self._known_oneshot[oneshot.model_id] = oneshot
-            self._named_at_ns[oneshot.model_id] = now_ns
+            self._name(oneshot.model_id, now_ns)
             if self._is_new(oneshot):
                 effects.append(LoadProcessor(oneshot))
         return effects
+
+    def knows(self, model_id: ModelId) -> bool:
+        """Whether a worker has ever named the model."""
+        return model_id in self._names
+
+    @property
+    def has_report(self) -> bool:
+        """Whether a worker has ever reported."""
+        return self._has_report
+
+    def loading(self, now_ns: int) -> list[WorkerId]:
+        """Live workers that serve nothing yet."""
+        alive = (seen.report for seen in self._seen.values() if seen.alive(now_ns))
+        return sorted(report.worker_id for report in alive if report.state == "loading")
 
     def is_learning(self, now_ns: int) -> bool:
         """Whether this frontend has just started, and no worker has reported yet."""
@@ -168,6 +184,13 @@ class Fleet:
         alive = [seen.report for seen in self._seen.values() if seen.alive(now_ns)]
         workers = {report.worker_id for report in alive if report.state != "loading"}
         return workers, {report.host_id for report in alive if report.has_kvstore}
+
+    def _name(self, model_id: ModelId, now_ns: int) -> None:
+        self._named_at_ns[model_id] = now_ns
+        self._names.pop(model_id, None)
+        self._names[model_id] = None
+        if len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
 
     def _is_new(self, card: ModelCard | OneshotCard) -> bool:
         files = files_of(card)

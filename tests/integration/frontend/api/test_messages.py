@@ -109,7 +109,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 def test_a_message(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario(it: Deployment) -> None:
         said = await ask(it, system="Be kind.", metadata={"user_id": "u"})
-        assert said.pop("id").startswith("msg")
+        assert said.pop("id").startswith("msg_")
         num = len(m.unpack_ints(it.fake.prompts[-1].tokens))
         usage = {
             "input_tokens": num - 3,
@@ -308,17 +308,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "9"}, "max_tokens"),
-    ({"max_tokens": MODEL_LEN}, "max_tokens"),
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop": "x"}, "stop"),
-    ({"thinking": {"type": "deep"}}, "thinking.type"),
+    ({"thinking": {"type": 7}}, "thinking.type"),
     ({"thinking": True}, "thinking"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     ({"output_config": {"format": 7}}, "output_config.format"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ({"output_config": {"format": FORM}}, "output_config.format"),
-    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ({"output_config": {"effort": 7}}, "output_config.effort"),
+    ({"thread": {"type": "resume"}}, "thread.type"),
     ({"output_format": FORM}, "output_format"),
     ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
@@ -346,8 +346,59 @@ def test_what_is_wrong_is_named(nats_server: Server, redis_server: Server, tmp_p
             assert told["error"]["param"] == param, (fields, answer.text)
             named = told["error"]["message"]
             assert named.startswith(param) or "context length" in named, (fields, named)
-        for fields in ({"thinking": {"type": "disabled"}}, {"output_config": {"effort": "high"}}):
-            await ask(it, **fields)
+
+    with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
+
+
+def test_what_only_advises_refuses_nothing(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    """As Claude Code asks, with the limits and levels of other models."""
+    ephemeral = {"cache_control": {"type": "ephemeral"}}
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    fields: dict[str, Any] = {
+        "max_tokens": 32_000,
+        "system": [{"type": "text", "text": "Be kind.", **ephemeral}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", **ephemeral}]}],
+        "tools": [WEATHER | {"eager_input_streaming": True, "defer_loading": False}],
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "output_config": {"effort": "xhigh", "task_budget": {"type": "tokens", "total": 9}},
+        "context_management": edits,
+        "thread": {"type": "create"},
+        "metadata": {"user_id": "u"},
+        "betas": ["claude-code-20250219"],
+    }
+
+    async def scenario(it: Deployment) -> None:
+        said = await ask(it, **fields)
+        num_prompt = len(m.unpack_ints(it.fake.prompts[-1].tokens))
+        assert it.fake.prompts[-1].sampling.max_tokens == MODEL_LEN - num_prompt
+        assert said["context_management"] == {"applied_edits": []}
+        *_, delta, _ = await stream(it, **fields)
+        assert delta["context_management"] == {"applied_edits": []}
+        for advice in ({"output_config": {"effort": "utmost"}}, {"thinking": {"type": "deep"}}):
+            assert "context_management" not in await ask(it, **advice)
+        lost = {"type": "continue", "previous_message_id": said["id"]}
+        answer = await it.http.post(PATH, json=ASKED | {"thread": lost})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (404, "not_found_error")
+        assert error["details"] == {"error_code": "thread_not_found"}, "clients send all of it then"
+        chat = {"model": MODEL, "messages": HI, "max_completion_tokens": 32_000}
+        for advice in (
+            {"reasoning_effort": "utmost"}, {"verbosity": "low"}, {"reasoning": {"effort": "max"}},
+            {"thinking": {"type": "enabled"}}, {"enable_thinking": True}, {"prediction": {}},
+        ):  # fmt: skip
+            answer = await it.http.post("/v1/chat/completions", json=chat | advice)
+            assert answer.status_code == 200, (advice, answer.text)
+        given = {"input": "Hi", "max_output_tokens": 32_000, "text": {"verbosity": "utmost"}}
+        response = {"model": MODEL, "reasoning": {"effort": "utmost"}, **given}
+        answer = await it.http.post("/v1/responses", json=response)
+        assert answer.status_code == 200, answer.text
+        text = {"model": MODEL, "prompt": "Hi", "max_tokens": 32_000}
+        assert (await it.http.post("/v1/completions", json=text)).status_code == 200
+        assert it.fake.prompts[-1].sampling.max_tokens == MODEL_LEN - len("Hi")
+        answer = await it.http.post("/v1/completions", json=text | {"prompt": "Hi" * MODEL_LEN})
+        assert answer.json()["error"]["param"] == "prompt", answer.text
 
     with_deployment(scenario, Reply(), nats_server, redis_server, tmp_path)
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from services.frontend.api.oneshot.endpoints import cosine
 from shared.bus import Bus
 from shared.wire import messages as m
 from shared.wire.subjects import INFERENCE_SUBMIT, INPUT_PULL
@@ -121,6 +122,13 @@ async def check_rerank(it: JobDeployment) -> None:
     assert len(answer["results"]) == 1
     answer = (await it.http.post("/v1/rerank", json=body | {"return_documents": False})).json()
     assert "document" not in answer["results"][0]
+    embedded = (await it.http.post("/v1/rerank", json=body | {"model": "emb"})).json()
+    query, *others = (embedding_of(framed(*words)) for words in ((1, 2), (5,), (1, 2), (2, 9)))
+    cosines = [cosine(np.array(query), np.array(other)) for other in others]
+    assert [entry["index"] for entry in embedded["results"]] == list(np.argsort(cosines)[::-1])
+    scores = [entry["relevance_score"] for entry in embedded["results"]]
+    assert np.allclose(scores, sorted(cosines, reverse=True))
+    assert embedded["usage"]["total_tokens"] == 4 + 3 + 4 + 4
 
 
 async def check_models(it: JobDeployment) -> None:
@@ -138,7 +146,9 @@ async def check_errors(it: JobDeployment) -> None:
         ("/v1/embeddings", EMBED | {"model": "none"}, 404, "model_not_found"),
         ("/v1/embeddings", EMBED | {"model": "cls"}, 400, "wrong_endpoint"),
         ("/v1/classify", EMBED, 400, "wrong_endpoint"),
-        ("/v1/rerank", {"model": "emb", "query": "a", "documents": ["b"]}, 400, "wrong_endpoint"),
+        ("/v1/rerank", {"model": "cls", "query": "a", "documents": ["b"]}, 400, "wrong_endpoint"),
+        ("/v1/rerank", {"model": "emb", "query": "w1", "documents": ["w1", "w1 " * 40]}, 400,
+         "context_length_exceeded"),
         ("/v1/completions", {"model": "emb", "prompt": "a"}, 400, "wrong_endpoint"),
         ("/v1/embeddings", EMBED | {"input": ""}, 400, None),
         ("/v1/embeddings", EMBED | {"input": []}, 400, None),

@@ -222,11 +222,11 @@ def test_usage_tells_where_history_was_if_asked(
         async with deployment(nats_server, redis_server, tmp_path) as it:
             body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}
             usage = (await it.http.post("/v1/completions", json=body)).json()["usage"]
-            assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 0}
             body["return_cached_tokens_details"] = True
             usage = (await it.http.post("/v1/completions", json=body)).json()["usage"]
             places = {"pool": 2, "disk": 4}
-            told = {"cached_tokens": 6, "cached_tokens_details": places}
+            told = {"cached_tokens": 6, "cache_write_tokens": 0, "cached_tokens_details": places}
             assert usage["prompt_tokens_details"] == told
 
     asyncio.run(scenario())

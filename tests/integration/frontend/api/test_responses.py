@@ -207,7 +207,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": 7}}, "text.format"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].name"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
-    ({"max_output_tokens": 100_000}, "max_output_tokens"),
     ({"input": "Hi" * 1000}, "input"),
     ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format"),
     ({"truncation": "middle"}, "truncation"),

@@ -187,9 +187,14 @@ def test_how_much_is_thought_is_said_in_the_templates_words() -> None:
     assert (both["reasoning_effort"], both["enable_thinking"]) == ("none", False)
     assert options("low", "enable_thinking")["enable_thinking"] is True
     assert options("none", "enable_thinking")["enable_thinking"] is False
-    assert "reasoning_effort" not in options("medium")
-    with pytest.raises(InvalidRequest, match="reads neither"):
-        options("high")
+    assert options("max", "reasoning_effort")["reasoning_effort"] == "max"
+    assert options("high").keys() == options("medium").keys() == {
+        "add_generation_prompt", "continue_final_message",
+    }  # fmt: skip
+    assert options("utmost", "reasoning_effort", "enable_thinking") == options("high")
+    brief = Conversation(messages=HI, verbosity="low", thinks=False)
+    named = template_options(brief, frozenset({"verbosity", "enable_thinking"}))
+    assert (named["verbosity"], named["enable_thinking"]) == ("low", False)
     chat = Conversation(messages=HI, effort="none", variables={"enable_thinking": True})
     assert template_options(chat, frozenset({"enable_thinking"}))["enable_thinking"] is True
 

@@ -157,14 +157,20 @@ def test_a_taken_port_is_refused() -> None:
     check_port("127.0.0.1", port)
 
 
-def test_names_to_be_reached_by_are_the_option_s_or_the_setting_s(tmp_path: Path) -> None:
-    def hosts(*given: str) -> str:
-        options = DeploymentOptions(data_dir=tmp_path, allow_hosts=given)
-        plan = plan_deployment(options, 1, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
-        return plan.services[-1].environment["SYMPHONY_ALLOW_HOSTS"]
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [("allow_hosts", "SYMPHONY_ALLOW_HOSTS"), ("cors_origins", "SYMPHONY_CORS_ORIGINS")],
+)
+def test_who_may_come_is_said_by_the_option_or_the_setting(
+    option: str, setting: str, tmp_path: Path
+) -> None:
+    def named(*given: str) -> str:
+        options = DeploymentOptions(data_dir=tmp_path, **{option: given})  # type: ignore[arg-type]
+        plan = plan_deployment(options, 1, {setting: '["a"]'})
+        return plan.services[-1].environment[setting]
 
-    assert json.loads(hosts()) == ["a"]
-    assert json.loads(hosts("b", "c")) == ["b", "c"]
+    assert json.loads(named()) == ["a"]
+    assert json.loads(named("b", "c")) == ["b", "c"]
 
 
 def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_deployment(

@@ -217,9 +217,10 @@ def test_room_for_the_reply() -> None:
     assert room(None, 40) == 10
     assert room(7, 4) == 7
     assert room(0, 4) == 1
-    for asked, num_prompt in ((11, 90), (None, 100)):
+    assert room(11, 0) == room(32_000, 4) == 10
+    for asked in (1, None):
         with pytest.raises(InvalidRequest) as caught:
-            max_new_tokens(asked, 0, num_prompt=num_prompt, max_model_len=100)
+            max_new_tokens(asked, 0, num_prompt=100, max_model_len=100)
         assert caught.value.code == "context_length_exceeded"
 
 

@@ -120,8 +120,6 @@ def test_refused_fields_are_refused_by_name_and_harmless_values_pass(kind: type[
         (CohereEmbedBody, {"truncate": "MIDDLE"}),
         (CohereEmbedBody, {"input_type": "image"}),
         (ChatBody, {"truncation_side": "middle"}),
-        (MessagesBody, {"context_management": {"edits": [{}]}}),
-        (MessagesBody, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ],
 )
 def test_what_was_ignored_in_silence(kind: type[Body], fields: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from services.frontend.api.bodies.fields import parse
 from services.frontend.api.bodies.text import CompletionBody
 from services.frontend.api.text.requests import completion_request
 from services.frontend.http.request import Origin
+from services.frontend.prepare.fit import ROOM_PARTS
 from services.frontend.prepare.requests import Owner
 from services.frontend.prepare.tokenize import TokenizedPrompt, cut
 from shared.blocks import chain_keys, root_key
@@ -55,8 +56,12 @@ def test_keys_and_record_are_of_the_tokens_that_are_served() -> None:
     assert made.num_turns == 3
 
 
-@pytest.mark.parametrize(("keep", "num_new"), [(0, 5), (-1, MODEL_LEN)])
-def test_a_cut_that_leaves_nothing_is_refused(keep: int, num_new: int) -> None:
+def test_a_limit_of_the_whole_context_is_no_limit() -> None:
+    made = cut_to(num_new=MODEL_LEN, truncate_prompt_tokens=-1)
+    assert len(made.tokens) == MODEL_LEN - MODEL_LEN // ROOM_PARTS
+
+
+def test_a_cut_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        cut_to(num_new=num_new, truncate_prompt_tokens=keep)
+        cut_to(num_new=5, truncate_prompt_tokens=0)
     assert caught.value.param == "truncate_prompt_tokens"

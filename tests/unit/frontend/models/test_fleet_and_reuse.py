@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.core.models.fleet import LEARNING_NS, Fleet, LoadTokenizer
+from services.frontend.core.models.fleet import LEARNING_NS, NAMES_MAX, Fleet, LoadTokenizer
 from services.frontend.core.sessions.prompt_reuse import extend_keys, unseen_text
 from shared.blocks import chain_keys, root_key
 from shared.ids import HostId, ModelId, WorkerId
@@ -43,6 +43,11 @@ def test_a_model_without_workers_is_remembered_for_a_while() -> None:
     assert {files.source for files in fleet.files()} == {"/m"}
     fleet.forget_dead(602 * SECOND)
     assert fleet.remembered(ModelId("m")) is None and fleet.files() == set()
+    assert fleet.knows(ModelId("m")) and not fleet.knows(ModelId("n"))
+    many = [replace(CARD, model_id=ModelId(f"m{at}")) for at in range(NAMES_MAX)]
+    fleet.on_report(replace(REPORT, incarnation="b", models=many), 602 * SECOND)
+    assert fleet.knows(ModelId("m0")) and not fleet.knows(ModelId("m"))
+    fleet.forget_dead(1300 * SECOND)
     assert fleet.on_report(replace(REPORT, seq=2), 603 * SECOND) == [LoadTokenizer(CARD)]
 
 

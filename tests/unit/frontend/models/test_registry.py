@@ -179,3 +179,31 @@ def test_a_deployed_model_without_workers_is_away_and_not_unknown() -> None:
             assert unknown.value.code == "model_not_found"
     assert models.names() == [], "what cannot be asked now is not listed"
     assert models.knows("llama") and not models.knows("other")
+    models.check_exists("llama")
+    with pytest.raises(NotFound):
+        models.check_exists("other")
+
+
+def test_a_model_that_a_worker_ever_named_is_away_and_not_unknown(loaded: list[str]) -> None:
+    house = House()
+    card = ModelCard(model_id=ModelId("t"), source="/t", fingerprint="f", max_model_len=9)
+    models, clock = house.models, house.clock
+    clock.advance(3600 * SECOND)
+    with pytest.raises(NoCapacity, match="no worker has reported yet"):
+        models.get("t")
+    models.on_report(replace(REPORT, seq=1, oneshot=[], state="loading"))
+    with pytest.raises(NoCapacity, match=f"still loading: worker {REPORT.worker_id}"):
+        models.get("t")
+    models.on_report(replace(REPORT, seq=2, oneshot=[TEXTS], models=[card]))
+    assert models.get("t").card == card
+    with pytest.raises(NotFound):
+        models.get("other")
+    clock.advance(24 * 3600 * SECOND)
+    models.on_tick()
+    assert models.num_loaded == 0
+    for ask in (models.get, models.served, lambda name: models.oneshot(name, "embed")):
+        for name in ("t", "m"):
+            with pytest.raises(NoCapacity, match="its workers are away"):
+                ask(name)
+        with pytest.raises(NotFound):
+            ask("other")
