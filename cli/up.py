@@ -20,7 +20,7 @@ from cli.base.reporting import (
     for_data_dir,
     quiet_libraries,
 )
-from cli.models.checks import check_models
+from cli.inspection.model_checks import check_models
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.start.options import DeploymentOptions

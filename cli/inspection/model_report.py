@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cli.inspection.capacity import capacity_line, capacity_of
-from cli.models.checks import checkpoint_of, unservable
-from cli.models.memory import check_memory
+from cli.inspection.model_checks import checkpoint_of, unservable
+from cli.inspection.model_memory import check_memory
 from cli.models.names import served_as
 from cli.models.prepare import find_model
 from services.kvstore.core.base.tier_sizes import TierSizes

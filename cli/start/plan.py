@@ -138,9 +138,8 @@ def check_port(host: str, port: int, option: str = "--port") -> None:
     except OSError as error:
         owner = listener(port) if error.errno == errno.EADDRINUSE else None
         by = "" if owner is None else f" by {owner}"
-        raise ConfigError(
-            f"{option} {port}: cannot listen on {host}: {error.strerror}{by}"
-        ) from None
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"{option} {port}: cannot listen on {host}: {why}{by}") from None
 
 
 def plan_deployment(

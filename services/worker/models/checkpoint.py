@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.worker.oneshot.model import GENERATIVE_ENDS
 from shared.errors import ConfigError
 
+# Of architectures that generate text.
+GENERATIVE_ENDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 NAMED_MAX = 3  # tensors in an error
 CONFIG = "config.json"
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"

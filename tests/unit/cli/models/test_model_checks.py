@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from cli.inspection.doctor import examine
-from cli.models import checks, memory
-from cli.models.checks import check_models
-from cli.models.memory import check_memory
+from cli.inspection import model_checks, model_memory
+from cli.inspection.model_checks import check_models
+from cli.inspection.model_memory import check_memory
 from services.worker.config import WorkerConfig
 from services.worker.models.checkpoint import Checkpoint, check_checkpoint
 from services.worker.models.demo_model import make_demo_model
@@ -128,7 +128,7 @@ def test_a_mixture_that_lacks_experts_is_refused_and_a_whole_one_remembered(
 def test_only_models_that_the_user_brings_are_gone_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_check_loading", lambda *args: pytest.fail("it was"))
+    monkeypatch.setattr(model_checks, "_check_loading", lambda *args: pytest.fail("it was"))
     make_demo_model(tmp_path / "symphony-demo")
     check_models(["demo", "minilm", "no/such"], tmp_path, WorkerConfig(), 1, print)
 
@@ -147,7 +147,7 @@ def checkpoint(num_values: int) -> Checkpoint:
 
 
 def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_memory", lambda: Memory(4 * GIB, 1 * GIB))
+    monkeypatch.setattr(model_memory, "measure_memory", lambda: Memory(4 * GIB, 1 * GIB))
     config = WorkerConfig(device="cpu", dtype="bfloat16")
     said = check_memory([checkpoint(GIB)], config)
     assert said == "2.0 GiB of weights and 1.0 GiB of KV, of 4.0 GiB"
