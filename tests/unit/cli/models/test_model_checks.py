@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from cli.inspection.doctor import examine
 from cli.inspection import model_checks, model_memory
+from cli.inspection.doctor import examine
 from cli.inspection.model_checks import check_models
 from cli.inspection.model_memory import check_memory
 from services.worker.config import WorkerConfig
