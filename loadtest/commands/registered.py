@@ -73,7 +73,7 @@ def bench(
     from loadtest.commands.bench import listing, run_bench
     from loadtest.starting import ready_timeout_s as limit
 
-    if name in {"", "list"}:
+    if not name:
         print(listing(as_json=as_json))
         return
     limit.set(ready_timeout_s)

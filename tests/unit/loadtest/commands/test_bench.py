@@ -71,7 +71,7 @@ def test_bench_alone_shows_the_way() -> None:
 
 def test_benchmarks_are_listed_for_whom_they_are() -> None:
     result = runner.invoke(app, ["bench"])
-    assert result.exit_code == 0 and result.stdout == runner.invoke(app, ["bench", "list"]).stdout
+    assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("for ")] == [
         "for users", "for papers", "for developers",
