@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from shared.errors import PeerUnavailable
@@ -9,7 +11,17 @@ from shared.errors import PeerUnavailable
 READY_TIMEOUT_S = 300.0  # in a new environment a worker compiles kernels first
 SAY_EVERY_S = 5.0
 # Of the benchmark that runs, as its user gave it; elsewhere the one above, and nothing is said.
-ready_timeout_s: ContextVar[float | None] = ContextVar("ready_timeout_s", default=None)
+_ready_timeout_s: ContextVar[float | None] = ContextVar("ready_timeout_s", default=None)
+
+
+@contextmanager
+def starts_limited(ready_timeout_s: float) -> Iterator[None]:
+    """Limit every `Waiting` of the body, and show it."""
+    token = _ready_timeout_s.set(ready_timeout_s)
+    try:
+        yield
+    finally:
+        _ready_timeout_s.reset(token)
 
 
 class Waiting:
@@ -20,7 +32,7 @@ class Waiting:
     """
 
     def __init__(self, what: str) -> None:
-        given = ready_timeout_s.get()
+        given = _ready_timeout_s.get()
         self.limit_s = given or READY_TIMEOUT_S
         self._what = what
         self._since = self._said_at = time.monotonic()

@@ -202,10 +202,8 @@ def _served(
         looks += [("KV cache", partial(_held, data_dir)), ("model", describe_family)]
     engine: list[Finding] = []
     if config.engine == "vllm":
-        engine, looks = (
-            [_vllm(describe_vllm)],
-            [("files", describe_files), ("model", _left_to_vllm)],
-        )
+        engine = [_vllm(describe_vllm)]
+        looks = [("files", describe_files), ("model", _left_to_vllm)]
     return engine + [
         _look(subject, look, source, data_dir / "models", config)
         for source in wanted

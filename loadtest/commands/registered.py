@@ -71,13 +71,12 @@ def bench(
         print(context.get_help())
         return
     from loadtest.commands.bench import listing, run_bench
-    from loadtest.starting import ready_timeout_s as limit
+    from loadtest.starting import starts_limited
 
     if not name:
         print(listing(as_json=as_json))
         return
-    limit.set(ready_timeout_s)
-    with errors_in_a_line():
+    with errors_in_a_line(), starts_limited(ready_timeout_s):
         run_bench(name, [*context.args, *(["--help"] if wants_help else [])], as_json=as_json)
 
 
