@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from cli.base.children import python_path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
@@ -103,11 +104,14 @@ def fetch_config(hub_id: str) -> Path:
     Raises:
         ConfigError: there is none, or the hub cannot be asked.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
+    # The base of what its HTTP client raises, whichever client that is.
+    connection_error = cast(type[Exception], errors.HfHubHTTPError.__bases__[0])
     try:
+        get_hf_file_metadata(hf_hub_url(hub_id, CONFIG))  # once: a download tries again and again
         return Path(hf_hub_download(hub_id, CONFIG))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (connection_error, OSError, ValueError, RuntimeError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"--model {hub_id}: none of {', '.join(NAMES)}, no folder here, and no config of it "

@@ -24,14 +24,18 @@ WEIGHTS = "model.safetensors"
 GIB = 1024**3
 
 
+def settings(**values: Any) -> WorkerConfig:
+    return WorkerConfig(**values)
+
+
 def change_config(folder: Path, **values: object) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
-def refused(folder: Path, words: str, **settings: Any) -> None:
+def refused(folder: Path, words: str) -> None:
     """By `up`, at once, and by `doctor` in the same words."""
-    config = WorkerConfig(data_dir=folder.parent, **settings)
+    config = settings(data_dir=folder.parent)
     with pytest.raises(ConfigError, match=words) as caught:
         check_models([str(folder)], folder.parent, config, 1, print)
     assert "\n" not in caught.value.message
@@ -113,7 +117,7 @@ def test_a_mixture_that_lacks_experts_is_refused_and_a_whole_one_remembered(
     folder = tmp_path / "mine"
     MixtralForCausalLM(config).save_pretrained(folder)
     said: list[str] = []
-    wanted = WorkerConfig(data_dir=tmp_path)
+    wanted = settings(data_dir=tmp_path)
     check_models([str(folder)], tmp_path, wanted, 1, said.append)
     check_models([str(folder)], tmp_path, wanted, 1, said.append)
     assert said == ["checking mine (some seconds, once for these files)"]
@@ -130,16 +134,16 @@ def test_only_models_that_the_user_brings_are_gone_through(
 ) -> None:
     monkeypatch.setattr(model_checks, "_check_loading", lambda *args: pytest.fail("it was"))
     make_demo_model(tmp_path / "symphony-demo")
-    check_models(["demo", "minilm", "no/such"], tmp_path, WorkerConfig(), 1, print)
+    check_models(["demo", "minilm", "no/such"], tmp_path, settings(), 1, print)
 
 
 def test_vllm_takes_what_is_quantized_and_nothing_damaged(tmp_path: Path) -> None:
     folder = make_demo_model(tmp_path / "mine")
     change_config(folder, quantization_config={"quant_method": "awq"})
-    check_models([str(folder)], tmp_path, WorkerConfig(engine="vllm"), 1, print)
+    check_models([str(folder)], tmp_path, settings(engine="vllm"), 1, print)
     (folder / WEIGHTS).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"model\.safetensors: damaged"):
-        check_models([str(folder)], tmp_path, WorkerConfig(engine="vllm"), 1, print)
+        check_models([str(folder)], tmp_path, settings(engine="vllm"), 1, print)
 
 
 def checkpoint(num_values: int) -> Checkpoint:
@@ -148,7 +152,7 @@ def checkpoint(num_values: int) -> Checkpoint:
 
 def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_memory, "measure_memory", lambda: Memory(4 * GIB, 1 * GIB))
-    config = WorkerConfig(device="cpu", dtype="bfloat16")
+    config = settings(device="cpu", dtype="bfloat16")
     said = check_memory([checkpoint(GIB)], config)
     assert said == "2.0 GiB of weights and 1.0 GiB of KV, of 4.0 GiB"
     check_memory([checkpoint(GIB)], config, num_workers=2)
@@ -178,7 +182,7 @@ def test_what_a_gpu_has_not_free_is_refused(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    config = WorkerConfig(dtype="bfloat16")
+    config = settings(dtype="bfloat16")
     if words is None:
         assert "fit into a GPU" in check_memory([checkpoint(GIB)], config)
         return
@@ -192,10 +196,10 @@ def test_an_unknown_name_lists_the_built_in_ones(
 ) -> None:
     from cli.models.prepare import prepare_model
 
-    def away(hub_id: str, name: str) -> str:
-        raise OSError(f"no {name} of {hub_id}\nand more")
+    def away(url: str) -> None:
+        raise OSError(f"no {url.rsplit('/', maxsplit=1)[-1]} of {url.split('/')[3]}\nand more")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", away)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", away)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=re.escape("demo, smollm2-135m, minilm")) as caught:
         prepare_model("smolm2", tmp_path, print)

@@ -80,6 +80,7 @@ def test_a_folder_without_a_model_and_another_file_are_refused(tmp_path: Path) -
 def test_folders_and_hub_ids_are_taken_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url: None)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub_id, name: f"/{hub_id}/{name}")
     (tmp_path / "config.json").write_text("{}")
     assert prepare_model(str(tmp_path), tmp_path, print) == str(tmp_path.resolve())

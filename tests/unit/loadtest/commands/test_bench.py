@@ -2,7 +2,7 @@
 
 import json
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +86,7 @@ def test_one_option_limits_every_start_and_the_wait_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(starting.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("loadtest.starting.time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     def start(argv: list[str]) -> dict[str, Any]:
         waiting = starting.Waiting("it is ready")
