@@ -20,6 +20,7 @@ from cli.base.reporting import (
     for_data_dir,
     quiet_libraries,
 )
+from cli.inspection.model_checks import check_models
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.start.options import DeploymentOptions
@@ -46,6 +47,11 @@ def check_options(options: DeploymentOptions) -> None:
         raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
     if options.engine == "vllm" and options.emulate is not None:
         raise ConfigError("--engine vllm: --emulate is for the other engine")
+    if options.models and options.emulate is not None:
+        raise ConfigError(
+            f"--model {options.models[0]}: with --emulate no model is loaded, emulated ones are "
+            "served in its place: leave out one of the two"
+        )
     for source in options.models:
         check_model(source)
     check_names(options.served_names, num_models=len(options.models))
@@ -118,7 +124,8 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     if options.emulate is not None or not options.num_workers:
         check_offers(options.adapters, ())
         return replace(options, adapters=fetch_offers(options.adapters, kept, reporter.progress))
-    wanted = options.models or tuple(load_config(WorkerConfig).models)
+    config = load_config(WorkerConfig)
+    wanted = options.models or tuple(config.models)
     wanted = wanted or models_for(options.adapters)
     check_offers(options.adapters, [served_as(each) for each in wanted])
     adapters = fetch_offers(options.adapters, kept, reporter.progress)
@@ -126,6 +133,9 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
         models = prepare_models(wanted, kept, reporter.progress)
     else:
         models = (prepare_default(kept, reporter.progress),)
+    overrides = {"engine": options.engine} | ({"dtype": options.dtype} if options.dtype else {})
+    config = config.model_copy(update=overrides)
+    check_models(wanted or models, kept, config, options.num_workers_in_all, reporter.progress)
     make_offers(adapters, models)
     python = ""
     if options.engine == "vllm":

@@ -20,12 +20,12 @@ from cli.base.runfile import RunState, read_run_state, running_deployment
 from cli.down import clear_away
 from cli.start.credentials import nkey_file
 from cli.supervisor.deployment import last_line
+from loadtest.starting import READY_TIMEOUT_S, Waiting
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, TenantId
 
 MODEL = "demo"
 MODEL_OPTIONS = {"--model", "--emulate", "--no-worker"}  # options that say what workers serve
-START_TIMEOUT_S = 300.0  # in a new environment a worker compiles kernels first
 STOP_TIMEOUT_S = 30.0
 POLL_S, POLL_MAX_S = 0.05, 0.25
 UP_LOG = "up.log"
@@ -45,7 +45,7 @@ def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def symphony(
-    *arguments: str, timeout_s: float = START_TIMEOUT_S, env: Mapping[str, str] | None = None
+    *arguments: str, timeout_s: float = READY_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
     return subprocess.run(
@@ -60,7 +60,7 @@ def symphony(
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S
+    condition: Callable[[], bool], what: str, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
     """Poll until `condition` holds: the longer it takes, the more rarely, since to ask every
     process of a deployment takes it, too, from what is waited for.
@@ -143,7 +143,10 @@ class Deployment:
             env=self._environment,
         )
         try:
-            wait_until(self._is_ready_or_ended, "the deployment is ready")
+            waiting = Waiting("the deployment is ready")
+            while not self._is_ready_or_ended():
+                waiting.check()
+                time.sleep(POLL_S)
             if self.process.poll() is not None:
                 why = last_line(self.logs / UP_LOG)
                 raise PeerUnavailable(f"the deployment ended before it was ready: {why}")

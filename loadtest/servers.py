@@ -11,6 +11,7 @@ from cli.base.children import (
     is_listening,
     start_child,
 )
+from loadtest.starting import Waiting
 from shared.errors import PeerUnavailable
 
 
@@ -48,19 +49,15 @@ def start_redis(
     )  # fmt: skip
 
 
-def wait_for_port(
-    child: subprocess.Popen[bytes], port: int, name: str, timeout_s: float = 20.0
-) -> None:
+def wait_for_port(child: subprocess.Popen[bytes], port: int, name: str) -> None:
     """Block until `child` accepts connections on loopback `port`.
 
     Raises:
         PeerUnavailable: it exited or did not listen in time.
     """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    waiting = Waiting(f"{name} listens on port {port}")
+    while not is_listening(port):
         if (code := child.poll()) is not None:
             raise PeerUnavailable(f"{name} ended at once with status {code}")
-        if is_listening(port):
-            return
+        waiting.check()
         time.sleep(0.02)
-    raise PeerUnavailable(f"{name} did not listen on port {port} within {timeout_s:g} s")

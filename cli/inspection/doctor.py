@@ -17,7 +17,13 @@ from pathlib import Path
 from cli.base.children import find_nats_server, find_redis_server
 from cli.base.reporting import out
 from cli.base.runfile import is_locked, read_run_state
-from cli.inspection.model_report import describe_family, describe_kv, describe_targets
+from cli.inspection.model_report import (
+    describe_family,
+    describe_files,
+    describe_kv,
+    describe_memory,
+    describe_targets,
+)
 from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.start.hosts import SHARED_MEMORY
@@ -190,12 +196,14 @@ def _served(
     except ConfigError as error:
         return [Finding("adapters", False, error.message)]
     wanted = models or config.models or (DEFAULT,)
-    looks: list[tuple[str, Look]] = [("adapters", describe_targets)]
+    looks: list[tuple[str, Look]] = [("files", describe_files), ("adapters", describe_targets)]
     if models:  # asked for: it may take some seconds
+        looks[1:1] = [("memory", describe_memory)]
         looks += [("KV cache", partial(_held, data_dir)), ("model", describe_family)]
     engine: list[Finding] = []
     if config.engine == "vllm":
-        engine, looks = [_vllm(describe_vllm)], [("model", _left_to_vllm)]
+        engine = [_vllm(describe_vllm)]
+        looks = [("files", describe_files), ("model", _left_to_vllm)]
     return engine + [
         _look(subject, look, source, data_dir / "models", config)
         for source in wanted

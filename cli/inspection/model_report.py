@@ -1,11 +1,13 @@
 """What `symphony doctor` says of a model that `up` would serve, from what is on this machine alone:
-what adapters may target, and whether it is computed as transformers computes it.
+its files, what it needs and may be adapted by, and whether a worker would load it.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 
 from cli.inspection.capacity import capacity_line, capacity_of
+from cli.inspection.model_checks import checkpoint_of, unservable
+from cli.inspection.model_memory import check_memory
 from cli.models.names import served_as
 from cli.models.prepare import find_model
 from services.kvstore.core.base.tier_sizes import TierSizes
@@ -13,6 +15,8 @@ from services.worker.config import WorkerConfig
 from services.worker.load import CPU_KV_BYTES
 from shared.errors import ConfigError, SymphonyError
 from shared.wire.messages import KvPool, KvStats, LoraCard, LoraTarget
+
+WITHOUT_TORCH = "not known without torch, which `up` installs"
 
 
 def describe_targets(source: str, kept: Path, config: WorkerConfig) -> str:
@@ -35,28 +39,49 @@ def describe_targets(source: str, kept: Path, config: WorkerConfig) -> str:
     return "it takes none" if card is None else _text_of(card)
 
 
-def describe_family(source: str, kept: Path, config: WorkerConfig) -> str:
-    """The model's family, and in which ways it was verified against transformers. Takes a second,
-    and compiles nothing.
+def describe_files(source: str, kept: Path, config: WorkerConfig) -> str:
+    """How many tensors and bytes its files have, which are whole and not quantized.
 
-    Args, Raises: as `describe_targets`; ConfigError, too, if a worker would refuse it.
+    Args, Raises: as `describe_targets`; ConfigError, too, if a worker would refuse them.
     """
-    otherwise = "a one-shot model, which transformers itself computes"
-    folder, unknown = _generative_folder(source, kept, config, otherwise)
+    folder = find_model(source, kept)
     if folder is None:
-        return unknown
-    from services.worker.device.verify import verify_source
+        return _not_here(source)
+    checkpoint = checkpoint_of(source, folder, config)
+    if not checkpoint.num_bytes:
+        return "its weights are not here yet: `up` fetches them"
+    count = f"{checkpoint.num_tensors:,} tensors, " if checkpoint.num_tensors else ""
+    return f"{count}{checkpoint.num_bytes / 1e6:,.1f} MB"
+
+
+def describe_memory(source: str, kept: Path, config: WorkerConfig) -> str:
+    """What it needs of this machine's memory, or of a GPU's.
+
+    Args, Raises: as `describe_files`.
+    """
+    folder = find_model(source, kept)
+    if folder is None:
+        return _not_here(source)
+    return check_memory([checkpoint_of(source, folder, config)], config)
+
+
+def describe_family(source: str, kept: Path, config: WorkerConfig) -> str:
+    """The model's family, in which ways it was verified against transformers, and that all of its
+    weights are there. Takes some seconds, and compiles nothing.
+
+    Args, Raises: as `describe_files`.
+    """
+    folder = find_model(source, kept)
+    if folder is None:
+        return _not_here(source)
+    if find_spec("torch") is None:
+        return WITHOUT_TORCH
+    from services.worker.dry_load import dry_load
 
     try:
-        checked = verify_source(folder, config.layers)
+        return dry_load(config, served_as(source), str(folder))
     except SymphonyError as error:
-        raise ConfigError(f"{source} cannot be served: {error.message}") from None
-    if checked is None:
-        raise ConfigError(f"{source} cannot be served: transformers has no decoder for its config")
-    return (
-        f"{checked.family}, computed as transformers computes it (small models of this config, "
-        f"{', '.join(checked.ways)}; log-probabilities differ by {checked.worst:.0e} at most)"
-    )
+        raise unservable(source, error.message) from None
 
 
 def describe_kv(source: str, kept: Path, config: WorkerConfig, sizes: TierSizes) -> str:
@@ -103,15 +128,20 @@ def _generative_folder(
     """Where the model's files are, if it generates text; else None and what to say instead."""
     folder = find_model(source, kept)
     if folder is None:
-        return None, "not known before the model is here: `up` fetches it"
+        return None, _not_here(source)
     if find_spec("torch") is None:
-        return None, "not known without torch, which `up` installs"
+        return None, WITHOUT_TORCH
     from services.worker.load_oneshot import find_tasks
 
     model_id = served_as(source)
     named = {name: task for name, task in config.tasks.items() if name == model_id}
     tasks = find_tasks(config.model_copy(update={"tasks": named}), [(model_id, str(folder))])
     return (str(folder), "") if tasks[model_id] == "generate" else (None, otherwise)
+
+
+def _not_here(source: str) -> str:
+    verb = "converts" if source.endswith(".gguf") else "fetches"
+    return f"not known before the model is here: `up` {verb} it"
 
 
 def _text_of(card: LoraCard) -> str:

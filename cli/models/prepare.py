@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from cli.base.children import python_path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
@@ -20,6 +21,8 @@ from shared.errors import ConfigError, SymphonyError
 
 # Part of a converted folder's name: count it up when conversion changes, and old ones are left.
 CONVERSION = 2
+GGUF = b"GGUF"
+CONFIG = "config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 Say = Callable[[str], None]
@@ -42,6 +45,9 @@ def check_model(source: str) -> None:
             raise ConfigError(
                 f"--model {source}: a file; give a .gguf file, or the folder that holds config.json"
             )
+        with path.open("rb") as file:
+            if file.read(len(GGUF)) != GGUF:
+                raise ConfigError(f"--model {source}: not a GGUF file: it does not begin as one")
     elif source.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(source):
         raise ConfigError(
             f"--model {source}: no such folder or file, and none of {', '.join(NAMES)}"
@@ -56,7 +62,7 @@ def prepare_models(sources: Sequence[str], models: Path, say: Say) -> tuple[str,
         say: called with progress.
 
     Raises:
-        SymphonyError: one cannot be had.
+        SymphonyError: one cannot be had, or is none of the hub's.
     """
     return tuple(prepare_model(source, models, say) for source in sources)
 
@@ -81,7 +87,36 @@ def prepare_model(source: str, models: Path, say: Say) -> str:
         return str(make_demo_model(models / DEMO_MODEL_ID))
     if source in PACKAGED:
         return str(packaged_model(PACKAGED[source], models, say))
+    if find_model(source, models) is None:
+        fetch_config(source)
     return source
+
+
+def is_folder(source: str) -> bool:
+    """Whether `--model` names a folder, whose files may be anything."""
+    return Path(source).expanduser().is_dir()
+
+
+def fetch_config(hub_id: str) -> Path:
+    """The `config.json` of a model of the hub, which comes first: it is small, and says whether
+    there is such a model, and what it is.
+
+    Raises:
+        ConfigError: there is none, or the hub cannot be asked.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    # The base of what its HTTP client raises, whichever client that is.
+    connection_error = cast(type[Exception], errors.HfHubHTTPError.__bases__[0])
+    try:
+        get_hf_file_metadata(hf_hub_url(hub_id, CONFIG))  # once: a download tries again and again
+        return Path(hf_hub_download(hub_id, CONFIG))
+    except (connection_error, OSError, ValueError, RuntimeError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"--model {hub_id}: none of {', '.join(NAMES)}, no folder here, and no config of it "
+            f"can be had from Hugging Face: {first_line}"
+        ) from None
 
 
 def find_model(source: str, models: Path) -> Path | None:

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import takewhile
 
 from shared.errors import ConfigError
+from shared.runtime.memory import Memory
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 20.0  # for the driver's tool
@@ -74,6 +75,21 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
             f"({VISIBLE} says which to use, SYMPHONY_DEVICE=cpu that none is)"
         )
     return listed
+
+
+def free_memory(gpu: str) -> Memory | None:
+    """What a GPU has now; None: the driver does not say, as of one that is divided.
+
+    Args:
+        gpu: as `visible_gpus` names it.
+    """
+    tool = shutil.which("nvidia-smi")
+    if tool is None or gpu.startswith("MIG"):
+        return None
+    fields = "--query-gpu=memory.total,memory.free"
+    said = _output([tool, fields, "--format=csv,noheader,nounits", "-i", gpu]) or ""
+    numbers = re.fullmatch(r"(\d+), (\d+)", said.strip())
+    return Memory(int(numbers[1]) << 20, int(numbers[2]) << 20) if numbers else None
 
 
 def _chosen(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 starting.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from subprocess import Popen
 from urllib.parse import quote
 
 from cli.base.children import python_path, start_child, start_nats_by, start_redis_by
+from cli.base.listeners import listener
 from cli.models.names import served_as
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
@@ -120,17 +122,24 @@ def check_size(options: DeploymentOptions) -> None:
         )
 
 
-def check_port(host: str, port: int) -> None:
-    """See that the frontend will be able to listen.
+def check_port(host: str, port: int, option: str = "--port") -> None:
+    """See that a service will be able to listen.
+
+    Args:
+        option: that gives the port.
 
     Raises:
-        ConfigError: the port is taken, or the address is not this machine's.
+        ConfigError: the port is taken, and by which process, if it is one of this user's; or the
+            address is not this machine's. Names the option.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        owner = listener(port) if error.errno == errno.EADDRINUSE else None
+        by = "" if owner is None else f" by {owner}"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"{option} {port}: cannot listen on {host}: {why}{by}") from None
 
 
 def plan_deployment(

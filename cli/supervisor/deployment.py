@@ -34,7 +34,6 @@ from cli.start.plan import (
     ChildPlan,
     DeploymentPlan,
     check_data_dir,
-    check_port,
     check_size,
     plan_deployment,
 )
@@ -44,6 +43,7 @@ from cli.supervisor.asking import Asking
 from cli.supervisor.liveness import Liveness, Round
 from cli.supervisor.preflight import (
     check_addresses,
+    check_machine,
     check_nats,
     check_settings,
     frontend_config,
@@ -106,7 +106,6 @@ def run_deployment(
     check_data_dir(options.data_dir)
     lock = take_lock(options.data_dir)
     try:
-        remove_arenas(options.host_id)  # of a killed deployment, which may have had more hosts
         plan, config = _checked_plan(options)
         on_accepted()
         prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
@@ -133,7 +132,8 @@ def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherC
         http_cert_file=None if tls_files is None else tls_files[0].resolve(),
     )
     tenants_of(plan)
-    check_port(options.host, options.port)
+    remove_arenas(options.host_id)  # of a killed deployment, which may have had more hosts
+    check_machine(plan, options)
     for host in options.hosts:
         check_private(host.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:

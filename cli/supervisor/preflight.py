@@ -7,10 +7,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from cli.base.config import LauncherConfig
 from cli.inspection.snapshot import redis_trouble
 from cli.start.options import DeploymentOptions
-from cli.start.plan import ChildPlan, DeploymentPlan
+from cli.start.plan import ChildPlan, DeploymentPlan, check_port
 from services.frontend.config import FrontendConfig
 from services.frontend.tenants.auth import load_keyring
 from services.kvstore.config import KvstoreConfig
+from services.kvstore.room import decide_sizes
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.worker.config import WorkerConfig
@@ -19,7 +20,12 @@ from shared.errors import ConfigError, PeerUnavailable
 from shared.ids import TenantId, tenant_token
 from shared.runtime.access import NatsAccess, RedisAccess
 from shared.runtime.config import ServiceConfig, load_config
-from shared.runtime.urls import check_nats_url, check_redis_url, hide_password
+from shared.runtime.urls import (
+    check_nats_url,
+    check_redis_url,
+    hide_password,
+    split_address,
+)
 
 NATS_PATIENCE_S = 10.0
 SECRETS = ("username", "password")
@@ -59,6 +65,25 @@ def check_settings(plan: DeploymentPlan) -> LauncherConfig:
     for child in plan.services:
         _check_service(child)
     return config
+
+
+def check_machine(plan: DeploymentPlan, options: DeploymentOptions) -> None:
+    """See that the ports that services are to listen on are free, and that there is room for every
+    host's tiers.
+
+    Raises:
+        ConfigError: it is not so; names the option or setting.
+    """
+    check_port(options.host, options.port)
+    for child in plan.services:
+        config = load_config(CONFIGS[child.service], child.environment)
+        if config.metrics_port:
+            check_port(config.metrics_address, config.metrics_port, "SYMPHONY_METRICS_PORT")
+        if isinstance(config, KvstoreConfig):
+            host, port = split_address(config.peer_listen)
+            if config.peer_secret_file is not None and port:
+                check_port(host, port, "SYMPHONY_PEER_LISTEN")
+            decide_sizes(config)
 
 
 def tenants_of(plan: DeploymentPlan) -> frozenset[TenantId]:

@@ -27,7 +27,6 @@ from loadtest.servers import wait_for_port
 PATH = "/v1/chat/completions"
 ROUNDS = 3
 STREAM_ROUNDS = 3  # in one
-START_TIMEOUT_S = 120.0
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _measure_both(args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "loadtest.bench.bare_app", str(bare_port)]
         bare = start_child(command, log_path=deployment.logs / "bare.log")
         try:
-            wait_for_port(bare, bare_port, "the bare route", START_TIMEOUT_S)
+            wait_for_port(bare, bare_port, "the bare route")
             return _measure(args, bare_port, deployment.port)
         finally:
             stop_child(bare)

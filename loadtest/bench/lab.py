@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cli.base.children import free_port, start_child, stop_child
 from loadtest.servers import start_nats, start_redis, wait_for_port
+from loadtest.starting import Waiting
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId, new_id
@@ -54,7 +55,6 @@ from shared.wire.subjects import (
 
 M = TypeVar("M")
 
-START_TIMEOUT_S = 120.0
 HOST_ID = HostId("lab")
 STATS_S = 2.0  # for the answer of a kvstore
 LOOK_S = 1.0  # whether the worker of a turn that waits still runs
@@ -224,13 +224,15 @@ class Lab:
     async def wait_resident(self, adapter: AdapterRef) -> None:
         """Wait until an adapter is in the worker's pool as a whole."""
         assert self._report is not None, "no worker"
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while adapter.adapter_hash not in unpack_hashes(self._report.adapters):
-                await self._next_report()
+        waiting = Waiting("the worker has the adapter")
+        while adapter.adapter_hash not in unpack_hashes(self._report.adapters):
+            await self._next_report(waiting)
 
-    async def _next_report(self) -> None:
+    async def _next_report(self, waiting: Waiting) -> None:
         self._reported.clear()
-        await self._reported.wait()
+        while not await wait_set(self._reported, LOOK_S):
+            waiting.check()
+        waiting.check()
 
     async def kv_stats(self) -> KvStats:
         """What the host's kvstore holds."""
@@ -250,18 +252,17 @@ class Lab:
 
     async def wait_written(self) -> None:
         """Wait until the kvstore has all that the worker has."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            await self._next_report()  # one may have been on its way
-            await self._next_report()
-            while self._report is None or self._report.num_pages_dirty:
-                await self._next_report()
+        waiting = Waiting("the kvstore has all that the worker has")
+        await self._next_report(waiting)  # one may have been on its way
+        await self._next_report(waiting)
+        while self._report is None or self._report.num_pages_dirty:
+            await self._next_report(waiting)
 
     async def wait_durable(self, num_blocks: int) -> None:
         """Wait until the kvstore has so many blocks on disk."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = Waiting(f"{num_blocks} blocks are on disk")
         while (await self.kv_stats()).disk_blocks < num_blocks:
-            if time.monotonic() > deadline:
-                raise PeerUnavailable(f"{num_blocks} blocks did not reach the disk")
+            waiting.check()
             await asyncio.sleep(0.05)
 
     async def wait_connected(self) -> None:
@@ -279,9 +280,9 @@ class Lab:
 
     async def starts(self) -> dict[str, int]:
         """How many first tokens on adapters there were so far, by how those were come to."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            for _ in range(2):  # figures come with reports, and one may be in flight
-                await self._next_report()
+        waiting = Waiting("the worker reports")
+        for _ in range(2):  # figures come with reports, and one may be in flight
+            await self._next_report(waiting)
         name = "symphony_adapter_first_token_seconds_count{"
         return {
             line.split('start="')[1].split('"')[0]: int(float(line.rsplit(" ", 1)[1]))
@@ -305,8 +306,8 @@ class Lab:
         return [stalls[layer] for layer in sorted(stalls)]
 
     async def _wait(self, service: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
+        waiting = Waiting(f"{service} is ready")
+        while True:
             if (code := self._children[service].poll()) is not None:
                 last = self._logged(service).strip().splitlines()[-1:]
                 raise PeerUnavailable(f"{service} ended with status {code}: {last}")
@@ -315,14 +316,13 @@ class Lab:
                     return
             elif service == "kvstore" and await self._ask_kvstore() is not None:
                 return
+            waiting.check()
             await asyncio.sleep(0.05)
-        raise PeerUnavailable(f"{service} was not ready within {START_TIMEOUT_S:g} s")
 
     async def _wait_for_log(self, service: str, text: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = Waiting(f"{service} logs {text!r}")
         while text not in self._logged(service):
-            if time.monotonic() > deadline:
-                raise PeerUnavailable(f"{service} did not say {text!r}")
+            waiting.check()
             await asyncio.sleep(0.05)
 
     def _logged(self, service: str) -> str:

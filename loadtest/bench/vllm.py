@@ -15,6 +15,7 @@ import random
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from loadtest.bench.lab import Lab, open_labs
 from loadtest.bench.page_cache import drop_kvstore_files
 from loadtest.bench.vllm_mixed import HINTED_S, MixedRun, make_load
 from loadtest.models import add_model_options, model_source, shape_of
+from loadtest.starting import Waiting
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key
 from shared.errors import ConfigError, PeerUnavailable
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId
@@ -33,7 +35,6 @@ from shared.wire.messages import Prefetch
 
 PROMPT_TOKENS = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-START_S = 300.0
 ARENA_POOLS = 3  # host memory, in sizes of vLLM's cache: holds all sessions of the mixed load
 SERVE = "vllm.entrypoints.openai.api_server"
 
@@ -288,16 +289,15 @@ async def _stream(
 
 
 async def _wait_healthy(client: httpx.AsyncClient, server: "subprocess.Popen[bytes]") -> None:
-    async with asyncio.timeout(START_S):
-        while True:
-            if server.poll() is not None:
-                raise PeerUnavailable("vllm serve has ended")
-            try:
-                if (await client.get("/health")).status_code == httpx.codes.OK:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.5)
+    waiting = Waiting("vllm serve is ready")
+    while True:
+        if server.poll() is not None:
+            raise PeerUnavailable("vllm serve has ended")
+        with suppress(httpx.TransportError):
+            if (await client.get("/health")).status_code == httpx.codes.OK:
+                return
+        waiting.check()
+        await asyncio.sleep(0.5)
 
 
 def _hint(lab: Lab, session_id: SessionId, history: list[int]) -> Prefetch:

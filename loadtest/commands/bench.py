@@ -18,31 +18,43 @@ from shared.errors import InvalidRequest, SymphonyError
 
 GROUPS = {
     "users": {  # what a model, a machine or a cluster gives
-        "http": "loadtest.bench.http",
-        "resume": "loadtest.bench.resume",
-        "kv": "loadtest.bench.kv",
-        "hints": "loadtest.bench.hints",
-        "engine": "loadtest.bench.engine",
-        "gpu": "loadtest.bench.gpu",
-        "vllm": "loadtest.bench.vllm",
-        "lora": "loadtest.bench.lora",
-        "capacity": "loadtest.bench.capacity",
-        "families": "loadtest.bench.families",
+        "http": "requests and tokens a second of a deployment, beside bare FastAPI",
+        "resume": "first token of a returning turn, by where its history is",
+        "kv": "how fast KV pages come from a peer and from disk",
+        "hints": "what a hint is worth when the history is on another host",
+        "engine": "decode and prefill beside transformers",
+        "gpu": "a GPU's kernels, copies and turns beside the hardware's ceilings and vLLM",
+        "vllm": "our worker on vLLM beside vLLM alone",
+        "lora": "what adapters cost, beside PEFT",
+        "capacity": "how much of real prompts is found again, by memory",
+        "families": "which model families are served right",
     },
     "papers": {  # claims of papers, measured again
-        "figures": "loadtest.bench.figures",
-        "cluster": "loadtest.bench.cluster",
-        "sgmv": "loadtest.bench.sgmv",
+        "figures": "figures of four papers, drawn again",
+        "cluster": "chats and agents on a simulated cluster",
+        "sgmv": "the adapter kernel beside torch's products",
     },
     "developers": {  # what a change costs, or breaks
-        "core": "loadtest.bench.core",
-        "chaos": "loadtest.bench.chaos",
-        "fuzz": "loadtest.bench.fuzz",
+        "core": "what each service's decisions cost",
+        "chaos": "faults on purpose, in simulation and in real processes",
+        "fuzz": "bad input of all kinds",
     },
 }
-BENCHES = {name: module for group in GROUPS.values() for name, module in group.items()}
+BENCHES = {name: f"loadtest.bench.{name}" for group in GROUPS.values() for name in group}
 
 Run = Callable[[list[str]], dict[str, Any]]
+
+
+def listing(*, as_json: bool) -> str:
+    """All benchmarks with a line each, in groups of readers."""
+    if as_json:
+        return orjson.dumps(GROUPS).decode()
+    width = max(map(len, BENCHES))
+    return "\n".join(
+        line
+        for group, names in GROUPS.items()
+        for line in (f"for {group}", *(f"  {n.ljust(width)}  {names[n]}" for n in names))
+    )
 
 
 def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
@@ -52,10 +64,6 @@ def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
         InvalidRequest: no benchmark has this name; the error lists the names.
         SymphonyError: it ran, and a guarantee did not hold.
     """
-    if name == "list":
-        for group, names in GROUPS.items():
-            print(f"{group}: {', '.join(names)}")
-        return
     if name not in BENCHES:
         raise InvalidRequest(f"no benchmark {name!r}: use one of {', '.join(BENCHES)}")
     share_cores()  # as the worker does, for both sides of a comparison

@@ -131,3 +131,6 @@ PlanSeconds = Annotated[
     typer.Option("--seconds", metavar="N", help="Virtual time that counts, per run."),
 ]
 PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same requests.")]
+BenchReadyTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1.0, help="How long a start in it may take.")
+]

@@ -56,22 +56,27 @@ def bench(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Which one; `list` lists them.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="Which one; none: they are listed.", show_default=False
+        ),
     ] = "",
     as_json: options.AsJson = False,
+    ready_timeout_s: own.BenchReadyTimeout = 300.0,
     wants_help: Annotated[
         bool, typer.Option("--help", "-h", help="Show this message, or NAME's options, and exit.")
     ] = False,
 ) -> None:
     """Run a benchmark. Options after NAME are the benchmark's."""
-    if not name and not wants_help:
-        raise typer.BadParameter("say which one: `symphony bench list` lists them", context)
-    if not name:
+    if not name and wants_help:
         print(context.get_help())
         return
-    from loadtest.commands.bench import run_bench
+    from loadtest.commands.bench import listing, run_bench
+    from loadtest.starting import starts_limited
 
-    with errors_in_a_line():
+    if not name:
+        print(listing(as_json=as_json))
+        return
+    with errors_in_a_line(), starts_limited(ready_timeout_s):
         run_bench(name, [*context.args, *(["--help"] if wants_help else [])], as_json=as_json)
 
 

@@ -19,6 +19,7 @@ from cli.base.children import free_port, python_path, start_child, stop_child
 from loadtest.papers.kernels import KERNELS, Kernel
 from loadtest.papers.llm_servers import MS, M, Request
 from loadtest.servers import start_nats, wait_for_port
+from loadtest.starting import Waiting
 from services.scheduler.core import PlacementPolicy
 from shared.adapters.layout import layout_image
 from shared.bus import Bus
@@ -56,7 +57,6 @@ from shared.wire.subjects import (
     WORKER_START,
 )
 
-START_TIMEOUT_S = 60.0
 WARM_TIMEOUT_S = 60.0
 DRAIN_S = 120.0  # after the last request, until what still runs is given up
 CANCEL_TIMEOUT_S = 10.0
@@ -140,10 +140,9 @@ class WorkerProcesses:
 
     async def wait_workers(self, num: int) -> None:
         """Until so many are ready."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = Waiting(f"{num} workers are ready")
         while sum(each.state == "ready" for each in self._reports.values()) < num:
-            if time.monotonic() > deadline:
-                raise PeerUnavailable(f"{num} workers were not ready within {START_TIMEOUT_S:g} s")
+            waiting.check()
             await asyncio.sleep(LOOK_S)
 
     async def load(self, adapters: Sequence[AdapterRef]) -> None:
@@ -236,10 +235,9 @@ class WorkerProcesses:
                 for each in replies
             )
 
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = Waiting("the scheduler knows all workers")
         while not knows_all(await self._bus.gather(SCHEDULER_STATUS, Empty(), timeout_s=LOOK_S)):
-            if time.monotonic() > deadline:
-                raise PeerUnavailable("the scheduler does not know all workers: see its log")
+            waiting.check()
             await asyncio.sleep(LOOK_S)
 
     async def _wait_over(self, timeout_s: float) -> bool:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cli.models.catalog import DEMO, PACKAGED
-from cli.models.prepare import check_model, find_model
+from cli.models.prepare import CONFIG, check_model, fetch_config, find_model
 from loadtest.planning.gguf_header import read_header
 from loadtest.planning.gpus import ModelSizes
 from shared.errors import ConfigError
 
-CONFIG = "config.json"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TOKENS_MAX_DEFAULT = 2048  # as a worker takes it, where a config does not say
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "expert_count")
@@ -35,7 +34,7 @@ def sizes_of(source: str, models: Path) -> ModelSizes:
                 f"--model {source}: not on this machine yet; `symphony up --model {source}` makes "
                 "it"
             )
-        folder = _config_of_hub(source).parent
+        folder = fetch_config(source).parent
     return of_config(_read(folder / CONFIG, source), source, weights_bytes_of(folder))
 
 
@@ -138,13 +137,3 @@ def _number(values: Mapping[str, Any], name: str, *keys: str) -> int:
         if isinstance(value, int) and value > 0:
             return value
     raise ConfigError(f"--model {name}: its files do not say {keys[0]}: give a profile")
-
-
-def _config_of_hub(hub_id: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(hub_id, CONFIG))
-    except (OSError, ValueError, RuntimeError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"--model {hub_id}: no config of it can be had: {first_line}") from None

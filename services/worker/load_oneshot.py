@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
@@ -32,24 +33,28 @@ def find_tasks(config: WorkerConfig, models: Sequence[tuple[str, str]]) -> dict[
         models: (id, folder or hub id).
 
     Raises:
-        ConfigError: a model is not readable, or a setting names one that is not served.
+        ConfigError: a model is not readable, or quantized, or a setting names one that is not
+            served.
     """
     from transformers import AutoConfig
 
+    from services.worker.models.checkpoint import quantization, quantized
     from services.worker.oneshot.pooling import has_pooling
 
     if unknown := sorted(config.tasks.keys() - {model_id for model_id, _ in models}):
         raise ConfigError(f"SYMPHONY_TASKS names models that are not served: {', '.join(unknown)}")
     tasks: dict[str, ServedTask] = {}
     for model_id, source in models:
-        if model_id in config.tasks:
-            tasks[model_id] = config.tasks[model_id]
-            continue
         try:
             model_config = AutoConfig.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+        if (how := quantization(Path(source), model_config.to_dict())) is not None:
+            raise quantized(source, how)
+        if model_id in config.tasks:
+            tasks[model_id] = config.tasks[model_id]
+            continue
         tasks[model_id] = task_of(model_config, source, has_pooling=has_pooling(source))
     return tasks
 

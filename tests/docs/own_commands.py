@@ -52,7 +52,7 @@ def check_symphony(command: Command) -> None:
     _parse(typer.main.get_command(app), words)
     if words[0] == "up":
         _check_up(words)
-    elif words[0] == "bench" and words[1] != "list":
+    elif words[0] == "bench" and words[1:]:
         _check_bench(words[1], words[2:])
     elif words[0] == "test":
         paths, _, marks = " ".join(words).partition("test")[2].partition(" -m ")

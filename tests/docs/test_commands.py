@@ -40,7 +40,7 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home in which everything is that pages take for there."""
     for name in TAKEN_FOR_THERE:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
+        (tmp_path / name).write_text("GGUF" if name.endswith(".gguf") else "{}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path

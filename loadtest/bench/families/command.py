@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.families.page import write
+from loadtest.bench.families.page import write, write_tables
 from loadtest.bench.families.rows import Row, families_of
 from loadtest.bench.families.variants import DECODER, DEFAULT, NEEDED, VARIANTS, Options
 from shared.errors import InvalidRequest
@@ -16,10 +16,15 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Run the command; a row for each variant.
 
     Raises:
-        InvalidRequest: transformers generates text with no such family.
+        InvalidRequest: transformers generates text with no such family, or there is no page.
     """
     args = _arguments(argv)
     _be_quiet()
+    if args.tables:
+        if args.write is None:
+            raise InvalidRequest("--tables: --write says into which page")
+        write_tables(args.write)
+        return {"written": str(args.write)}
     known = known_families()
     if unknown := sorted(set(args.family) - set(known)):
         raise InvalidRequest(f"families {', '.join(unknown)}: transformers generates no text so")
@@ -113,4 +118,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="symphony bench families")
     parser.add_argument("family", nargs="*", help="by the name in its config; all by default")
     parser.add_argument("--write", type=Path, help="the page to write")
+    parser.add_argument(
+        "--tables", action="store_true", help="of it formats, experts and memory alone; in seconds"
+    )
     return parser.parse_args(argv)

@@ -1,18 +1,19 @@
 """The part of docs/models.md that lists which families are served."""
 
 import re
-import textwrap
 from collections.abc import Iterable
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
+from loadtest.bench.families.filling import filled
 from loadtest.bench.families.rows import Row, families_of
+from loadtest.bench.families.tables import served_families, tables
 from loadtest.bench.families.variants import DEFAULT
 from shared.errors import InvalidRequest
 
 MARK = "<!-- From here on it is made by `./symphony bench families --write docs/models.md`. -->"
-WIDTH = 118
+TABLES = "<!-- From here on by `./symphony bench families --tables --write docs/models.md`. -->"
 _DETAIL = re.compile(r" \(.*|: \{.*", re.DOTALL)
 
 
@@ -28,6 +29,21 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     path.write_text(before + mark + "\n\n" + sections(list(rows)))
 
 
+def write_tables(path: Path) -> None:
+    """Replace what follows from the code alone, for the families that the page lists as served.
+
+    Raises:
+        InvalidRequest: the page lacks a mark.
+    """
+    page = path.read_text()
+    before, mark, rest = page.partition(TABLES)
+    _, end, after = rest.partition(MARK)
+    if not (mark and end):
+        raise InvalidRequest(f"--write {path}: there are no lines {TABLES!r} and {MARK!r} in it")
+    made = tables(served_families(after))
+    path.write_text(f"{before}{mark}\n\n{made}\n{end}{after}")
+
+
 def sections(rows: list[Row]) -> str:
     """Markdown: the families that are served, and why others are not."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "torch"))
@@ -38,12 +54,12 @@ def sections(rows: list[Row]) -> str:
         f"With {versions}, {len(right)} families of {num} are served.\n\n"
         "## Served\n\n"
         "In parentheses: the options that were compared, if not just the default config.\n\n"
-        f"{_filled(served)}\n\n"
+        f"{filled(served, ', ')}\n\n"
         "## Refused\n\n"
         "By the first reason that was found. `./symphony doctor --model FOLDER` gives details.\n\n"
         f"{_reasons(rows)}\n"
         "transformers could not make or run a small model of these, which are refused, too:\n"
-        f"{_filled(entry(family, []) for family in untried)}\n"
+        f"{filled((entry(family, []) for family in untried), ', ')}\n"
     )
 
 
@@ -88,8 +104,3 @@ def _reasons(rows: list[Row]) -> str:
             entries.append(f"{named} (default)" if is_default else named)
         lines.append(f"| {reason} | {', '.join(entries)} |")
     return "\n".join(lines) + "\n"
-
-
-def _filled(entries: Iterable[str]) -> str:
-    text = ", ".join(entries)
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -43,11 +43,13 @@ class _Staging(threading.local):
     """Pieces of host memory, for each thread its own.
 
     Args:
-        device: where tensors go. Of the CPU, pieces are plain memory.
+        device: where tensors go. Of the CPU, pieces are plain memory; of `meta`, nothing is read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        if device.type == "meta":
+            return
         is_gpu = device.type == "cuda"
         self._pieces = torch.empty((2, PIECE_BYTES), dtype=torch.uint8, pin_memory=is_gpu)
         self._taken = [torch.cuda.Event(), torch.cuda.Event()] if is_gpu else []
@@ -56,6 +58,8 @@ class _Staging(threading.local):
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, on the device; what is launched there from now on sees it."""
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+        if target.is_meta:
+            return target
         from_bytes = source.reshape(-1).view(torch.uint8)
         to_bytes = target.view(-1).view(torch.uint8)
         for begin in range(0, len(from_bytes), PIECE_BYTES):

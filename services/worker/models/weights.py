@@ -4,28 +4,18 @@ transformers initializes weights that a checkpoint lacks at random, and drops th
 place for; both would be served as if nothing were wrong. Here they are refused by tensor name.
 """
 
-import json
 import pickle
 import re
 import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
+from services.worker.models.checkpoint import NO_WEIGHTS, check_checkpoint, refusal
 from services.worker.models.staging import staged_to
 from shared.errors import ConfigError
 
-NAMED_MAX = 3  # tensors in an error
-WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"
-
-# Buffers that hold no weights: causal masks and frequencies of old checkpoints, counts of batches.
-NO_WEIGHTS = re.compile(
-    r"(^|\.)(rotary_emb\.inv_freq|position_ids|num_batches_tracked|"
-    r"(attn|attention)\.(masked_)?bias)$"
-)
 # A pooled output that none of the tasks here asks a model for.
 POOLER = re.compile(r"(^|\.)pooler\.")
 # Heads of tasks that an encoder was trained for, beside its body.
@@ -55,7 +45,7 @@ def load_weights(
         source: folder or hub id.
         is_encoder: the model's body alone is asked for, and its heads may be left over.
         device: to read weights straight to; empty: they stay in host memory, mapped from their
-            files where no dtype is changed.
+            files where no dtype is changed; `meta`: nothing of them is read but their headers.
         arguments: of `from_pretrained`.
 
     Raises:
@@ -65,7 +55,7 @@ def load_weights(
     from safetensors import SafetensorError
 
     try:
-        check_shards(source)
+        check_checkpoint(source)
         with _LOADING, staged_to(device) if device else nullcontext():
             module, found = auto.from_pretrained(
                 source, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -78,7 +68,7 @@ def load_weights(
         SafetensorError, pickle.UnpicklingError,
     ) as error:  # fmt: skip
         if names := _unconverted(error):
-            raise _refusal(source, names, "cannot be put together from the checkpoint") from error
+            raise refusal(source, names, "cannot be put together from the checkpoint") from error
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
     check_loaded(source, module, found, is_encoder=is_encoder)
@@ -99,75 +89,21 @@ def check_loaded(
     if other := sorted(found["mismatched_keys"], key=lambda each: str(each[0])):
         _, has, wants = other[0]
         shapes = f"is {list(has)} in the checkpoint, {list(wants)} in the model"
-        raise _refusal(source, [str(each[0]) for each in other], f"of another shape: it {shapes}")
+        raise refusal(source, [str(each[0]) for each in other], f"of another shape: it {shapes}")
     missing = [
         name
         for name in found["missing_keys"]
         if not (NO_WEIGHTS.search(name) or (is_encoder and POOLER.search(name)))
     ]
     if missing:
-        raise _refusal(source, missing, "missing in the checkpoint")
+        raise refusal(source, missing, "missing in the checkpoint")
     left = [
         name
         for name in found["unexpected_keys"]
         if not _may_be_left(name, module.config, is_encoder=is_encoder)
     ]
     if left:
-        raise _refusal(source, left, "left over: the model has no place for it")
-
-
-def check_shards(source: str) -> None:
-    """See that the shards of a folder are those of its index: each tensor once, where it says.
-
-    Args:
-        source: a folder; of a hub id, whose files are fetched as its index says, nothing is seen.
-
-    Raises:
-        ConfigError: names the file or tensor.
-    """
-    folder = Path(source)
-    # In the order in which transformers looks for them.
-    names = (WHOLE, WHOLE + INDEX, PICKLED, PICKLED + INDEX)
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is not None and found.suffix == ".json":
-        _check_index(folder, found)
-
-
-def _check_index(folder: Path, index: Path) -> None:
-    try:
-        places = json.loads(index.read_text())["weight_map"]
-        files = {str(name): str(file) for name, file in places.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index}: cannot be read: {error!r}") from None
-    for file in sorted(set(files.values())):
-        path = folder / file
-        if not path.resolve().is_relative_to(folder.resolve()) and not path.is_symlink():
-            raise ConfigError(f"{index.name}: {file!r} is outside of {folder}")
-        if not path.is_file():
-            raise _refusal(str(folder), _of(files, file), f"missing: there is no {file}")
-        if path.suffix == ".safetensors":
-            _check_shard(folder, path, _of(files, file), files)
-
-
-def _check_shard(folder: Path, path: Path, named: list[str], files: Mapping[str, str]) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as shard:
-            held = set(shard.keys())
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: damaged: {error}") from None
-    if missing := [name for name in named if name not in held]:
-        raise _refusal(str(folder), missing, f"missing: {path.name} has it not")
-    for name in sorted(held - set(named)):
-        if name in files:
-            raise _refusal(str(folder), [name], f"there twice: in {path.name} and {files[name]}")
-        if not NO_WEIGHTS.search(name):
-            raise _refusal(str(folder), [name], f"left over: {path.name} has it, the index not")
-
-
-def _of(files: Mapping[str, str], wanted: str) -> list[str]:
-    return sorted(name for name, file in files.items() if file == wanted)
+        raise refusal(source, left, "left over: the model has no place for it")
 
 
 def _may_be_left(name: str, config: Any, *, is_encoder: bool) -> bool:
@@ -197,18 +133,3 @@ def _unconverted(error: BaseException) -> list[str]:
         if names := getattr(info, "conversion_errors", None):
             return [str(name) for name in names]
     return []
-
-
-def _refusal(source: str, names: Iterable[str], why: str) -> ConfigError:
-    ordered = sorted(names, key=_by_number)
-    more = f" and {len(ordered) - NAMED_MAX} more" if len(ordered) > NAMED_MAX else ""
-    which = f"tensor {ordered[0]}" if len(ordered) == 1 else "tensors "
-    which += "" if len(ordered) == 1 else ", ".join(ordered[:NAMED_MAX]) + more
-    verb = "" if why.startswith("cannot") else " is" if len(ordered) == 1 else " are"
-    return ConfigError(f"cannot load model {source!r}: {which}{verb} {why}")
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.models.checkpoint import GENERATIVE_ENDS
 from shared.errors import ConfigError
 from shared.wire.messages import JobInput, OneshotCard, Task
 
 ServedTask = Literal["generate"] | Task
 Values = npt.NDArray[np.float32]
 
-GENERATIVE_ENDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 ENCODER_ENDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining")
 
 

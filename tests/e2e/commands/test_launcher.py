@@ -144,7 +144,9 @@ def test_a_service_that_cannot_start_is_named_with_its_reason(tmp_path: Path) ->
     assert not processes_of(tmp_path)
 
 
-def test_a_model_that_lacks_a_weight_ends_the_start_with_its_name(tmp_path: Path) -> None:
+def test_a_model_that_lacks_a_weight_is_refused_by_its_name_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     file = make_demo_model(tmp_path / "mine") / "model.safetensors"
     weights = load_file(file)
     del weights["lm_head.weight"]
@@ -153,7 +155,8 @@ def test_a_model_that_lacks_a_weight_ends_the_start_with_its_name(tmp_path: Path
         "up", "--detach", "--model", str(tmp_path / "mine"), "--port", "0",
         "--data-dir", str(tmp_path / "data"),
     )  # fmt: skip
-    assert_one_line(done, "worker-0", "tensor lm_head.weight is missing in the checkpoint")
+    assert_one_line(done, "tensor lm_head.weight is missing in the checkpoint")
+    assert "starting" not in done.stdout and not (tmp_path / "data" / "logs").exists()
     assert not processes_of(tmp_path)
 
 
@@ -167,6 +170,7 @@ def test_a_model_that_lacks_a_weight_ends_the_start_with_its_name(tmp_path: Path
             {},
             ("--nats-url", "nats://***@127.0.0.1:1", "Connection refused"),
         ),
+        (("--model", "demo"), {}, ("--model demo", "--emulate")),
     ],
 )
 def test_what_is_known_to_be_wrong_is_refused_before_anything_starts(

@@ -71,10 +71,10 @@ def test_doctor_says_what_vllm_is_there(
     python.chmod(0o755)
     monkeypatch.setenv(VARIABLE, str(python))
     monkeypatch.setenv("SYMPHONY_ENGINE", "vllm")
-    *_, engine, model = examine(tmp_path, describe_environment, models=["demo"])
+    *_, engine, files, model = examine(tmp_path, describe_environment, models=["demo"])
     assert (engine.subject, engine.is_fine) == ("vllm", is_fine)
     assert re.search(word, engine.text), engine.text
-    assert model.is_fine and "vLLM says" in model.text
+    assert files.is_fine and model.is_fine and "vLLM says" in model.text
 
 
 def test_doctor_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

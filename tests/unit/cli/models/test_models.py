@@ -53,7 +53,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
 
 def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "a.gguf").write_text("")
+    (tmp_path / "a.gguf").write_text("GGUF")
     for source in (str(tmp_path), str(tmp_path / "a.gguf"), "Qwen/Qwen3-0.6B", "gpt2", *NAMES):
         check_model(source)
 
@@ -69,12 +69,19 @@ def test_what_cannot_be_one_is_refused(source: str) -> None:
 def test_a_folder_without_a_model_and_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         check_model(str(tmp_path))
+    (tmp_path / "a.gguf").write_text("")
+    with pytest.raises(ConfigError, match="not a GGUF file"):
+        check_model(str(tmp_path / "a.gguf"))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"give a \.gguf file"):
         check_model(str(tmp_path / "file"))
 
 
-def test_folders_and_hub_ids_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_folders_and_hub_ids_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub_id, name: f"/{hub_id}/{name}")
     (tmp_path / "config.json").write_text("{}")
     assert prepare_model(str(tmp_path), tmp_path, print) == str(tmp_path.resolve())
     assert prepare_model("Qwen/Qwen3-0.6B", tmp_path, print) == "Qwen/Qwen3-0.6B"

@@ -1,6 +1,7 @@
 """Options checked and turned into children."""
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ def test_workers_have_a_port_of_metrics_each(tmp_path: Path) -> None:
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}"):
+        own = rf"--port {port}: cannot listen on .* in use by .* \(process {os.getpid()}\)"
+        with pytest.raises(ConfigError, match=own):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
 

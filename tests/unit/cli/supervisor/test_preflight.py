@@ -1,14 +1,23 @@
 """What is refused before the first process starts."""
 
 import json
+import socket
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli.base.children import free_port
 from cli.start.options import DeploymentOptions
 from cli.start.plan import DeploymentPlan, plan_deployment
-from cli.supervisor.preflight import CONFIGS, check_addresses, check_nats, check_settings
+from cli.supervisor.preflight import (
+    CONFIGS,
+    check_addresses,
+    check_machine,
+    check_nats,
+    check_settings,
+)
 from shared.errors import ConfigError
 from shared.runtime.access import NatsAccess
 
@@ -73,6 +82,31 @@ def test_malformed_addresses_name_their_option(
         check_addresses(DeploymentOptions(data_dir=tmp_path, **options))  # type: ignore[arg-type]
     assert caught.value.message.startswith(words)
     assert "secret" not in caught.value.message
+
+
+def test_a_port_of_a_setting_that_is_taken_is_named(tmp_path: Path) -> None:
+    options = DeploymentOptions(data_dir=tmp_path, port=free_port())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in (("METRICS_PORT", port), ("PEER_LISTEN", f"127.0.0.1:{port}")):
+            environ = {f"SYMPHONY_{name}": str(value), "SYMPHONY_PEER_SECRET_FILE": "/a/secret"}
+            with pytest.raises(ConfigError, match=f"SYMPHONY_{name} {port}: cannot listen"):
+                check_machine(plan_deployment(options, 1, environ), options)
+        with pytest.raises(ConfigError, match=f"--port {port}: "):
+            check_machine(plan_deployment(options, 1, {}), replace(options, port=port))
+
+
+def test_shared_memory_without_room_for_the_arena_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> SimpleNamespace:
+        return SimpleNamespace(total=1 << 30, free=1 << 20)
+
+    options = DeploymentOptions(data_dir=tmp_path, port=free_port())
+    check_machine(plan_deployment(options, 1, {}), options)
+    monkeypatch.setattr("services.kvstore.room.shutil", SimpleNamespace(disk_usage=full))
+    with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*a host needs at least"):
+        check_machine(plan_deployment(options, 1, {}), options)
 
 
 def test_a_nats_that_is_not_there_is_waited_for_only_so_long() -> None:

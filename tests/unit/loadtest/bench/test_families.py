@@ -48,6 +48,19 @@ def test_the_page_says_what_the_code_does(family: str) -> None:
         assert says(page, row), row
 
 
+def test_tables_say_what_the_code_does(tmp_path: Path) -> None:
+    """If this fails: `./symphony bench families --tables --write docs/models.md`."""
+    copy = tmp_path / "page.md"
+    copy.write_text(PAGE.read_text())
+    run(["--tables", "--write", str(copy)])
+    assert copy.read_text() == PAGE.read_text()
+    copy.write_text(MARK)
+    with pytest.raises(InvalidRequest, match="there are no lines"):
+        run(["--tables", "--write", str(copy)])
+    with pytest.raises(InvalidRequest, match="--write says"):
+        run(["--tables"])
+
+
 def test_all_families_are_in_the_page() -> None:
     page = PAGE.read_text()
     assert [family for family in known_families() if f"`{family}`" not in page] == []

@@ -20,10 +20,14 @@ from transformers import (
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     RobertaConfig,
     RobertaForSequenceClassification,
     ViTConfig,
@@ -41,6 +45,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 BERT = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 WHOLE = "model.safetensors"
+DEVICES = ("", "cpu", "meta")
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], None]
 
@@ -52,6 +57,18 @@ def llama(folder: Path, **config: Any) -> Path:
 
 def mixtral(folder: Path) -> Path:
     MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=3)).save_pretrained(folder)
+    return folder
+
+
+def qwen3_moe(folder: Path) -> Path:
+    config = Qwen3MoeConfig(**SMALL, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def granite_moe(folder: Path) -> Path:
+    """Its experts are one tensor in the file."""
+    GraniteMoeForCausalLM(GraniteMoeConfig(**SMALL, num_local_experts=3)).save_pretrained(folder)
     return folder
 
 
@@ -83,14 +100,16 @@ def put(name: str, *shape: int) -> Change:
 
 
 def refused(folder: Path, match: str, auto: Any = AutoModelForCausalLM, **options: Any) -> None:
-    """Refused wherever the weights are to be: mapped, or read straight to a device."""
-    for device in ("", "cpu"):
+    """Refused wherever the weights are to be: mapped, read straight to a device, or only looked
+    for, as before a start.
+    """
+    for device in DEVICES:
         with pytest.raises(ConfigError, match=match):
             load_weights(auto, str(folder), device=device, **options)
 
 
 def taken(folder: Path, auto: Any = AutoModelForCausalLM, **options: Any) -> None:
-    for device in ("", "cpu"):
+    for device in DEVICES:
         load_weights(auto, str(folder), device=device, **options)
 
 
@@ -110,6 +129,14 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (mixtral, drop("experts"), r"experts\.down_proj, .* are missing"),
         (mixtral, drop("1.block_sparse_moe.experts.2.w1"), r"layers\.1\.mlp\.experts\.gate_up"),
         (mixtral, drop("1.block_sparse_moe.experts.2."), r"layers\.1\.mlp\.experts"),
+        (qwen3_moe, drop("experts"), r"experts\.down_proj, .* are missing"),
+        (qwen3_moe, drop("0.mlp.experts.1.up_proj"), r"layers\.0\.mlp\.experts\.gate_up"),
+        (qwen3_moe, drop("mlp.experts.2."), r"layers\.0\.mlp\.experts.* another shape"),
+        (
+            granite_moe,
+            drop("1.block_sparse_moe.input_linear"),
+            r"moe\.experts\.gate_up_proj is missing",
+        ),
         (mixtral, drop("block_sparse_moe.gate"), r"mlp\.gate\.weight, .* are missing"),
     ],
 )
