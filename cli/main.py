@@ -66,11 +66,14 @@ def up(
     ready_timeout_s: options.ReadyTimeout = 900.0,
 ) -> None:
     """Start a deployment on this machine; Ctrl-C stops it."""
-    from cli.adapters.offered import parse_offer
-    from cli.base.children import free_port
-    from cli.start.options import DeploymentOptions
-    from cli.up import check_options, up_detached
-    from cli.up import up as run_here
+    from cli.base.progress import busy_bar
+
+    with busy_bar("starting"):
+        from cli.adapters.offered import parse_offer
+        from cli.base.children import free_port
+        from cli.start.options import DeploymentOptions
+        from cli.up import check_options, up_detached
+        from cli.up import up as run_here
 
     with errors_in_a_line():
         folder = options.folder(data_dir)

@@ -83,9 +83,13 @@ def count_text(stage: StartStage) -> str:
 
     >>> count_text(StartStage(name="load", num_done=120_400_000, num_total=269_000_000))
     '120 of 269 MB'
+    >>> count_text(StartStage(name="load", num_done=269_000_000, num_total=269_000_000))
+    '269 MB read'
     """
     if not stage.num_total:
         return ""
+    if stage.name == "load" and stage.num_done >= stage.num_total:
+        return f"{stage.num_done / 1e6:.0f} MB read"  # what is left is to prepare its layers
     if stage.name == "load":
         return bytes_text(stage.num_done, stage.num_total)
     return f"{stage.num_done} of {stage.num_total}"
