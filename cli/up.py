@@ -47,6 +47,11 @@ def check_options(options: DeploymentOptions) -> None:
         parse_emulation(options.emulate)
     elif options.has_true_pages:
         raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    if options.nats_port is not None:
+        if options.nats_url is not None:
+            raise ConfigError("--nats-port is of our own NATS: with --nats-url there is none")
+        if options.nats_port == options.port:
+            raise ConfigError(f"--nats-port {options.nats_port}: --port is the same")
     if options.engine == "vllm" and options.emulate is not None:
         raise ConfigError("--engine vllm: --emulate is for the other engine")
     for source in options.models:

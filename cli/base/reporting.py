@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from cli.base.board import Board, Step
+from cli.base.called import hint
 from cli.base.runfile import DEFAULT_DATA_DIR
 
 out = Console(highlight=False, soft_wrap=True)
@@ -149,7 +150,7 @@ class PipeReporter:
 def for_data_dir(command: str, data_dir: Path) -> str:
     """A command line of ours for this data folder."""
     is_default = data_dir == DEFAULT_DATA_DIR.expanduser().resolve()
-    return f"./symphony {command}" + ("" if is_default else f" --data-dir {data_dir}")
+    return hint(command) + ("" if is_default else f" --data-dir {data_dir}")
 
 
 def welcome(url: str, data_dir: Path) -> str:

@@ -40,6 +40,7 @@ class DeploymentOptions:
         worker_python: that workers run in; empty: as the other services.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
+        nats_port: of our own NATS; None: a free one.
         restart: whether a child that dies is started again.
         ready_timeout_s: how long the start may take.
     """
@@ -64,6 +65,7 @@ class DeploymentOptions:
     allow_hosts: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None
+    nats_port: int | None = None
     restart: bool = True
     ready_timeout_s: float = 900.0
 

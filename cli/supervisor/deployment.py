@@ -119,7 +119,8 @@ def run_deployment(
 def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherConfig]:
     check_addresses(options)
     check_size(options)
-    plan = plan_deployment(options, free_port(but=options.port), os.environ)
+    nats_port = options.nats_port or free_port(but=options.port)
+    plan = plan_deployment(options, nats_port, os.environ)
     config = check_settings(plan)
     tls_files = frontend_config(plan).tls_files
     plan = replace(
@@ -130,6 +131,8 @@ def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherC
     )
     tenants_of(plan)
     check_port(options.host, options.port)
+    if options.nats_port is not None:
+        check_port("127.0.0.1", options.nats_port)
     for host in options.hosts:
         check_private(host.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:

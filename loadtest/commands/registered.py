@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.base import options
+from cli.base.called import hint
 from cli.base.errors import errors_in_a_line
 from cli.base.runfile import DEFAULT_DATA_DIR
 from loadtest.commands import options as own
@@ -65,7 +66,7 @@ def bench(
 ) -> None:
     """Run a benchmark. Options after NAME are the benchmark's."""
     if not name and not wants_help:
-        raise typer.BadParameter("say which one: `symphony bench list` lists them", context)
+        raise typer.BadParameter(f"say which one: `{hint('bench list')}` lists them", context)
     if not name:
         print(context.get_help())
         return
