@@ -132,8 +132,9 @@ def _profile(
     profile = cache.get(key)
     if profile is None:
         name = model.card.model_id
-        profile = measure_variants(
+        profile, is_calm = measure_variants(
             model.run_sample, variants, batch_max, config.oneshot_profile_s, name
         )
-        cache.put(key, profile)
+        if is_calm:  # else it would be wrong for good
+            cache.put(key, profile)
     return profile
