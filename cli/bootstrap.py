@@ -168,8 +168,21 @@ class Environment:
 
     def install(self, extras: set[str]) -> None:
         """Install the project with `extras`, showing what is happening."""
-        what = ", ".join(["control plane", *sorted(extras)])
-        say(f"installing: {what} (a minute or two, this once)")
+        installer = self._begin(["control plane", *sorted(extras)], extras)
+        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
+        if CONSTRAINTS.exists():
+            if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
+                return
+            say("not all of the tested versions can be had: installing what there is")
+        self._must(installer.install("--editable", target))
+
+    def add(self, extras: set[str], requirements: Sequence[str]) -> None:
+        """Install what belongs to `extras` beside a project that is there."""
+        self._must(self._begin(sorted(extras), extras).install(*requirements))
+
+    def _begin(self, what: Sequence[str], extras: set[str]) -> "Installer":
+        """An installer, once torch is there if `extras` need it."""
+        say(f"installing: {', '.join(what)} (a minute or two, this once)")
         self.log_path.unlink(missing_ok=True)
         from cli.installing import Installer
 
@@ -178,12 +191,7 @@ class Environment:
         installer = Installer(self.python, self.log_path, ROOT, compiles=compiles)
         if "worker" in extras and not self._runs("import torch"):
             self.install_torch(installer)
-        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
-        if CONSTRAINTS.exists():
-            if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
-                return
-            say("not all of the tested versions can be had: installing what there is")
-        self._must(installer.install("--editable", target))
+        return installer
 
     def install_torch(self, installer: "Installer") -> None:
         """A build that fits the machine: without a GPU the CPU's, which is a tenth of the size.
