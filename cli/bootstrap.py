@@ -146,6 +146,13 @@ class Environment:
         if not is_ours and any(self.folder.iterdir()):
             raise BootstrapError(f"{self.folder}: no environment, and not empty: not touched")
         say(f"making {self.folder} with Python {sys.version.split()[0]}")
+        from cli.installing import show_step, ticking
+
+        with ticking(lambda: f"making {self.folder}"):
+            self._make()
+        show_step("")
+
+    def _make(self) -> None:
         # Without pip: Debian keeps ensurepip in a package of its own (python3-venv).
         command = [sys.executable, "-m", "venv", "--without-pip", "--clear", str(self.folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -161,10 +168,22 @@ class Environment:
 
     def install(self, extras: set[str]) -> None:
         """Install the project with `extras`, showing what is happening."""
-        what = ", ".join(["control plane", *sorted(extras)])
-        say(f"installing: {what} (a minute or two, this once)")
+        installer = self._begin(["control plane", *sorted(extras)], extras)
+        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
+        if CONSTRAINTS.exists():
+            if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
+                return
+            say("not all of the tested versions can be had: installing what there is")
+        self._must(installer.install("--editable", target))
+
+    def add(self, extras: set[str], requirements: Sequence[str]) -> None:
+        """Install what belongs to `extras` beside a project that is there."""
+        self._must(self._begin(sorted(extras), extras).install(*requirements))
+
+    def _begin(self, what: Sequence[str], extras: set[str]) -> "Installer":
+        """An installer, once torch is there if `extras` need it."""
+        say(f"installing: {', '.join(what)} (a minute or two, this once)")
         self.log_path.unlink(missing_ok=True)
-        sys.path.insert(0, str(ROOT))  # `-P` keeps a script's folder from it
         from cli.installing import Installer
 
         # Where Python is to write no compiled module down, they are there before; tests write them.
@@ -172,12 +191,7 @@ class Environment:
         installer = Installer(self.python, self.log_path, ROOT, compiles=compiles)
         if "worker" in extras and not self._runs("import torch"):
             self.install_torch(installer)
-        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
-        if CONSTRAINTS.exists():
-            if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
-                return
-            say("not all of the tested versions can be had: installing what there is")
-        self._must(installer.install("--editable", target))
+        return installer
 
     def install_torch(self, installer: "Installer") -> None:
         """A build that fits the machine: without a GPU the CPU's, which is a tenth of the size.
@@ -282,6 +296,7 @@ def prepare(argv: Sequence[str]) -> Path | None:
         return environment.python
     if (command := wanted_help(argv)) is not None and help_of(command) is not None:
         return None
+    sys.path.insert(0, str(ROOT))  # `-P` keeps a script's folder from it
     try:
         with locked():
             if (extras := missing()) is not None:
@@ -309,6 +324,8 @@ def main() -> None:
         sys.exit(0 if sys.argv[1:] else USAGE_STATUS)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     line = [str(python), "-P", "-m", "cli.main", *sys.argv[1:]]
+    if sys.argv[1:2] == ["up"] and wanted_help(sys.argv[1:]) is None:
+        print("symphony: starting", flush=True)  # to read our modules takes seconds
     os.execve(python, line, {**os.environ, "PYTHONPATH": path})
 
 

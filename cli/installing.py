@@ -10,12 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from threading import Event, Thread
 
+REDRAW_S = 1.0  # on a terminal
+REPEAT_S = 4.0  # elsewhere
 UV = "uv==0.13.9"
 SHOWN = (
     "Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ",  # pip
@@ -142,18 +147,51 @@ class Installer:
                 ) as process,
             ):  # fmt: skip
                 assert process.stdout is not None
-                for line in process.stdout:
-                    log.write(line)
-                    show_step(line.strip())
+                last = ""
+
+                def doing() -> str:
+                    return f"installing; last: {last}" if last else "installing"
+
+                with ticking(doing):
+                    for line in process.stdout:
+                        log.write(line)
+                        if line.strip().startswith(SHOWN):
+                            last = line.strip()
+                            show_step(last)
         except FileNotFoundError:  # no uv where pip put it
             return False
         show_step("")
         return process.returncode == 0
 
 
+@contextmanager
+def ticking(step: Callable[[], str]) -> Iterator[None]:
+    """Say again and again what is being done and for how long: on a terminal on one line that is
+    overwritten, elsewhere a line now and then.
+    """
+    began, is_over = time.monotonic(), Event()
+    is_terminal = sys.stderr.isatty()
+
+    def tick() -> None:
+        while not is_over.wait(REDRAW_S if is_terminal else REPEAT_S):
+            text = f"{step()} ({time.monotonic() - began:.0f} s)"
+            if is_terminal:
+                show_step(text)
+            else:
+                print(f"symphony: {text}", file=sys.stderr, flush=True)
+
+    thread = Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def show_step(line: str) -> None:
     """What is being done, on one line that is overwritten; nothing if stderr is no terminal."""
-    if not sys.stderr.isatty() or (line and not line.startswith(SHOWN)):
+    if not sys.stderr.isatty():
         return
     width = shutil.get_terminal_size().columns - 1
     print(f"\r\033[K{('  ' + line)[:width] if line else ''}", end="", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ names a function that is called with `app`.
 
 import json
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
@@ -18,6 +18,7 @@ from cli.base.reporting import out, quiet_libraries
 from cli.base.runfile import DEFAULT_DATA_DIR
 
 NAME = "symphony"
+DISTRIBUTION = "symphony-serving"
 COMMANDS = "symphony.commands"
 
 # Plain and of one width, so that cli/help.txt can hold it word for word.
@@ -34,8 +35,21 @@ app = typer.Typer(
 app.add_typer(adapters.app)
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"symphony {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
 @app.callback()
-def _start() -> None:
+def _start(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     quiet_libraries()
 
 
@@ -63,15 +77,19 @@ def up(
     detach: options.Detach = False,
     nats_url: options.NatsUrl = None,
     redis_url: options.RedisUrl = None,
+    nats_port: options.NatsPort = None,
     no_restart: options.NoRestart = False,
     ready_timeout_s: options.ReadyTimeout = 900.0,
 ) -> None:
     """Start a deployment on this machine; Ctrl-C stops it."""
-    from cli.adapters.offered import parse_offer
-    from cli.base.children import free_port
-    from cli.start.options import DeploymentOptions
-    from cli.up import check_options, up_detached
-    from cli.up import up as run_here
+    from cli.base.progress import busy_bar
+
+    with busy_bar("starting"):
+        from cli.adapters.offered import parse_offer
+        from cli.base.children import free_port
+        from cli.start.options import DeploymentOptions
+        from cli.up import check_options, up_detached
+        from cli.up import up as run_here
 
     with errors_in_a_line():
         folder = options.folder(data_dir)
@@ -83,7 +101,7 @@ def up(
             host=host, port=port or free_port(), served_names=tuple(served_model_name or ()),
             max_model_len=max_model_len, dtype=dtype, engine=engine,
             allow_hosts=tuple(allow_host or ()), cors_origins=tuple(cors or ()),
-            nats_url=nats_url, redis_url=redis_url, restart=not no_restart,
+            nats_url=nats_url, redis_url=redis_url, nats_port=nats_port, restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
         )  # fmt: skip
         check_options(deployment)
@@ -115,6 +133,20 @@ def status(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson
         print(json.dumps(report))
     else:
         out.print(render(report))
+
+
+@app.command()
+def logs(
+    service: options.LoggingService = None,
+    follow: options.Follow = False,
+    lines: options.NumLines = 100,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Show what the processes log."""
+    from cli.inspection.logs import logs_of, show_logs
+
+    with errors_in_a_line():
+        show_logs(logs_of(options.folder(data_dir), service), lines, print, follow=follow)
 
 
 @app.command()

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
+from cli.base.board import Step
 from cli.base.children import python_path
+from cli.base.progress import busy_bar
 from cli.base.reporting import (
     PipeReporter,
     Reporter,
@@ -32,6 +34,7 @@ from shared.private import PRIVATE_UMASK
 from shared.runtime.config import load_config
 from shared.zoo import parse_emulation
 
+TICK_S = 0.2
 _OPTIONS = TypeAdapter(DeploymentOptions)
 
 
@@ -45,6 +48,11 @@ def check_options(options: DeploymentOptions) -> None:
         parse_emulation(options.emulate)
     elif options.has_true_pages:
         raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
+    if options.nats_port is not None:
+        if options.nats_url is not None:
+            raise ConfigError("--nats-port is of our own NATS: with --nats-url there is none")
+        if options.nats_port == options.port:
+            raise ConfigError(f"--nats-port {options.nats_port}: --port is the same")
     if options.engine == "vllm" and options.emulate is not None:
         raise ConfigError("--engine vllm: --emulate is for the other engine")
     if options.models and options.emulate is not None:
@@ -65,7 +73,10 @@ def up(options: DeploymentOptions) -> None:
     """
     os.umask(PRIVATE_UMASK)
     reporter = TerminalReporter(options.data_dir, "Ctrl-C")
-    run_deployment(_with_models(options, reporter), reporter)
+    try:
+        run_deployment(_with_models(options, reporter), reporter)
+    finally:
+        reporter.close()
 
 
 def up_detached(options: DeploymentOptions) -> None:
@@ -91,7 +102,8 @@ def up_detached(options: DeploymentOptions) -> None:
     supervisor.stdin.close()
     with StopSignals() as signals:
         try:
-            for report in _reports(reading, signals):
+            terminal.steps([Step("supervisor")])
+            for report in _reports(reading, signals, terminal.tick):
                 if _hear(report, terminal):
                     return
         except StopRequested:
@@ -99,6 +111,7 @@ def up_detached(options: DeploymentOptions) -> None:
             supervisor.wait()
             raise KeyboardInterrupt from None
         finally:
+            terminal.close()
             os.close(reading)
     supervisor.wait()
     log_path = _log_path(options.data_dir)
@@ -118,7 +131,9 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
         SymphonyError: a model cannot be had, an adapter is for another one, or the deployment could
             not start.
     """
-    for warning in check_start(options):
+    with busy_bar("checking the settings"):
+        warnings = check_start(options)
+    for warning in warnings:
         reporter.event(warning)
     kept = options.data_dir / "models"
     if options.emulate is not None or not options.num_workers:
@@ -145,11 +160,12 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     return replace(options, models=models, adapters=adapters, worker_python=python)
 
 
-def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:
-    """What the supervisor sends, until it closes the pipe."""
+def _reports(pipe: int, signals: StopSignals, tick: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """What the supervisor sends, until it closes the pipe; `tick` is called meanwhile."""
     buffer = b""
     while True:
-        signals.wait([pipe], None)
+        while not signals.wait([pipe], TICK_S):
+            tick()
         data = os.read(pipe, 65_536)
         if not data:
             return
@@ -162,6 +178,8 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
     match report:
         case {"progress": text}:
             terminal.progress(text)
+        case {"steps": steps}:
+            terminal.steps([Step(**step) for step in steps])
         case {"event": text}:
             terminal.event(text)
         case {"failed": message}:

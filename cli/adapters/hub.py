@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
+from cli.base.progress import busy_bar
 from cli.models.once import made_once
-from cli.models.progress import busy_bar
 from services.kvstore.config import KvstoreConfig
 from shared.adapters.config import AdapterTooLarge
 from shared.adapters.files import TAKEN, check_names

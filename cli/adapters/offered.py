@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli.adapters.hub import FOLDER, PREFIX, adapter_folder, parse_hub
+from cli.base.called import hint
 from cli.models.catalog import DEFAULT, DEMO
 from cli.models.names import served_as
 from services.worker.models.demo_model import DEMO_MODEL_ID
@@ -238,6 +239,6 @@ def _base_of(offer: Offer, bases: Mapping[ModelId, LoraCard | None]) -> tuple[Mo
         names = ", ".join(model_id for model_id, _ in taking)
         raise ConfigError(
             f"--adapter {offer.name}: {names} take adapters: say which with "
-            "`symphony adapters add --base`"
+            f"`{hint('adapters add --base')}`"
         )
     return taking[0]

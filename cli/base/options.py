@@ -147,6 +147,22 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
 ]
+NatsPort = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=65535, help="Port of our own NATS; default: a free one."),
+]
+LoggingService = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SERVICE",
+        show_default=False,
+        help="A process, such as worker-0, or all of a kind, such as worker. Default: all.",
+    ),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is logged later.")]
+NumLines = Annotated[
+    int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last ones that are shown.")
+]
 NoRestart = Annotated[bool, typer.Option("--no-restart", help="Restart no process that dies.")]
 ReadyTimeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")

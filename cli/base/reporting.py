@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Protocol
 
 from rich.console import Console
 
+from cli.base.board import Board, Step
+from cli.base.called import hint
 from cli.base.runfile import DEFAULT_DATA_DIR
 
 out = Console(highlight=False, soft_wrap=True)
@@ -38,6 +41,10 @@ class Reporter(Protocol):
         """A step of the start."""
         ...
 
+    def steps(self, steps: Sequence[Step]) -> None:
+        """What every process does; called several times a second."""
+        ...
+
     def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         """A turn can be served; `reasons` say what is missing, `capacity`, as a table, what
         KV there is room for.
@@ -55,11 +62,24 @@ class TerminalReporter:
     def __init__(self, data_dir: Path, goodbye: str) -> None:
         self._data_dir = data_dir
         self._goodbye = goodbye  # how to stop it
+        self._board = Board(out)
 
     def progress(self, text: str) -> None:
-        out.print(f"[dim]symphony:[/dim] {text}")
+        self._board.line(text)
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        self._board.show(steps)
+
+    def tick(self) -> None:
+        """Let time pass; several times a second where nothing else is called."""
+        self._board.tick()
+
+    def close(self) -> None:
+        """The start is over, well or not."""
+        self._board.close()
 
     def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
+        self.close()
         out.print(welcome(url, self._data_dir))
         if capacity:
             out.print(indent(capacity, "  ") + "\n", markup=False)
@@ -79,6 +99,7 @@ class PipeReporter:
     def __init__(self, file_number: int) -> None:
         self._file_number: int | None = file_number
         self._has_log = False
+        self._steps: list[Step] = []  # last sent
 
     def log_to(self, path: Path) -> None:
         """Send what this process prints to the end of a file, and no more to the terminal."""
@@ -90,6 +111,11 @@ class PipeReporter:
 
     def progress(self, text: str) -> None:
         self._send({"progress": text})
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        if list(steps) != self._steps:
+            self._steps = list(steps)
+            self._send({"steps": [asdict(step) for step in steps]})
 
     def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         for reason in reasons:
@@ -124,7 +150,7 @@ class PipeReporter:
 def for_data_dir(command: str, data_dir: Path) -> str:
     """A command line of ours for this data folder."""
     is_default = data_dir == DEFAULT_DATA_DIR.expanduser().resolve()
-    return f"./symphony {command}" + ("" if is_default else f" --data-dir {data_dir}")
+    return hint(command) + ("" if is_default else f" --data-dir {data_dir}")
 
 
 def welcome(url: str, data_dir: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from cli.base.called import hint
 from shared.errors import ConfigError, NotFound
 from shared.private import make_new
 from shared.runtime.access import NatsAccess, RedisAccess
@@ -97,7 +98,7 @@ def running_deployment(data_dir: Path) -> RunState:
     """
     state = read_run_state(data_dir)
     if state is None or not is_locked(data_dir):
-        raise NotFound(f"nothing runs on {data_dir}: start it with `symphony up`")
+        raise NotFound(f"nothing runs on {data_dir}: start it with `{hint('up')}`")
     return state
 
 
@@ -147,6 +148,6 @@ def take_lock(data_dir: Path) -> int:
     state = read_run_state(data_dir)
     where = "" if state is None else f" at {state.url} (pid {state.pid})"
     raise ConfigError(
-        f"a deployment already runs on {data_dir}{where}: stop it with `symphony down`, "
+        f"a deployment already runs on {data_dir}{where}: stop it with `{hint('down')}`, "
         "or give this one another --data-dir"
     )

@@ -10,6 +10,8 @@ from cli.inspection.condition import assess
 from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.start.hosts import make_host_ids
 from shared.ids import HostId
+from shared.runtime.stages import count_text, stage_text
+from shared.runtime.urls import hide_password
 from shared.wire.deployment_view import hints_of, tiers_of
 from shared.wire.messages import KvStats, WorkerStatus
 
@@ -33,10 +35,17 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
     pids = {child.name: child.pid for child in run.services}
     return {
         "url": run.url,
+        "nats_url": hide_password(run.nats_url),
         "state": condition.state,
         "reasons": condition.reasons,
         "services": [
-            {"name": name, "pid": pids.get(name), "state": state} for name, state in states.items()
+            {
+                "name": name,
+                "pid": pids.get(name),
+                "state": state,
+                "stage": _stage(pids.get(name), snapshot),
+            }
+            for name, state in states.items()
         ],
         "workers": [asdict(worker) for worker in workers],
         "hosts": _hosts(run, workers, stores),
@@ -70,6 +79,15 @@ def _hosts(
         }
         for host_id in [*ours, *sorted(reported - {*ours, ""})]
     ]
+
+
+def _stage(pid: int | None, snapshot: Snapshot | None) -> str:
+    """What a process that starts is doing, and for how long; empty: it does not say."""
+    stage = snapshot.stages.get(pid) if snapshot and pid is not None else None
+    if stage is None:
+        return ""
+    count = count_text(stage)
+    return f"{stage_text(stage)}{', ' if count else ''}{count} ({stage.seconds:.0f} s)"
 
 
 def _process_state(name: str, pid: int, states: dict[int, str], is_silent: bool) -> str:

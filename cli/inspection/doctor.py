@@ -14,6 +14,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.base.called import hint
 from cli.base.children import find_nats_server, find_redis_server
 from cli.base.reporting import out
 from cli.base.runfile import is_locked, read_run_state
@@ -139,7 +140,7 @@ def _shared_memory() -> Finding:
 
 def _tiers(data_dir: Path) -> Finding:
     if is_locked(data_dir):
-        return Finding("KV cache", True, "`symphony status` says what each tier holds")
+        return Finding("KV cache", True, f"`{hint('status')}` says what each tier holds")
     try:
         sizes = _sizes(data_dir)
     except ConfigError as error:

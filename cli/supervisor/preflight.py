@@ -75,6 +75,8 @@ def check_machine(plan: DeploymentPlan, options: DeploymentOptions) -> None:
         ConfigError: it is not so; names the option or setting.
     """
     check_port(options.host, options.port)
+    if options.nats_port is not None:
+        check_port("127.0.0.1", options.nats_port, "--nats-port")
     for child in plan.services:
         config = load_config(CONFIGS[child.service], child.environment)
         if config.metrics_port:

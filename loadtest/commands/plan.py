@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from cli.base.called import hint
 from loadtest.planning.gpus import derive_profile
 from loadtest.planning.model_sizes import sizes_of
 from loadtest.planning.plan import AT_ONCE, Question, make_plan
@@ -99,7 +100,7 @@ def up_lines(summary: dict[str, Any], model: str) -> list[str]:
     workers = min(summary["gpus"], summary["machines"]["gpus"])
     what = f"--emulate {model}" if _is_profile(model) else f"--model {model}"
     settings = [f"export {name}={value}" for name, value in summary["settings"].items()]
-    return [*settings, f"./symphony up {what} --workers {workers}"]
+    return [*settings, hint(f"up {what} --workers {workers}")]
 
 
 def render(summary: dict[str, Any], model: str) -> RenderableType:

@@ -90,7 +90,7 @@ async def load(
 
 async def main(kernel: Kernel, runtime: Runtime, config: WorkerConfig) -> None:
     """The production worker's, with this model."""
-    ports = replace(machine_ports(), load=partial(load, kernel))
+    ports = replace(machine_ports(runtime.stages), load=partial(load, kernel))
     await Worker(runtime, config.model_copy(update={"write_behind": False}), ports).serve()
 
 

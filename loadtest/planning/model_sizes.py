@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cli.base.called import hint
 from cli.models.catalog import DEMO, PACKAGED
 from cli.models.prepare import CONFIG, check_model, fetch_config, find_model
 from loadtest.planning.gguf_header import read_header
@@ -31,7 +32,7 @@ def sizes_of(source: str, models: Path) -> ModelSizes:
     if folder is None:
         if source == DEMO or source in PACKAGED:
             raise ConfigError(
-                f"--model {source}: not on this machine yet; `symphony up --model {source}` makes "
+                f"--model {source}: not on this machine yet; `{hint('up')} --model {source}` makes "
                 "it"
             )
         folder = fetch_config(source).parent

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from cli.base.called import hint
 from loadtest.functions_trace import TRACE
 from loadtest.popularity import shares_of
 from loadtest.users.client import Client
@@ -148,7 +149,7 @@ class Stage:
             return []
         if not self.adapters:
             raise InvalidRequest(
-                f"--profile adapters: {self.model} has none; add some with `symphony adapters add`"
+                f"--profile adapters: {self.model} has none; add some with `{hint('adapters add')}`"
             )
         num, text = len(self.adapters), self.options.popularity
         shares = shares_of("zipf:1" if text == "zipf" else text, num, TRACE, self.options.seed)

@@ -18,6 +18,7 @@ from services.worker.device.near_gpu import bind_near_gpu
 from services.worker.device.thread import DeviceThread
 from services.worker.load_oneshot import find_tasks, make_oneshot
 from services.worker.models.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.models.digest import weights_bytes
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.model import LoadableOneshot, OneshotModel, ServedTask
 from services.worker.ports import OnMoved, TextModel, VllmModel
@@ -26,6 +27,7 @@ from services.worker.vllm.versions import check_installed
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.profiles import LatencyProfile
+from shared.runtime.stages import UNREPORTED, StartStages
 from shared.wire.messages import OneshotCard, Task
 from shared.zoo import ZooModel, parse_emulation
 
@@ -41,7 +43,10 @@ CORES_LEFT = 2  # of which, to the worker itself
 
 
 async def load_models(
-    config: WorkerConfig, thread: DeviceThread, on_moved: Callable[[str], OnMoved]
+    stages: StartStages,
+    config: WorkerConfig,
+    thread: DeviceThread,
+    on_moved: Callable[[str], OnMoved],
 ) -> AsyncIterator[TextModel | VllmModel | OneshotModel | LoadableOneshot]:
     """Every model of the configuration, loaded on the device's thread. One-shot models come first:
     the KV pool takes what they leave of a GPU. Those that are loaded on order are measured.
@@ -52,7 +57,9 @@ async def load_models(
     check_ranks(config, "cpu")  # of a real model's device later
     if config.engine == "vllm":
         for model_id, source in vllm_models(config):
-            yield VllmModel(await thread.run(partial(_start_vllm, config, model_id, source)))
+            with stages.stage("vllm", model_id):
+                engine = await thread.run(partial(_start_vllm, config, model_id, source))
+            yield VllmModel(engine)
         return
     on_order = bool(config.oneshot_bytes)
     if config.emulate:
@@ -62,11 +69,11 @@ async def load_models(
         for oneshot in make_emulated_oneshots(config, emulation.oneshot):
             yield LoadableOneshot(oneshot.card, partial(_same, oneshot)) if on_order else oneshot
         return
-    plan = await thread.run(partial(plan_models, config))
+    plan = await thread.run(partial(plan_models, config, stages))
     for model_id, source, task in plan:
         if task != "generate":
             make_one = partial(make_real_oneshot, config, model_id, source, task)
-            made = await thread.run(make_one)
+            made = await thread.run(partial(make_one, stages))
             if on_order:
                 made.close()
                 yield LoadableOneshot(made.card, partial(make_one, known=made.card))
@@ -74,7 +81,7 @@ async def load_models(
                 yield made
     for number, (model_id, source, task) in enumerate(plan):
         if task == "generate":
-            make = partial(make_real, config, model_id, source, on_moved(model_id))
+            make = partial(make_real, config, model_id, source, on_moved(model_id), stages)
             yield TextModel(number, await thread.run(make))
 
 
@@ -133,7 +140,9 @@ def demo_folder(data_dir: Path) -> Path:
     return data_dir / "models" / DEMO_MODEL_ID
 
 
-def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
+def plan_models(
+    config: WorkerConfig, stages: StartStages = UNREPORTED
+) -> list[tuple[str, str, ServedTask]]:
     """(id, folder or hub id, task) of every real model to serve (slow: reads their configs).
 
     Raises:
@@ -143,7 +152,7 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
-    with _importing():
+    with stages.stage("import"), _importing():
         tasks = find_tasks(config, ids)
     if config.tensor_parallel > 1:
         _check_generative(_ranks_setting(config), tasks)
@@ -210,9 +219,15 @@ def _importing() -> Iterator[None]:
         gc.enable()
 
 
-def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
+def make_real(
+    config: WorkerConfig,
+    model_id: str,
+    source: str,
+    on_moved: OnMoved,
+    stages: StartStages = UNREPORTED,
+) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
-    with _importing():
+    with stages.stage("import"), _importing():
         from services.worker.device.cpu.torch_executor import TorchExecutor
         from services.worker.device.model import load_model
 
@@ -227,19 +242,26 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     device = _prepare_device(config)
     if config.tensor_parallel > 1:
         check_ranks(config, device)
-        return _make_ranks(config, model_id, source, on_moved)
-    model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
+        return _make_ranks(config, model_id, source, on_moved, stages)
+    with stages.stage("load", model_id, weights_bytes(source)):
+        model = load_model(
+            source, device, config.dtype, config.layers, config.kv_stored_dtype,
+            on_bytes=stages.count,
+        )  # fmt: skip
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
-        return _make_cuda(config, model, model_id, on_moved)
+        return _make_cuda(config, model, model_id, on_moved, stages)
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)
     crew = _make_crew(config, model)
     executor = TorchExecutor(model, model_id, num_pages, on_moved, config.link_mb_s * 1e6, crew)
-    executor.warm_up()
+    with stages.stage("compile", model_id):
+        executor.warm_up()
     return executor
 
 
-def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
+def _make_ranks(
+    config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved, stages: StartStages
+) -> Executor:
     """Load a model over several processes, of which this one is the first rank.
 
     Raises:
@@ -255,14 +277,16 @@ def _make_ranks(config: WorkerConfig, model_id: str, source: str, on_moved: OnMo
     with ExitStack() as on_error:
         on_error.callback(ranks.close)
         ranks.start()
-        model = load_rank(spec)
-        model.max_model_len = model_len(config, model.max_model_len, model_id)
-        num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
-        sum_over(ranks.meet(loaded(model), num_pages), model)
+        with stages.stage("load", model_id, weights_bytes(source)):
+            model = load_rank(spec, stages.count)
+            model.max_model_len = model_len(config, model.max_model_len, model_id)
+            num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id, num_ranks)
+            sum_over(ranks.meet(loaded(model), num_pages), model)
         on_error.pop_all()
     link = config.link_mb_s * 1e6
     executor = TorchExecutor(model, model_id, num_pages, on_moved, link, ranks=ranks)
-    executor.warm_up()
+    with stages.stage("compile", model_id):
+        executor.warm_up()
     return executor
 
 
@@ -330,7 +354,11 @@ def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew
 
 
 def _make_cuda(
-    config: WorkerConfig, model: "LoadedModel", model_id: str, on_moved: OnMoved
+    config: WorkerConfig,
+    model: "LoadedModel",
+    model_id: str,
+    on_moved: OnMoved,
+    stages: StartStages,
 ) -> Executor:
     # Only here: a worker on a CPU does not wait for what a GPU needs.
     from services.worker.device.gpu.cuda import cuda_executor, free_bytes
@@ -341,10 +369,12 @@ def _make_cuda(
         kv_bytes = max(int(free * config.gpu_memory_share), 0)
     num_pages = _num_pages(kv_bytes, model, model_id)
     crew = _make_stream_crew(config, model)
-    executor = cuda_executor(
-        model, model_id, num_pages, config.turns_running_max, on_moved, crew=crew
-    )
-    executor.warm_up()
+    with stages.stage("compile", model_id):
+        executor = cuda_executor(
+            model, model_id, num_pages, config.turns_running_max, on_moved, crew=crew
+        )
+    with stages.stage("record", model_id):
+        executor.warm_up()
     return executor
 
 
@@ -363,10 +393,16 @@ def _check_pool(kv_bytes: int, page_bytes: int, num_layers: int, model_id: str) 
 
 
 def make_real_oneshot(
-    config: WorkerConfig, model_id: str, source: str, task: Task, known: OneshotCard | None = None
+    config: WorkerConfig,
+    model_id: str,
+    source: str,
+    task: Task,
+    stages: StartStages = UNREPORTED,
+    known: OneshotCard | None = None,
 ) -> OneshotModel:
     """Load a one-shot model and profile it (slow)."""
-    return make_oneshot(config, _prepare_device(config), model_id, source, task, known)
+    device = _prepare_device(config)
+    return make_oneshot(config, device, model_id, source, task, known, stages)
 
 
 def _same(model: OneshotModel) -> OneshotModel:

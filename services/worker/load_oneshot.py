@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
+from services.worker.models.digest import weights_bytes
 from services.worker.oneshot.model import OneshotModel, ServedTask, task_of
 from services.worker.oneshot.profile import ProfileCache, measure_variants
 from shared.errors import ConfigError
+from shared.runtime.stages import UNREPORTED, StartStages
 from shared.wire.messages import OneshotCard, OneshotVariant, Task
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def make_oneshot(
     source: str,
     task: Task,
     known: OneshotCard | None = None,
+    stages: StartStages = UNREPORTED,
 ) -> OneshotModel:
     """Load a model and measure its batches, or take what was measured at an earlier start. Slow.
 
@@ -76,13 +79,15 @@ def make_oneshot(
 
     from services.worker.oneshot.torch_model import TorchOneshot, load_oneshot
 
-    loaded = load_oneshot(source, task, device, config.dtype)
+    with stages.stage("load", model_id, weights_bytes(source)):
+        loaded = load_oneshot(source, task, device, config.dtype, stages.count)
     variants = variants_of(config, loaded)
     model = TorchOneshot(model_id, loaded, variants, created=int(time.time()))
     if known is not None and known.fingerprint == loaded.fingerprint:
         model.card = known
         return model
-    profile = _profile(config, model, loaded, variants)
+    with stages.stage("measure", model_id):
+        profile = _profile(config, model, loaded, variants)
     peak_bytes = 0
     if config.oneshot_bytes:
         peak_bytes = model.peak_bytes(profile[-1].variant, len(profile[-1].batch_ns))
@@ -132,8 +137,9 @@ def _profile(
     profile = cache.get(key)
     if profile is None:
         name = model.card.model_id
-        profile = measure_variants(
+        profile, is_calm = measure_variants(
             model.run_sample, variants, batch_max, config.oneshot_profile_s, name
         )
-        cache.put(key, profile)
+        if is_calm:  # else it would be wrong for good
+            cache.put(key, profile)
     return profile

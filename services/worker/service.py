@@ -39,6 +39,7 @@ from shared.blocks import unpack_keys
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import ModelId, WorkerId, new_id
 from shared.owners import owner_key
+from shared.runtime.stages import StartStages
 from shared.runtime.tasks import Tasks, wait_set
 from shared.service import Runtime
 from shared.wire.messages import (
@@ -89,7 +90,7 @@ class Worker:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self._ports = ports or machine_ports()
+        self._ports = ports or machine_ports(runtime.stages)
         self._worker_id = WorkerId(f"{config.host_id}-w{config.instance}"[-64:])
         runtime.process = self._worker_id
         self._incarnation = new_id("inc")
@@ -124,7 +125,8 @@ class Worker:
         assert self._oneshot is not None, "made by _load"
         await self._oneshot.listen()
         # Turns may be waiting for this worker: without the kvstore it would compute their history.
-        await asyncio.gather(*(kv.wait_met(KVSTORE_PATIENCE_S) for kv in self._kvs))
+        with runtime.stages.stage("connect"):
+            await asyncio.gather(*(kv.wait_met(KVSTORE_PATIENCE_S) for kv in self._kvs))
         await runtime.ready()
         self._report_now.set()
         await runtime.stopping.wait()
@@ -383,6 +385,7 @@ class Worker:
                 for name, model in status.step_models.items()
             ],
             speeds=self._speed_reports.next([r.speeds() for r in self._runners.values()]),
+            stage=self._runtime.stages.now(),
         )
 
     def _card(self, runner: ModelRunner, status: EngineStatus) -> ModelCard:
@@ -442,11 +445,12 @@ def _make_core(config: WorkerConfig, executor: Executor, limits: EngineLimits) -
     )
 
 
-def machine_ports() -> WorkerPorts:
-    """The machine that this process runs on."""
+def machine_ports(stages: StartStages) -> WorkerPorts:
+    """The machine that this process runs on, whose models are loaded in these stages."""
     return WorkerPorts(
-        thread=DeviceThreads(), files=SharedFiles(), load=load_models, pid=os.getpid()
-    )
+        thread=DeviceThreads(), files=SharedFiles(), load=partial(load_models, stages),
+        pid=os.getpid(),
+    )  # fmt: skip
 
 
 async def main(runtime: Runtime, config: WorkerConfig) -> None:

@@ -26,6 +26,7 @@ from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.config import ServiceConfig, load_config_or_exit
 from shared.runtime.exposition import own_metrics, pack_text
 from shared.runtime.logs import configure_logs
+from shared.runtime.stages import StartStages
 from shared.tracing import NO_TRACER, Tracer
 from shared.wire.messages import (
     Empty,
@@ -58,6 +59,7 @@ class Runtime:
         models: returns the models that are served here now; empty unless this is a frontend.
         hints: returns the state of advisories; None unless this is a frontend or tracker.
         pools: returns what KV there is room for; empty unless this is a worker.
+        stages: of the start.
         tracer: begins spans.
         parts: components by name, for checks from outside (simulation, integrity).
     """
@@ -77,6 +79,7 @@ class Runtime:
         self.clock = clock or SystemClock()
         self.stack = stack
         self.stopping = asyncio.Event()
+        self.stages = StartStages(self.clock)
         self.state = "starting"
         self.exit_code = 0
         self.models: Callable[[], list[str]] = list
@@ -134,6 +137,7 @@ class Runtime:
             models=self.models(),
             hints=self.hints(),
             pools=self.pools(),
+            stage=self.stages.now(),
         )
 
 

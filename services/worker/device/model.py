@@ -16,7 +16,7 @@ from services.worker.device.decoder.loaded_model import LoadedModel, prepare_mod
 from services.worker.device.forward import use_own_forward
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.verify import verify_source
-from services.worker.models.digest import WeightsDigest
+from services.worker.models.digest import OnBytes, WeightsDigest
 from services.worker.models.generation import generation_config
 from services.worker.models.weights import load_weights
 from shared.blocks import BLOCK_TOKENS
@@ -35,6 +35,7 @@ def load_model(
     layers: Mode = "fast",
     stored_dtype: StoredDtype = "model",
     split: Callable[[Any], None] | None = None,
+    on_bytes: OnBytes = lambda _: None,
 ) -> LoadedModel:
     """Load from a folder or a hub id.
 
@@ -45,13 +46,14 @@ def load_model(
             step.
         stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
         split: leaves the part of a module that is to be computed here.
+        on_bytes: see `WeightsDigest`.
 
     Raises:
         ConfigError: no such model, or it is not readable, or a weight is missing or left over.
         UnsupportedModelError: small models of its config are not computed as transformers computes
             them, see `verify_source`.
     """
-    weights = WeightsDigest(source)  # while they are loaded
+    weights = WeightsDigest(source, on_bytes)  # while they are loaded
     try:
         checked = verify_source(source, layers, device, dtype)
         module = load_weights(

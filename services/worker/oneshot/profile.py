@@ -9,6 +9,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ VERSION = 1  # of what is measured; raise it to measure again
 RUNS = 3
 SHORT_RUNS = 7
 SHORT_NS = 20_000_000
+NOISY_RUNS = 15  # of a batch whose times differ
+NOISE_MAX = 0.2  # by which the median of a batch's times may be above the shortest
 
 
 def measure(
@@ -31,13 +34,16 @@ def measure(
     batch_max: int,
     budget_ns: int,
     now_ns: Callable[[], int] = time.monotonic_ns,
+    on_noise: Callable[[float], None] = lambda _: None,
 ) -> dict[int, int]:
     """Median time of batches of as many sizes as fit into the budget: 1 and 2 always, then 4, 8,
-    16... and the largest, then 3, 6, 12..., then the rest.
+    16... and the largest, then 3, 6, 12..., then the rest. While a batch's times differ by more
+    than `NOISE_MAX` it is run again, up to `NOISY_RUNS` times.
 
     Args:
         run: runs one batch of this size.
         batch_max: largest size.
+        on_noise: called for each size with `spread` of its times.
 
     Returns:
         size to ns.
@@ -51,12 +57,34 @@ def measure(
                 continue
         run(size)  # buffers and kernels of a new size are made in its first run
         times = [_time(run, size, now_ns)]
-        while len(times) < (SHORT_RUNS if times[0] < SHORT_NS else RUNS):
-            if now_ns() + times[0] > end_at_ns:
+        num_runs = SHORT_RUNS if times[0] < SHORT_NS else RUNS
+        while len(times) < num_runs or (len(times) < NOISY_RUNS and spread(times) > NOISE_MAX):
+            if now_ns() + times[-1] > end_at_ns:
                 break
             times.append(_time(run, size, now_ns))
         measured[size] = round(median(times))
+        on_noise(spread(times))
     return measured
+
+
+def spread(times: list[int]) -> float:
+    """How far the median of times is above the shortest, as a share of it.
+
+    >>> spread([10, 12, 30])
+    0.2
+    """
+    return median(times) / max(min(times), 1) - 1
+
+
+def ordered(profiles: list[OneshotVariant]) -> list[OneshotVariant]:
+    """Profiles of rising variants in which no shorter input takes longer than a longer one: where
+    that was measured, the machine had other work meanwhile.
+    """
+    result: list[OneshotVariant] = []
+    for profile in reversed(profiles):
+        longer = result[-1].batch_ns if result else profile.batch_ns
+        result.append(replace(profile, batch_ns=list(map(min, profile.batch_ns, longer))))
+    return result[::-1]
 
 
 def fill(measured: dict[int, int], batch_max: int) -> list[int]:
@@ -78,21 +106,28 @@ def fill(measured: dict[int, int], batch_max: int) -> list[int]:
 
 def measure_variants(
     run: Callable[[int, int], None], variants: list[int], batch_max: int, budget_s: float, name: str
-) -> list[OneshotVariant]:
+) -> tuple[list[OneshotVariant], bool]:
     """Profile every variant, the longest with the largest share of the budget.
 
     Args:
         run: runs one batch, given variant and size.
         name: of the model, for the log.
+
+    Returns:
+        The profiles, and whether times of most sizes differed little.
     """
     end_at_ns = time.monotonic_ns() + int(budget_s * 1e9)
     run(variants[-1], 1)  # threads, kernels and pools are made in a process's first run
     profiles: list[OneshotVariant] = []
+    noise: list[float] = []
     for index, variant in enumerate(variants):
         weights = [max(v, 1) for v in variants[index:]]
         left_ns = max(end_at_ns - time.monotonic_ns(), 0)
         budget_ns = int(left_ns * weights[0] / sum(weights))
-        measured = measure(lambda size, v=variant: run(v, size), batch_max, budget_ns)  # type: ignore[misc]
+        measured = measure(
+            lambda size, v=variant: run(v, size),  # type: ignore[misc]
+            batch_max, budget_ns, on_noise=noise.append,
+        )  # fmt: skip
         profiles.append(OneshotVariant(variant=variant, batch_ns=fill(measured, batch_max)))
         log.info(
             "batch sizes measured, the rest interpolated",
@@ -105,7 +140,13 @@ def measure_variants(
                 "last_ms": profiles[-1].batch_ns[-1] / 1e6,
             },
         )
-    return profiles
+    is_calm = median(noise) <= NOISE_MAX
+    if not is_calm:
+        log.warning(
+            "batches took different times: the machine is busy; measured again at the next start",
+            extra={"model": name, "noise": round(median(noise), 3)},
+        )
+    return ordered(profiles), is_calm
 
 
 class ProfileCache:

@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForTextEncoding,
 )
 
-from services.worker.models.digest import weights_digest
+from services.worker.models.digest import OnBytes, weights_digest
 from services.worker.models.weights import load_weights
 from services.worker.oneshot.files import IMAGE_FILES, TOKENIZER_FILES, digest_files, read_json
 from services.worker.oneshot.inputs import ImageInputs, TextInputs, load_image_inputs
@@ -112,11 +112,14 @@ class TorchOneshot:
             raise BatchStoppedError
 
 
-def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOneshot:
+def load_oneshot(
+    source: str, task: Task, device: str, dtype: str, on_bytes: OnBytes = lambda _: None
+) -> LoadedOneshot:
     """Load a model for one task from a folder or a hub id.
 
     Args:
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+        on_bytes: see `WeightsDigest`.
 
     Raises:
         ConfigError: no such model, it is not readable, a weight is missing or left over, or it
@@ -143,7 +146,7 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
         inputs = load_image_inputs(source, module.dtype)
     else:
         inputs = _text_inputs(source, module, pooling)
-    digest = weights_digest(source)
+    digest = weights_digest(source, on_bytes)
     # What else decides what an input becomes, here or in the frontend.
     digest_files(digest, source, IMAGE_FILES if is_image else TOKENIZER_FILES)
     if pooling is not None:

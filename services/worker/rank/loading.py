@@ -8,10 +8,11 @@ from services.worker.device.model import load_model
 from services.worker.device.parallel.group import Group
 from services.worker.device.parallel.ranks import Loaded, RankSpec
 from services.worker.device.parallel.split import Shard, split_module, summed_modules
+from services.worker.models.digest import OnBytes
 from shared.errors import ConfigError
 
 
-def load_rank(spec: RankSpec) -> LoadedModel:
+def load_rank(spec: RankSpec, on_bytes: OnBytes = lambda _: None) -> LoadedModel:
     """Load a model and keep a rank's part of it, on the CPU; see `sum_over`.
 
     Raises:
@@ -19,7 +20,9 @@ def load_rank(spec: RankSpec) -> LoadedModel:
     """
     split = partial(split_module, shard=Shard(spec.rank, spec.num_ranks))
     try:
-        model = load_model(spec.source, "cpu", spec.dtype, spec.layers, split=split)
+        model = load_model(
+            spec.source, "cpu", spec.dtype, spec.layers, split=split, on_bytes=on_bytes
+        )
     except RuntimeError as error:  # of a forward with whole sizes in it
         raise ConfigError(
             f"SYMPHONY_TENSOR_PARALLEL={spec.num_ranks}: {spec.source!r} cannot be computed in "

@@ -11,6 +11,24 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartStage:
+    """What a process that is not ready yet is doing.
+
+    Attributes:
+        name: a key of `shared.runtime.stages.STAGES`.
+        model: that it does it for; empty: for none.
+        seconds: since it began.
+        num_done, num_total: bytes of `load`, sizes of `measure`, graphs of `record`; 0: not known.
+    """
+
+    name: str
+    model: str = ""
+    seconds: float = 0.0
+    num_done: int = 0
+    num_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HintRate:
     """How often a tenant's advisories were right lately.
 
@@ -80,6 +98,7 @@ class ServiceStatus:
     models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
     hints: HintStatus | None = None
     pools: list[KvPool] = field(default_factory=list)  # a worker's
+    stage: StartStage | None = None  # of its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from shared.ids import (
 )
 from shared.wire.messages.adapters import AdapterRef, LoraCard
 from shared.wire.messages.jobs import BatchRef, LeadershipFence, OneshotCard, OneshotLack
+from shared.wire.messages.services import StartStage
 from shared.wire.messages.turns import TurnRef
 
 
@@ -135,6 +136,7 @@ class WorkerReport:
     rooms: list[ModelRoom] = field(default_factory=list)
     step_models: list[StepModelFit] = field(default_factory=list)
     speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as reported last
+    stage: StartStage | None = None  # of its start, while `loading`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from cli.vllm_environment import describe_environment
 from loadtest.deployment import symphony
 from services.worker.models.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
-from shared.wire.messages import KvPool, KvStats, SchedulerStatus, WorkerStatus
+from shared.wire.messages import KvPool, KvStats, SchedulerStatus, StartStage, WorkerStatus
 
 runner = CliRunner()
 
@@ -54,6 +55,9 @@ def test_status_tells_of_services_workers_and_tiers() -> None:
     report = describe(run, snapshot)
     assert [service["state"] for service in report["services"]] == ["running", "ready", "dead"]
     assert report["sessions"] == 7
+    stage = StartStage(name="load", model="m", seconds=3.2, num_done=2_000_000, num_total=9_000_000)
+    starting = describe(run, replace(snapshot, states={}, stages={1: stage}))
+    assert starting["services"][1]["stage"] == "loading m, 2 of 9 MB (3 s)"
     assert report["tiers"]["disk"] == {
         "blocks": 3, "bytes": 0, "bytes_max": 1 << 30, "pages_corrupt": 0,
     }  # fmt: skip

@@ -1,9 +1,14 @@
 """By uv with pip's settings, or by pip: which, with what, and what happens when uv fails."""
 
+import importlib.util
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from cli import installed
+from cli.bootstrap import EXTRAS, Environment
 from cli.installing import UV, Installer, uv_settings
 
 MIRRORED = """\
@@ -127,3 +132,24 @@ def test_without_uv_it_is_pip(binaries: Path) -> None:
     assert make(binaries).install("--editable", "x")
     (call,) = calls(binaries)
     assert call.startswith("python -m pip install")
+
+
+def test_an_installed_application_adds_what_a_command_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    added: list[tuple[set[str], list[str]]] = []
+    monkeypatch.setattr(Environment, "add", lambda _, *what: added.append(what))
+    monkeypatch.setattr("cli.main.main", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    for line in (["up", "--model", "demo"], ["status"], ["up", "--emulate", "zero"]):
+        monkeypatch.setattr(sys, "argv", ["symphony", *line])
+        installed.main()
+    [(extras, requirements)] = added
+    assert extras == {"worker"}
+    names = {re.split(r"[<>=]", each)[0] for each in requirements}
+    assert names == {"torch", "numba", "accelerate", "gguf"}
+
+
+def test_every_extra_of_a_command_has_a_proof() -> None:
+    assert set().union(*EXTRAS.values()) <= installed.PROOFS.keys()

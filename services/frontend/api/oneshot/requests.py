@@ -36,6 +36,7 @@ from services.frontend.turns.job_hub import PendingJobs
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import new_id, shard_of
 
+DEFAULT_BATCHES = 2  # of one input: time for so many there is where a client sets no target
 SLO_HEADERS = (target_header(SLO_HEADER, "Target for the whole answer, milliseconds"),)
 
 Body = TypeVar("Body", bound=OneshotBody)
@@ -192,22 +193,23 @@ async def _run(
 
 
 def _target_ns(context: Context, model: OneshotModel, body: OneshotBody, fastest_ns: int) -> int:
-    """The header's target, else the body's, else the model's own.
+    """The header's target, else the body's, else the model's own, or longer where not even a batch
+    of one could meet that: the client has not asked for it.
 
     Raises:
-        InvalidRequest: not even a batch of one could meet it.
+        InvalidRequest: not even a batch of one could meet what was asked for.
     """
-    name, whose = SLO_HEADER, ""
+    name = SLO_HEADER
     if context.header_slo_ms is not None:
         target_ms = context.header_slo_ms
     elif body.slo_ms is not None:
         target_ms, name = body.slo_ms, "slo_ms"
     else:
-        target_ms, whose = model.card.slo_ms, " (the model's default)"
+        return max(int(model.card.slo_ms * 1e6), DEFAULT_BATCHES * fastest_ns)
     target_ns = int(target_ms * 1e6)
     if target_ns < fastest_ns:
         raise InvalidRequest(
-            f"{name}: {target_ms:g} ms{whose} is less than the fastest batch of "
+            f"{name}: {target_ms:g} ms is less than the fastest batch of "
             f"`{model.card.model_id}` takes, {fastest_ns / 1e6:.3g} ms",
             name,
             code="slo_too_short",

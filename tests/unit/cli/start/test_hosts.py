@@ -245,8 +245,8 @@ def test_a_deployment_is_ready_with_the_workers_of_all_hosts(
         workers = [worker(str(number), "h") for number in range(len(looked))]
         return Snapshot(states={}, scheduler=SchedulerStatus(workers=workers), stores=[])
 
-    monkeypatch.setattr("cli.supervisor.deployment._answers", lambda *_: True)
-    monkeypatch.setattr("cli.supervisor.deployment.look", look)
+    monkeypatch.setattr("cli.supervisor.readiness._answers", lambda *_: True)
+    monkeypatch.setattr("cli.supervisor.readiness.look", look)
     monkeypatch.setattr(Snapshot, "models_missing", lambda _: set())
     with StopSignals() as signals:
         supervisor, _ = make_supervisor(tmp_path, signals, num_hosts=2)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cli.base.board import Step
 from cli.base.children import start_child
 from cli.base.config import LauncherConfig
 from cli.base.runfile import read_run_state
@@ -37,6 +38,9 @@ class Notes:
 
     def progress(self, text: str) -> None:
         self.said.append(text)
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        pass
 
     def ready(self, url: str, reasons: Sequence[str], capacity: str) -> None:
         self.said += [url, *reasons]
@@ -73,7 +77,7 @@ def make_supervisor(
         restart=restart,
         ready_timeout_s=ready_timeout_s,
     )
-    plan = DeploymentPlan("", "", [], list(children), start_asker=start_asker)
+    plan = DeploymentPlan("nats://127.0.0.1:9", "", [], list(children), start_asker=start_asker)
     config = LauncherConfig(status_interval_s=0.5, stuck_after_s=stuck_after_s)
     return Supervisor(options, plan, notes, signals, logs, config), notes
 

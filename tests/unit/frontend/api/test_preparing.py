@@ -5,6 +5,7 @@ import base64
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -175,6 +176,15 @@ def test_a_target_that_cannot_be_met_is_told_before_work_begins() -> None:
     with pytest.raises(InvalidRequest) as caught:
         house.texts(tokenizer, many(500))
     assert caught.value.code == "slo_too_short" and not tokenizer.threads
+
+
+def test_without_a_target_a_slow_model_is_asked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its profile may be of a busy machine."""
+    monkeypatch.setitem(globals(), "CARD", replace(CARD, slo_ms=1.5))
+    with pytest.raises(House.Reached):
+        House().texts(Words(), many(5))
 
 
 class Slow(ImageProcessor):

@@ -11,7 +11,13 @@ import xxhash
 from services.worker.device.model import load_model
 from services.worker.models import digest
 from services.worker.models.demo_model import make_demo_model
-from services.worker.models.digest import READ_BYTES, WeightsDigest, weights_digest
+from services.worker.models.digest import (
+    READ_BYTES,
+    OnBytes,
+    WeightsDigest,
+    weights_bytes,
+    weights_digest,
+)
 from services.worker.models.weights import load_weights
 
 SIZES = (0, 1, READ_BYTES - 1, READ_BYTES, 2 * READ_BYTES + 5)
@@ -30,8 +36,10 @@ def test_it_is_of_every_file_in_order(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     for number, size in enumerate(SIZES):
         (tmp_path / f"w{number}{suffix}").write_bytes(bytes([number]) * size)
-    found = weights_digest(str(tmp_path)).hexdigest()
+    read: list[int] = []
+    found = weights_digest(str(tmp_path), read.append).hexdigest()
     assert found == expected(tmp_path, f"*{suffix}")
+    assert sum(read) == weights_bytes(str(tmp_path)) == sum(SIZES)
     (tmp_path / f"w{len(SIZES) - 1}{suffix}").write_bytes(b"other")
     assert weights_digest(str(tmp_path)).hexdigest() == expected(tmp_path, f"*{suffix}") != found
 
@@ -59,9 +67,9 @@ def test_it_is_made_while_a_model_is_loaded(
 ) -> None:
     is_hashed, hash_file = Event(), digest._file_hash
 
-    def note(path: Path) -> str:
+    def note(path: Path, on_bytes: OnBytes) -> str:
         is_hashed.set()
-        return hash_file(path)
+        return hash_file(path, on_bytes)
 
     def load_after(*args: Any, **options: Any) -> Any:
         assert is_hashed.wait(10), "the digest is not begun before the weights are loaded"

@@ -1,5 +1,7 @@
 """Profiles: what is measured in which time, what is filled in, what is kept."""
 
+from collections import Counter
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.load_oneshot import default_slo_ms, make_oneshot
-from services.worker.oneshot.profile import ProfileCache, fill, measure
+from services.worker.oneshot.profile import (
+    NOISE_MAX,
+    NOISY_RUNS,
+    ProfileCache,
+    fill,
+    measure,
+    ordered,
+)
 from shared.wire.messages import OneshotVariant
 from tests.unit.worker.oneshot.models import make_embedder, make_image_classifier, settings
 
@@ -68,6 +77,54 @@ def test_sizes_that_tell_most_come_first() -> None:
     assert len(measured) < 16
 
 
+class BusyDevice(FakeDevice):
+    """Every other run waits for other work, for the first `num_busy` of each size."""
+
+    def __init__(self, num_busy: int) -> None:
+        super().__init__(100 * MS, 0)
+        self.num_busy = num_busy
+        self.num_of: Counter[int] = Counter()
+
+    def run(self, size: int) -> None:
+        super().run(size)
+        self.num_of[size] += 1
+        if self.num_of[size] <= self.num_busy and self.num_of[size] % 3:
+            self.now += 300 * MS * size
+
+
+def test_what_other_work_has_slowed_is_measured_again() -> None:
+    device, noise = BusyDevice(num_busy=5), list[float]()
+    assert measure(device.run, 4, 60_000 * MS, device.now_ns, noise.append) == {
+        size: size * 100 * MS for size in (1, 2, 3, 4)
+    }
+    assert max(noise) <= NOISE_MAX
+    always, noise = BusyDevice(num_busy=10**6), []
+    measure(always.run, 4, 60_000 * MS, always.now_ns, noise.append)
+    assert min(noise) > NOISE_MAX and max(always.num_of.values()) == NOISY_RUNS + 1
+
+
+def test_a_shorter_input_takes_no_longer() -> None:
+    profiles = [
+        OneshotVariant(variant=8, batch_ns=[9, 2]),
+        OneshotVariant(variant=16, batch_ns=[3, 30]),
+        OneshotVariant(variant=32, batch_ns=[4, 20]),
+    ]
+    assert [each.batch_ns for each in ordered(profiles)] == [[3, 2], [3, 20], [4, 20]]
+
+
+def test_a_profile_of_a_busy_machine_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(make_embedder(tmp_path / "m", ["mean_tokens"]))
+    config = settings(
+        data_dir=tmp_path, oneshot_batch_max=2, oneshot_variants=[8], oneshot_profile_s=0.01
+    )
+    for noise_max, num_kept in ((-1.0, 0), (inf, 1)):
+        monkeypatch.setattr("services.worker.oneshot.profile.NOISE_MAX", noise_max)
+        make_oneshot(config, "cpu", "m", folder, "embed")
+        assert len(list((tmp_path / "profiles").glob("*.json"))) == num_kept
+
+
 def test_times_never_fall() -> None:
     assert fill({1: 30, 2: 20, 4: 60}, 6) == [30, 30, 40, 60, 71, 83]
 
@@ -101,7 +158,10 @@ def test_a_disk_that_takes_nothing_is_no_failure(tmp_path: Path) -> None:
     ProfileCache(tmp_path / "file").put({"a": 1}, [])
 
 
-def test_a_model_is_profiled_at_its_first_start(tmp_path: Path) -> None:
+def test_a_model_is_profiled_at_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.oneshot.profile.NOISE_MAX", inf)  # of a busy machine
     folder = str(make_embedder(tmp_path / "m", ["mean_tokens"]))
     config = settings(
         data_dir=tmp_path, oneshot_batch_max=4, oneshot_variants=[8, 16, 32], oneshot_profile_s=0.2
