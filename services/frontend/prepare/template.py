@@ -69,21 +69,9 @@ def _is_idle(name: str, value: Any, known: Sequence[str]) -> bool:
 
 
 def _effort(effort: str, names: Set[str]) -> dict[str, Any]:
-    """How much a model is to think, in the words of its template.
-
-    Raises:
-        InvalidRequest: it has none for this.
-    """
+    """How much a model is to think, in the words of its template; nothing where it has none."""
     words: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    if known := {name: value for name, value in words.items() if name in names}:
-        return known
-    if effort in {"none", "medium"}:  # nothing, and what clients send by default
-        return {}
-    raise InvalidRequest(
-        "reasoning_effort: the model's template reads neither reasoning_effort nor enable_thinking",
-        "reasoning_effort",
-        "unsupported_value",
-    )
+    return {name: value for name, value in words.items() if name in names}
 
 
 def _is_own(name: str) -> bool:
