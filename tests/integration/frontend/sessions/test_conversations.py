@@ -131,10 +131,8 @@ def test_a_response_is_said_in_a_conversation(servers: Servers) -> None:
         assert asked(it).endswith("user\nI am Ann.\nuser\nHi\nassistant\n")
         (call,) = first.output
         answer: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-        async with it.openai.responses.stream(
-            model=MODEL, input=[answer], tools=[WEATHER], conversation={"id": made.id}
-        ) as events:
-            second: Any = await events.get_final_response()
+        where = {"id": made.id}
+        second = await create(it, input=[answer], tools=[WEATHER], conversation=where)
         assert asked(it).endswith(f"user\nHi\nassistant\n{CALL}\ntool\nrain\nassistant\n")
         before, after = (m.unpack_ints(prompt.tokens) for prompt in it.fake.prompts[-2:])
         assert after[: len(before)] == before, "its session's tokens are extended"
