@@ -33,6 +33,11 @@ def new_id(prefix: str, separator: str = "-") -> str:
     return f"{prefix}{separator}{random_bytes(12).hex()}"
 
 
+def public_id(prefix: str, begins: str = "") -> str:
+    """A fresh random id as clients of OpenAI's and Anthropic's know them: ``msg_3f9c...``."""
+    return f"{prefix}_{begins}{random_bytes(12).hex()}"
+
+
 def job_group(request_id: str) -> str:
     """A fresh id for the jobs of one request, from which `request_of_job` gets the request."""
     return f"{new_id('job')}:{request_id[:REQUEST_ID_CHARS]}"

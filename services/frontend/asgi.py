@@ -17,6 +17,7 @@ from services.frontend.api import dashboard, models, operations
 from services.frontend.api.adapters import http as adapters
 from services.frontend.api.anthropic import create as messages
 from services.frontend.api.oneshot import endpoints as oneshot
+from services.frontend.api.responses import compact, conversations
 from services.frontend.api.responses import create as responses
 from services.frontend.api.responses import stored as stored_responses
 from services.frontend.api.sessions import advisories
@@ -38,7 +39,9 @@ ROUTERS = (
     adapters,
     advisories,
     sessions,
+    compact,
     stored_responses,
+    conversations,
     tokenize,
     operations,
     dashboard,

@@ -27,6 +27,7 @@ from services.frontend.observability.deployment_metrics import DeploymentMetrics
 from services.frontend.observability.tracing import RequestTracer
 from services.frontend.ports import Ports
 from services.frontend.sessions.background import BackgroundRuns
+from services.frontend.sessions.conversation_store import ConversationStore
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
 from services.frontend.tenants.auth import Keyring
@@ -68,6 +69,7 @@ def build_storage(runtime: Runtime, config: FrontendConfig, ports: Ports) -> Sto
     return StorageParts(
         sessions=sessions,
         responses=responses,
+        conversations=ConversationStore(sessions),
         background=BackgroundRuns(responses),
         claims=OpenSessions(),
     )

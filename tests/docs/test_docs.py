@@ -18,7 +18,8 @@ from services.frontend.api.bodies.oneshot import (
     RerankBody,
     ScoreBody,
 )
-from services.frontend.api.bodies.text import AdvisoryBody, ChatBody, CompletionBody, ResponsesBody
+from services.frontend.api.bodies.responses import ResponsesBody
+from services.frontend.api.bodies.text import AdvisoryBody, ChatBody, CompletionBody
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 KEY = "none"
+OPENAI_NAME = "gpt-demo"  # of the model: some compact no conversation of one that is not OpenAI's
 LONG = "Where to? " * 20  # more than a block, which is there at once
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import Cluster
+from tests.frameworks.common import OPENAI_NAME
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +18,6 @@ def cleared() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("frameworks") / "data") as running:
+    folder = tmp_path_factory.mktemp("frameworks") / "data"
+    with Cluster(folder, "--served-model-name", OPENAI_NAME) as running:
         yield running

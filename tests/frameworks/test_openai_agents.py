@@ -7,7 +7,7 @@ import pytest
 
 from services.worker.models.demo_model import DEMO_MODEL_ID
 from tests.cluster import Cluster
-from tests.frameworks.common import KEY, LONG, City, needs
+from tests.frameworks.common import KEY, LONG, OPENAI_NAME, City, needs
 
 pytestmark = needs("agents")
 
@@ -73,3 +73,51 @@ def test_openai_agents_sends_only_what_is_new(cluster: Cluster) -> None:
 
     agents.set_tracing_disabled(True)
     asyncio.run(scenario())
+
+
+def test_openai_agents_keeps_sessions_here(cluster: Cluster) -> None:
+    agents = pytest.importorskip("agents")
+    from openai import AsyncOpenAI
+
+    def kinds(items: list[Any]) -> list[str]:
+        return [item.get("role", item.get("type")) for item in items]
+
+    async def scenario(client: Any) -> None:
+        model = agents.OpenAIResponsesModel(model=OPENAI_NAME, openai_client=client)
+        settings = agents.ModelSettings(max_tokens=900, temperature=0.0)
+        agent = agents.Agent(name="a", model=model, model_settings=settings, output_type=City)
+
+        kept = agents.OpenAIConversationsSession(openai_client=client)
+        for question in ("Where to?", "Why?"):
+            await agents.Runner.run(agent, question, session=kept)
+        assert kinds(await kept.get_items()) == ["user", "assistant"] * 2
+        (last,) = await kept.get_items(limit=1)
+        assert await kept.pop_item() == last
+        await kept.add_items([{"role": "user", "content": str(at)} for at in range(25)])
+        assert len(await kept.get_items()) == 28
+        said_in = kept.session_id
+        done = await agents.Runner.run(agent, "And now?", conversation_id=said_in)
+        assert isinstance(done.final_output, City)
+        assert kinds(await kept.get_items())[-2:] == ["user", "assistant"]
+        await kept.clear_session()
+        assert await kept.get_items() == [] and kept.session_id != said_in
+
+        short = agents.OpenAIResponsesCompactionSession(
+            "s", agents.SQLiteSession("s"), client=client, model=OPENAI_NAME,
+            should_trigger_compaction=lambda asked: len(asked["session_items"]) >= 4,
+        )  # fmt: skip
+        await agents.Runner.run(agent, "Where to?", session=short)
+        assert kinds(await short.get_items()) == ["user", "assistant"]
+        await agents.Runner.run(agent, "Why?", session=short)
+        assert kinds(await short.get_items()) == ["user", "user", "compaction"]
+        done = await agents.Runner.run(agent, "And now?", session=short)
+        assert isinstance(done.final_output, City)
+        await short.run_compaction({"force": True, "compaction_mode": "input"})
+        assert kinds(await short.get_items()) == ["user"] * 3 + ["compaction"]
+
+    async def connected() -> None:
+        async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=KEY) as client:
+            await scenario(client)
+
+    agents.set_tracing_disabled(True)
+    asyncio.run(connected())

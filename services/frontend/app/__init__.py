@@ -17,6 +17,7 @@ from services.frontend.observability.deployment_metrics import DeploymentMetrics
 from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.texts import Texts
 from services.frontend.sessions.background import BackgroundRuns
+from services.frontend.sessions.conversation_store import ConversationStore
 from services.frontend.sessions.response_store import ResponseStore
 from services.frontend.sessions.store import SessionStore
 from services.frontend.tenants.gates import Gates
@@ -58,6 +59,7 @@ class StorageParts:
 
     sessions: SessionStore
     responses: ResponseStore
+    conversations: ConversationStore
     background: BackgroundRuns
     claims: OpenSessions
 
@@ -137,6 +139,10 @@ class App:
     @property
     def responses(self) -> ResponseStore:
         return self.storage.responses
+
+    @property
+    def conversations(self) -> ConversationStore:
+        return self.storage.conversations
 
     @property
     def claims(self) -> OpenSessions:

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from services.frontend.core.sessions.stored_responses import mark_in
 from services.frontend.observability import telemetry
 from services.frontend.observability.access_log import note
 from shared.errors import InvalidRequest, NotFound, SymphonyError
@@ -56,6 +57,7 @@ _ANTHROPIC_ERROR = {
         "details": {"type": "object"},
     },
 }
+RESPONSES = "/v1/responses/"  # what is posted behind it is for a response, or its id is unknown
 
 
 class EndpointUnknown(NotFound):
@@ -183,7 +185,9 @@ async def _on_symphony_error(request: Request, error: SymphonyError) -> Response
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """What the router itself refuses: a path or a method that is not there."""
     path, method = request.url.path, request.method
-    if error.status_code == 404:
+    named = path.removeprefix(RESPONSES)
+    is_no_id = method == "POST" and named != path and mark_in(named) is None
+    if error.status_code == 404 or (error.status_code == 405 and is_no_id):
         unknown = EndpointUnknown(f"Unknown request URL: {method} {path}")
         return refusal(unknown, request.scope)
     if error.status_code == 405:

@@ -3,9 +3,10 @@
 They are one hash: what was answered, by the response's id; under the id with ``:items`` what was
 said in it, which is all that is read to go on from it, with ``:num`` how many items that is, and
 with ``:after`` the response that it follows, if it follows one, and with ``:run`` a word on one
-that is made in the background, until it is there (see `core.sessions.stored_responses`); under
-``:session`` the session's name; and under the empty name how many bytes they are, but for such
-words.
+that is made in the background, until it is there (see `core.sessions.stored_responses`); with
+``:e0`` and further numbers its events, if it is streamed, and with ``:events`` how many bytes
+those are; under ``:session`` the session's name; and under the empty name how many bytes they are,
+but for such words. A conversation stands there, too (`conversation_scripts`).
 """
 
 from services.frontend.core.sessions.stored_responses import WORD_BYTES_MAX
@@ -29,6 +30,18 @@ local function remove(id)
   end
   if left <= 0 then call('DEL', keys.responses) end
   return left <= 0
+end
+local function remove_events(id)
+  local num, at = call('HSTRLEN', keys.responses, id .. ':events'), 0
+  if num == 0 then return end
+  num = num + #id + {FIELD_BYTES + 16}
+  call('HDEL', keys.responses, id .. ':events')
+  while call('HEXISTS', keys.responses, id .. ':e' .. at) == 1 do
+    num = num + call('HSTRLEN', keys.responses, id .. ':e' .. at) + #id + {FIELD_BYTES + 16}
+    call('HDEL', keys.responses, id .. ':e' .. at)
+    at = at + 1
+  end
+  call('HINCRBY', keys.responses, '', -num)
 end
 """
 
@@ -57,9 +70,56 @@ if which == 'begin' then call('HSET', keys.responses, id .. ':run', now[1]) end
 call('HINCRBY', keys.responses, '', num)
 enter()
 if make_room() then return 1 end
+remove_events(id)
 remove(id)
 account(tenant, session, keys)
 return 0
+"""
+
+# More arguments: the response's id; how many of its events' parts are there; how many bytes they
+# may be. What is kept is another part, while the response is made and when it is there. Answers
+# whether it is.
+ADD_EVENTS = rf"""{KEEPING}{PARTS}
+local id, at, max = ARGV[9], ARGV[10], tonumber(ARGV[11])
+local word, name = call('HGET', keys.responses, id .. ':run'), id .. ':e' .. at
+local total = id .. ':events'
+if was_deleted() or call('HEXISTS', keys.responses, id) == 0 then return 0 end
+if word and not tonumber(word) then return 0 end
+local before = call('HGET', keys.responses, total)
+local num_bytes = tonumber(before or 0) + #data
+local more = #data + #id + {FIELD_BYTES + 16}
+if not before then more = more + #id + {FIELD_BYTES + 16} end
+if num_bytes > max then return 0 end
+if not fits(num_bytes_of(session, keys, nil, num_bytes_of_responses(keys) + more)) then
+  return 0
+end
+local text = string.format('%d', num_bytes)
+call('HSET', keys.responses, name, data, total, text)
+call('HINCRBY', keys.responses, '', more + #text - #(before or ''))
+enter()
+if make_room() then return 1 end
+remove_events(id)
+account(tenant, session, keys)
+return 0
+"""
+
+# Parts of a response's events. Keys: the hash. Arguments: its id; the first part's number; how many
+# bytes to answer, or one part. Answers whether it is there, the word on it, what time it is,
+# whether it has events, and the parts.
+TAIL = """
+local id, at, max = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local found = {
+  redis.call('HEXISTS', KEYS[1], id), redis.call('HGET', KEYS[1], id .. ':run') or '',
+  redis.call('TIME')[1], redis.call('HEXISTS', KEYS[1], id .. ':events'),
+}
+local num = 0
+while num < max do
+  local part = redis.call('HGET', KEYS[1], id .. ':e' .. at)
+  if not part then break end
+  found[#found + 1] = part
+  num, at = num + #part, at + 1
+end
+return found
 """
 
 # What was said in a response and in those before it, the latest first. Keys: the hash. Arguments:
@@ -110,6 +170,7 @@ local keys = {{responses = key_of('responses', tenant, ARGV[2])}}
 local session = call('HGET', keys.responses, ':session') or ''
 if call('HEXISTS', keys.responses, id) == 0 then return {{0, session, 0}} end
 {PARTS}
+remove_events(id)
 local is_last = remove(id)
 account(tenant, session, keys_of(tenant, session))
 return {{1, session, is_last and 1 or 0}}

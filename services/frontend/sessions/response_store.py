@@ -1,28 +1,40 @@
 """Stored responses in Redis, with the sessions that they are of: they are forgotten together."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from services.frontend.core.limits.quotas import TenantLimits
 from services.frontend.core.sessions.response_items import ITEMS_MAX
 from services.frontend.core.sessions.stored_responses import (
     CHAIN_BYTES_MAX,
     CHAIN_MAX,
+    EVENTS_BYTES_MAX,
     RESPONSE_BYTES_MAX,
+    EventsPart,
     Past,
     StoredResponse,
     as_shown,
     decode_items,
     decode_stored,
     encode_stored,
+    is_being_made,
     mark_in,
 )
-from services.frontend.sessions.response_scripts import CHAIN, DROP, READ, SAY, STORE
+from services.frontend.sessions.response_scripts import (
+    ADD_EVENTS,
+    CHAIN,
+    DROP,
+    READ,
+    SAY,
+    STORE,
+    TAIL,
+)
 from services.frontend.sessions.store import SessionStore
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import SessionId, TenantId
 from shared.wire.sessions import responses_redis_key
 
+TAIL_BYTES = 256 * 1024  # of a stream's events that are read at once
 FIELD = "previous_response_id"
 Which = Literal["all", "begin", "rest"]  # of one made in the background the latter two
 
@@ -53,8 +65,10 @@ class ResponseStore:
             return False
         ids = stored.response["id"], stored.response[FIELD] or ""
         more = (*ids, items, len(stored.items), which)
-        return await self._sessions.keep(
-            STORE, tenant, session_id, epoch, data, limits, *more, is_needed=False
+        return bool(
+            await self._sessions.keep(
+                STORE, tenant, session_id, epoch, data, limits, *more, is_needed=False
+            )
         )
 
     async def say(self, tenant: TenantId, response_id: str, word: bytes = b"") -> bool:
@@ -68,6 +82,46 @@ class ResponseStore:
             return False
         command = ("eval", SAY, 1, responses_redis_key(tenant, mark), response_id, word)
         return bool(await self._sessions.do(*command, is_needed=False))
+
+    async def add_events(
+        self,
+        tenant: TenantId,
+        session_id: SessionId,
+        epoch: str,
+        response_id: str,
+        number: int,
+        part: bytes,
+        limits: TenantLimits,
+    ) -> bool:
+        """Store another part of the events of a response that is streamed in the background.
+        Answers whether it is: not if there is no room, or it was ended.
+
+        Raises:
+            StoreAway: Redis does not answer.
+        """
+        more = (response_id, number, EVENTS_BYTES_MAX)
+        kept = await self._sessions.keep(
+            ADD_EVENTS, tenant, session_id, epoch, part, limits, *more, is_needed=False
+        )
+        return bool(kept)
+
+    async def events(self, tenant: TenantId, response_id: str, number: int) -> EventsPart:
+        """Parts of a response's events from this number on, as many as are there.
+
+        Raises:
+            NotFound: there is no such response.
+            StoreAway: Redis does not answer.
+        """
+        found: list[Any] = [0]
+        if (mark := mark_in(response_id)) is not None:
+            command = ("eval", TAIL, 1, responses_redis_key(tenant, mark))
+            found = await self._sessions.do(
+                *command, response_id, number, TAIL_BYTES, is_needed=False
+            )
+        if not found[0]:
+            raise unknown_response(response_id)
+        _, word, now_s, has_events, *parts = found
+        return EventsPart(parts, bool(has_events), is_being_made(word, float(now_s)))
 
     async def past(
         self, tenant: TenantId, response_id: str, take_room: Callable[[int], None]
@@ -120,7 +174,7 @@ class ResponseStore:
             if data is not None and items is not None:
                 stored = decode_stored(data, items)
         if stored is None:
-            raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
+            raise unknown_response(response_id)
         return as_shown(stored, word, float(now_s))
 
     async def drop(self, tenant: TenantId, response_id: str) -> SessionId | None:
@@ -135,9 +189,14 @@ class ResponseStore:
             command = ("eval", DROP, 0, tenant, mark, response_id)
             found, session_id, is_last = await self._sessions.do(*command)
         if not found:
-            raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
+            raise unknown_response(response_id)
         self._sessions.on_deleted()
         return SessionId(session_id.decode()) if is_last else None
+
+
+def unknown_response(response_id: str) -> NotFound:
+    """The error of an id that is none."""
+    return NotFound(f"Response with id {response_id!r} not found.", "response_id")
 
 
 def _unknown(asked: str, missing: str) -> InvalidRequest:

@@ -169,9 +169,9 @@ class SessionStore:
         limits: TenantLimits,
         *more: str | bytes | int,
         is_needed: bool = True,
-    ) -> bool:
+    ) -> int:
         """Keep something of a session, by a script that begins with `redis_scripts.KEEPING`.
-        Answers whether it was.
+        Answers above 0 if it was.
 
         Raises:
             StoreAway: Redis does not answer.
@@ -180,7 +180,7 @@ class SessionStore:
         of_tenant = limits.sessions, limits.session_bytes
         arguments = (location, epoch, self.record_expiry_s, *of_tenant, data, *more)
         command = ("eval", script, 0, tenant, session_id, *arguments)
-        return bool(await self.do(*command, is_needed=is_needed))
+        return int(await self.do(*command, is_needed=is_needed))
 
     async def forget(self, tenant: TenantId, session_id: SessionId) -> Tombstone:
         """Delete the record, and let no turn that runs now write another. To be repeated until

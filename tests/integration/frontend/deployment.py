@@ -279,7 +279,7 @@ async def _without_processes(runtime: Runtime, config: FrontendConfig) -> None:
 
 async def wait_healthy(http: httpx.AsyncClient) -> None:
     """Until a model can be asked."""
-    deadline = asyncio.get_running_loop().time() + 240
+    deadline = asyncio.get_running_loop().time() + 240  # the first in a process imports much
     while (await http.get("/health")).status_code != 200:
         assert asyncio.get_running_loop().time() < deadline, "never healthy"
         await asyncio.sleep(0.02)

@@ -16,8 +16,10 @@ from cli.base.children import ROOT
 from services.frontend.api.anthropic.chats import message_request
 from services.frontend.api.bodies.anthropic import MessagesBody
 from services.frontend.api.bodies.fields import parse
-from services.frontend.api.bodies.text import ChatBody, ResponsesBody
+from services.frontend.api.bodies.responses import ResponsesBody
+from services.frontend.api.bodies.text import ChatBody
 from services.frontend.api.responses.chats import response_chat
+from services.frontend.api.responses.tools import read_tools
 from services.frontend.api.text.chat import open_chat
 from services.frontend.api.text.requests import chat_request
 from services.frontend.app import App
@@ -32,10 +34,11 @@ FIRST_STAGE = {
 }  # fmt: skip
 OF_TEXT = {
     "ChatBody", "CompletionBody", "ResponsesBody", "MessagesBody", "CountTokensBody", "Generate",
-    "Sampled", "Streamable",
+    "Sampled", "Streamable", "ReadResponsesBody",
 }  # fmt: skip
 EDGES = {
-    "api/nats.py", "api/responses/create.py", "api/anthropic/create.py", "api/text/chat.py",
+    "api/nats.py", "api/responses/create.py", "api/responses/opening.py",
+    "api/responses/compact.py", "api/anthropic/create.py", "api/text/chat.py",
     "api/text/completions.py", "api/text/delivery.py", "api/text/tokenize.py",
 }  # fmt: skip
 CALLS_MAX = 10  # that get a chat's body, each of which gives it back
@@ -137,7 +140,7 @@ def test_templates_get_the_same_messages_and_tools_from_every_api() -> None:
     )
     requests = (
         chat_request(chat, Origin()),
-        response_chat(response, items, Past(None), Origin()),
+        response_chat(response, items, Past(None), Origin(), read_tools(response.tools or [])),
         message_request(message, Origin()),
     )
     first, *others = requests

@@ -75,8 +75,8 @@ class MessageWriter(ItemsWriter):
         name = NAMES[kind]
         return self._delta({"type": f"{name}_delta", name: text})
 
-    def add_arguments(self, text: str) -> bytes:
-        return self._delta({"type": "input_json_delta", "partial_json": text})
+    def add_arguments(self, text: str) -> list[bytes]:
+        return [self._delta({"type": "input_json_delta", "partial_json": text})]
 
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
         self.items[-1][NAMES[kind]] = text

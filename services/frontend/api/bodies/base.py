@@ -13,6 +13,7 @@ from shared.errors import InvalidRequest
 
 Endpoint = Literal[
     "chat", "completions", "responses", "messages", "tokenize", "detokenize",
+    "conversations", "conversation_items",
     "embeddings", "v2/embed", "pooling", "classify", "rerank", "score",
     "advisories", "load_lora_adapter", "unload_lora_adapter",
 ]  # fmt: skip

@@ -25,13 +25,17 @@ from services.frontend.api.bodies.oneshot import (
     RerankBody,
     ScoreBody,
 )
+from services.frontend.api.bodies.responses import (
+    ConversationBody,
+    ConversationItemsBody,
+    ResponsesBody,
+)
 from services.frontend.api.bodies.text import (
     AdvisoryBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     LoadAdapterBody,
-    ResponsesBody,
     TokenizeBody,
     UnloadAdapterBody,
 )
@@ -44,7 +48,7 @@ Fate = Literal["works", "refused", "ignored"]
 BODIES: tuple[type[Body], ...] = (
     ChatBody, CompletionBody, ResponsesBody, MessagesBody, TokenizeBody, DetokenizeBody,
     EmbeddingBody, CohereEmbedBody, PoolingBody, ClassifyBody, RerankBody, ScoreBody,
-    AdvisoryBody, LoadAdapterBody, UnloadAdapterBody,
+    ConversationBody, ConversationItemsBody, AdvisoryBody, LoadAdapterBody, UnloadAdapterBody,
 )  # fmt: skip
 CHAT: Endpoints = ("chat",)
 TEXT: Endpoints = ("chat", "completions")
@@ -156,9 +160,7 @@ _CHAT_REFUSED = (
     *_refused("skip_special_tokens", ("detokenize",), False),
 )
 _RESPONSES_REFUSED = (
-    *_refused("conversation", RESPONSES, hint="use previous_response_id"),
-    *_refused("prompt", RESPONSES),
-    *_refused("max_tool_calls", RESPONSES),
+    *_refused("prompt moderation", RESPONSES),
     *_refused("n", RESPONSES, 1),
     *_refused("max_tokens max_completion_tokens", RESPONSES, hint="use max_output_tokens"),
     *_refused("messages", RESPONSES, hint="use input"),
@@ -231,7 +233,10 @@ _IGNORED = (
         " stream_options request_id rid",
         RESPONSES,
     ),
-    *_ignored("prompt_cache_options", RESPONSES),
+    *_ignored(
+        "prompt_cache_options client_metadata max_tool_calls context_management image",
+        RESPONSES,
+    ),
     *_ignored("mm_payload return_mm_kwargs", SAMPLED),
     *_ignored("request_id rid", INFERENCE),
     *_ignored(

@@ -123,36 +123,6 @@ TOOL_CHOICE = any_of(
     {"enum": ["auto", "none", "required", None]},
     record(type=constant("function"), function=record(name=TEXT)),
 )
-NAMED_TOOL_CHOICE = any_of(
-    {"enum": ["auto", "none", "required", None]}, record(type=constant("function"), name=TEXT)
-)
-TEXT_FORMAT = record(
-    {
-        "format": any_of(
-            record(type={"enum": ["text", "json_object"]}),
-            record(type=constant("json_schema"), name=STRING, schema={"type": "object"}),
-        )
-    }
-)
-_INPUT_TEXT = any_of(
-    STRING, array(record(type={"enum": ["input_text", "output_text"]}, text=STRING))
-)
-RESPONSE_INPUT = any_of(
-    TEXT,
-    array(
-        any_of(
-            record(
-                {"type": constant("message")},
-                role={"enum": ["system", "developer", "user", "assistant"]},
-                content=_INPUT_TEXT,
-            ),
-            record(type=constant("function_call"), call_id=STRING, name=STRING, arguments=STRING),
-            record(type=constant("function_call_output"), call_id=STRING, output=_INPUT_TEXT),
-            record(type=constant("reasoning")),
-        ),
-        1,
-    ),
-)
 DOCUMENT = any_of(TEXT, record(text=TEXT))
 
 # Answers.
@@ -169,8 +139,8 @@ _USAGE = record(
 )
 _FINISH: Schema = {"enum": list(get_args(PublicFinish))}
 _TOKEN_LOGPROB = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
-_TOKENS_LOGPROBS = array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
-_CHAT_LOGPROBS = record(content=_TOKENS_LOGPROBS, refusal={"type": "null"})
+TOKENS_LOGPROBS = array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
+_CHAT_LOGPROBS = record(content=TOKENS_LOGPROBS, refusal={"type": "null"})
 _TEXT_LOGPROBS = record(
     text_offset=array(COUNT),
     token_logprobs=array(nullable(NUMBER)),
@@ -207,85 +177,26 @@ CHAT = record(
     ),
     usage=_USAGE,
 )  # fmt: skip
-_OUTPUT = any_of(
-    record(
-        type=constant("message"),
-        id=STRING,
-        role=constant("assistant"),
-        status=STRING,
-        content=array(
-            record(
-                type=constant("output_text"),
-                text=STRING,
-                annotations=array(STRING),
-                logprobs=_TOKENS_LOGPROBS,
-            )
-        ),
-    ),
-    record(
-        type=constant("reasoning"),
-        id=STRING,
-        status=STRING,
-        summary=array(STRING),
-        content=array(record(type=constant("reasoning_text"), text=STRING)),
-    ),
-    record(
-        type=constant("function_call"),
-        id=STRING,
-        call_id=STRING,
-        name=STRING,
-        arguments=STRING,
-        status=STRING,
-    ),
-)
-_ANY_OBJECT: Schema = {"type": "object"}
-RESPONSE = record(
-    id=STRING, object=constant("response"), created_at=INTEGER, model=STRING,
-    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
-    background=TRUE_OR_FALSE,
-    error=nullable(record(code=STRING, message=STRING)),
-    incomplete_details=nullable(record(reason=STRING)),
-    instructions=nullable(STRING),
-    max_output_tokens=nullable(COUNT),
-    metadata=_ANY_OBJECT,
-    output=array(_OUTPUT),
-    parallel_tool_calls=TRUE_OR_FALSE,
-    previous_response_id=nullable(STRING),
-    reasoning=record(effort=nullable(STRING), summary={"type": "null"}),
-    session_id=nullable(STRING),
-    store=TRUE_OR_FALSE,
-    temperature=NUMBER,
-    text=_ANY_OBJECT,
-    tool_choice=any_of(STRING, _ANY_OBJECT),
-    tools=array(_ANY_OBJECT),
-    top_logprobs=COUNT,
-    top_p=NUMBER,
-    truncation=STRING,
-    usage=nullable(record(
-        input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
-        input_tokens_details=record(cached_tokens=COUNT, cache_write_tokens=COUNT),
-        output_tokens_details=record(reasoning_tokens=COUNT),
-    )),
-)  # fmt: skip
+ANY_OBJECT: Schema = {"type": "object"}
 DEPLOYMENT = record(
     at=NUMBER,
     window_s=NUMBER,
     services=array(record(service=STRING, name=STRING, pid=INTEGER, state=STRING)),
     models=array(STRING),
-    hosts=array(_ANY_OBJECT),
-    workers=array(_ANY_OBJECT),
+    hosts=array(ANY_OBJECT),
+    workers=array(ANY_OBJECT),
     turns=record(running=COUNT, waiting=COUNT, placed=COUNT, expected=COUNT),
     sessions=COUNT,
-    tiers=_ANY_OBJECT,
+    tiers=ANY_OBJECT,
     rates={"type": "object", "additionalProperties": NUMBER},
     cached_share=nullable(NUMBER),
-    latency_ms=_ANY_OBJECT,
+    latency_ms=ANY_OBJECT,
     placements={"type": "object", "additionalProperties": NUMBER},
     staged_pages={"type": "object", "additionalProperties": NUMBER},
     peer_bytes={"type": "object", "additionalProperties": NUMBER},
-    advisories=_ANY_OBJECT,
-    batches=array(_ANY_OBJECT),
-    windows=array(_ANY_OBJECT),
+    advisories=ANY_OBJECT,
+    batches=array(ANY_OBJECT),
+    windows=array(ANY_OBJECT),
     adapters=record(known=COUNT, running=array(STRING), waiting=array(STRING)),
     scaling={"type": "object", "additionalProperties": NUMBER},
 )
@@ -293,11 +204,6 @@ _COLUMN = array(nullable(NUMBER))
 DEPLOYMENT_HISTORY = record(
     step_s=NUMBER, at=array(NUMBER), **dict.fromkeys(FIGURES, _COLUMN)
 )  # fmt: skip
-INPUT_ITEMS = record(
-    object=constant("list"), data=array(_ANY_OBJECT), first_id=nullable(STRING),
-    last_id=nullable(STRING), has_more=TRUE_OR_FALSE,
-)  # fmt: skip
-RESPONSE_DELETED = record(id=STRING, object=constant("response.deleted"), deleted=TRUE_OR_FALSE)
 COMPLETION = record(
     **_HEAD,
     object=constant("text_completion"),

@@ -28,11 +28,8 @@ from services.frontend.api.bodies.kv_hints import KvHints
 from services.frontend.api.bodies.schemas import (
     CHOICES,
     JSON_SCHEMA,
-    NAMED_TOOL_CHOICE,
     RESPONSE_FORMAT,
-    RESPONSE_INPUT,
     STOP,
-    TEXT_FORMAT,
     TEXTS_OR_TOKENS,
     TOKEN,
     TOOL_CHOICE,
@@ -52,7 +49,6 @@ CHOICES_MAX = 128
 PROMPTS_MAX = 1024
 CHOICES_PER_REQUEST_MAX = 1024
 STOPS_MAX = 16
-INCLUDED_MAX = 16
 TOOLS_MAX = 128
 TOOL_NAME_CHARS_MAX = 64
 TOOL_NAME = r"^[a-zA-Z0-9_.-]+$"
@@ -61,8 +57,6 @@ ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
 RESERVED = ("tool:", "#")  # before names that the tracker gives
 
-LOGPROBS = "message.output_text.logprobs"
-Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 SIDE_NOTE = Note(values=("left", "right"))
 SCHEMA_NOTE = Note("a JSON schema, or its text")
@@ -238,12 +232,6 @@ class Tool(BaseModel):
 Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)]
 
 
-class NamedTool(ToolFunction):
-    """A function as the Responses API writes it."""
-
-    type: Literal["function"]
-
-
 class Reasoning(BaseModel):
     """How much to think. Any level is taken: it advises, and may be one of a newer API."""
 
@@ -291,46 +279,6 @@ class ChatBody(TemplateFields, Generate):
     enable_thinking: Annotated[bool | None, ADVICE_NOTE] = None
     include_reasoning: Annotated[bool | None, Note(stage="reply")] = None
     separate_reasoning: Annotated[bool | None, Note(stage="reply")] = None
-
-
-class ResponsesBody(Sampled):
-    """``POST /v1/responses``."""
-
-    endpoint: ClassVar[Endpoint] = "responses"
-    input: Annotated[Any, WithJsonSchema(RESPONSE_INPUT), Note(stage="template")]
-    instructions: Annotated[str | None, Note(stage="template")] = None
-    max_output_tokens: Annotated[Length | None, Note(stage="fit")] = None
-    stop: Annotated[Any, WithJsonSchema(STOP), Note(stage="reply")] = None
-    tools: Annotated[
-        Annotated[list[NamedTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None,
-        Note("functions", stage="template"),
-    ] = None
-    tool_choice: Annotated[Any, WithJsonSchema(NAMED_TOOL_CHOICE), CHOICE_NOTE] = None
-    parallel_tool_calls: Annotated[bool | None, Note(stage="grammar")] = None
-    text: Annotated[
-        Annotated[dict[str, Any], WithJsonSchema(TEXT_FORMAT)] | None,
-        Note("its format: text, json_object or json_schema", stage="grammar"),
-    ] = None
-    truncation: Annotated[Any, Note(values=("disabled", "auto"), stage="fit")] = None
-    metadata: Annotated[dict[str, Any] | None, Note(stage="answer")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Note(stage="template")] = None
-    reasoning: Annotated[Reasoning | None, EFFORT_NOTE] = None
-    previous_response_id: Annotated[
-        Id | None, Note("of a response that was stored", stage="template")
-    ] = None
-    store: Annotated[bool | None, Note(stage="answer")] = None
-    background: Annotated[bool | None, Note("stored, and not in a stream", stage="answer")] = None
-    include: Annotated[
-        Annotated[list[Included], Field(max_length=INCLUDED_MAX, fail_fast=True)] | None,
-        Note("message.output_text.logprobs", stage="answer"),
-    ] = None
-    top_logprobs: Annotated[Top | None, Note(stage="sampling")] = None
-
-    @property
-    def num_top(self) -> int | None:
-        """Of log-probabilities; None: there are to be none."""
-        is_wanted = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
-        return (self.top_logprobs or 0) if is_wanted else None
 
 
 class CompletionBody(Generate):

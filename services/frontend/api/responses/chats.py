@@ -4,16 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.frontend.api.bodies.base import unsupported
-from services.frontend.api.bodies.text import ResponsesBody, stop_strings
-from services.frontend.api.text.requests import (
-    json_format,
-    shared_request,
-    template_tools,
-    tool_request,
-)
+from services.frontend.api.bodies.responses import ResponsesBody
+from services.frontend.api.bodies.text import stop_strings
+from services.frontend.api.responses.tools import ResponseTools, Warned, choose
+from services.frontend.api.text.requests import json_format, shared_request, template_tools
 from services.frontend.api.text.structure import format_structure
 from services.frontend.core.replies.choice import TextRules
-from services.frontend.core.sessions.response_items import messages_of, plain
+from services.frontend.core.sessions.response_items import HOSTED, kind_of, messages_of, plain
 from services.frontend.core.sessions.stored_responses import Past
 from services.frontend.http.request import Origin
 from services.frontend.prepare.messages import chat_messages
@@ -37,6 +34,8 @@ class ResponseForm:
         given: items of its input, as they are kept.
         past: what it goes on from.
         num_top: of log-probabilities; None: there are none.
+        tools: that the reply may call.
+        warnings: what of the request was left out.
     """
 
     past: Past
@@ -52,13 +51,20 @@ class ResponseForm:
     effort: str | None
     text: dict[str, Any]
     tool_choice: Any
-    tools: list[dict[str, Any]]
+    tools: ResponseTools
     truncation: str
+    warnings: list[Warned]
 
 
-def response_form(body: ResponsesBody, items: list[Any], past: Past) -> ResponseForm:
+def response_form(
+    body: ResponsesBody, items: list[Any], past: Past, tools: ResponseTools
+) -> ResponseForm:
     """By a body whose items were taken by `response_chat`."""
-    tools = body.tools or []
+    left_out = [
+        Warned(f"input[{at}]", "item_left_out", f"{kind_of(item)}: hosted tools are not served")
+        for at, item in enumerate(items)
+        if kind_of(item) in HOSTED
+    ]
     return ResponseForm(
         past=past,
         given=[kept for item in items if (kept := plain(item)) is not None],
@@ -73,12 +79,15 @@ def response_form(body: ResponsesBody, items: list[Any], past: Past) -> Response
         effort=None if body.reasoning is None else body.reasoning.effort,
         text=body.text or {"format": {"type": "text"}},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=[{"type": "function", **tool.model_dump(exclude={"type"})} for tool in tools],
+        tools=tools,
         truncation=body.truncation or "disabled",
+        warnings=[*tools.warnings, *left_out],
     )
 
 
-def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Origin) -> ChatRequest:
+def response_chat(
+    body: ResponsesBody, items: list[Any], past: Past, origin: Origin, tools: ResponseTools
+) -> ChatRequest:
     """What a body asks for.
 
     Args:
@@ -89,7 +98,7 @@ def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Ori
         InvalidRequest: it is impossible whatever model serves it, in the words of chats.
     """
     messages = messages_of(items, body.instructions, past.items)
-    shared, tools = shared_request(body, origin, past.session_id), body.tools or []
+    shared = shared_request(body, origin, past.session_id)
     return ChatRequest(
         replace(
             shared,
@@ -101,24 +110,13 @@ def response_chat(body: ResponsesBody, items: list[Any], past: Past, origin: Ori
         ),
         Conversation(
             messages=chat_messages(messages),
-            tools=template_tools(tools),
+            tools=template_tools(tools.functions),
             variables=body.chat_template_kwargs or {},
             effort=None if body.reasoning is None else body.reasoning.effort,
             verbosity=_verbosity(body.text),
         ),
-        tool_request(tools, _tool_choice(body.tool_choice), body.parallel_tool_calls),
+        choose(tools, body.tool_choice, body.parallel_tool_calls),
     )
-
-
-def _tool_choice(choice: Any) -> Any:
-    match choice:
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case None | "auto" | "none" | "required":
-            return choice
-        case _:
-            served = 'give "auto", "none", "required", or {"type": "function", "name"}'
-            raise unsupported("tool_choice", served)
 
 
 def _verbosity(text: dict[str, Any] | None) -> str | None:

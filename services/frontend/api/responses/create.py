@@ -1,25 +1,29 @@
-"""``POST /v1/responses``."""
+"""``POST /v1/responses``, and how many tokens its input has."""
 
-from collections.abc import Callable
-
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.bodies.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.bodies.schemas import RESPONSE
-from services.frontend.api.bodies.text import ResponsesBody, session_of
+from services.frontend.api.bodies.fields import parse
+from services.frontend.api.bodies.responses import (
+    INPUT_TOKENS,
+    RESPONSE,
+    ReadResponsesBody,
+    ResponsesBody,
+)
+from services.frontend.api.bodies.schemas import answers
 from services.frontend.api.responses.background import begin
-from services.frontend.api.responses.chats import OWN_WORDS, response_chat, response_form
+from services.frontend.api.responses.chats import OWN_WORDS
+from services.frontend.api.responses.opening import opened
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.requests import errors_named
-from services.frontend.app import App
+from services.frontend.app import App, app_of
 from services.frontend.core.limits.capacity import HeldCapacity
-from services.frontend.core.sessions.response_items import items_of
-from services.frontend.core.sessions.stored_responses import Past, new_session
-from services.frontend.http.request import Origin
+from services.frontend.http.answers import Json
+from services.frontend.http.request import Origin, caller_of, origin_of, read_body
 from services.frontend.prepare.pipeline import prepare_chat
+from services.frontend.prepare.template import rendered
 from shared.errors import InvalidRequest
 
 router = APIRouter(tags=["text"])
@@ -35,7 +39,7 @@ async def responses(request: Request) -> Response:
     return await respond(request, ResponsesBody, open_response, _begin)
 
 
-async def _begin(app: App, writer: ResponseWriter) -> bytes | None:
+async def _begin(app: App, writer: ResponseWriter) -> Response | None:
     return await begin(app, writer) if writer.form.is_background else None
 
 
@@ -50,47 +54,25 @@ async def open_response(app: App, body: ResponsesBody, origin: Origin) -> Respon
             "background can only be used when `store` is true: it is asked for by its id",
             "background",
         )
-    if body.background and body.stream:
-        raise InvalidRequest("background: not in a stream: ask for it by its id", "background")
-    items = items_of(body.input)
-    _check_written(body)
-    with HeldCapacity(app.capacity_of(origin.tenant)) as held:
-        past = await _past(app, body, origin, held.grow_to)
-        with errors_named(OWN_WORDS):
-            chat, form = response_chat(body, items, past, origin), response_form(body, items, past)
-            prepared = await prepare_chat(app, chat)
-    return ResponseWriter(app, Generation(app, prepared.plan), form, prepared.reading)
+    with HeldCapacity(app.capacity_of(origin.tenant)) as held, errors_named(OWN_WORDS):
+        asked = await opened(app, body, origin, held.grow_to)
+        prepared = await prepare_chat(app, asked.chat)
+    return ResponseWriter(app, Generation(app, prepared.plan), asked.form, prepared.reading)
 
 
-def _check_written(body: ResponsesBody) -> None:
-    """See that what the answer repeats can be written.
-
-    Raises:
-        InvalidRequest: a number in it is too large, or it is nested too deep.
-    """
-    for name in ("metadata", "tools", "tool_choice", "text"):
-        value = getattr(body, name)
-        try:
-            orjson.dumps([tool.model_dump() for tool in value or ()] if name == "tools" else value)
-        except TypeError as error:
-            raise InvalidRequest(f"{name}: {error}", name) from None
-
-
-async def _past(
-    app: App, body: ResponsesBody, origin: Origin, take_room: Callable[[int], None]
-) -> Past:
-    """What it goes on from, and the session of that: the one it names, that of the response before,
-    or, if it is to be stored, one of its own.
-
-    Raises:
-        InvalidRequest: there is no such response, or it is of another session than is named.
-    """
-    session_id = session_of(body.session_id, origin)
-    if body.previous_response_id is None:
-        return Past(session_id or (None if body.store is False else new_session()))
-    past = await app.responses.past(origin.tenant, body.previous_response_id, take_room)
-    if session_id not in {None, past.session_id}:
-        raise InvalidRequest(
-            f"session_id: the previous response is of the session {past.session_id!r}", "session_id"
-        )
-    return past
+@router.post(
+    "/v1/responses/input_tokens",
+    responses=answers(INPUT_TOKENS),
+    openapi_extra=takes(ReadResponsesBody),
+)
+async def input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a response has."""
+    app, tenant = app_of(request), caller_of(request).tenant
+    with HeldCapacity(app.capacity_of(tenant)) as held, errors_named(OWN_WORDS):
+        body = parse(ReadResponsesBody, await read_body(request, app.config, held))
+        with HeldCapacity(app.capacity_of(tenant)) as held_for_past:
+            asked = await opened(app, body, origin_of(request), held_for_past.grow_to)
+            model = await app.adapters.model(tenant, body.model, body.adapter_id)
+            text = await rendered(app.texts, model.tokenizer, asked.chat.conversation)
+            tokens = await app.texts.encode(model.tokenizer, text, special=False)
+    return Json({"object": "response.input_tokens", "input_tokens": len(tokens)})

@@ -1,17 +1,26 @@
 """``GET``, ``DELETE`` and end a response by its id; what it was asked with."""
 
+import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.frontend.api.bodies.base import ID_CHARS_MAX
-from services.frontend.api.bodies.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
+from services.frontend.api.bodies.documents import streams
+from services.frontend.api.bodies.responses import ITEMS, RESPONSE, RESPONSE_DELETED
+from services.frontend.api.bodies.schemas import answers
+from services.frontend.api.responses.events import resumed
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
 from services.frontend.core.sessions.response_items import page_of, shown
-from services.frontend.core.sessions.stored_responses import CANCELLED, is_own_session
-from services.frontend.http.answers import Json
-from services.frontend.http.request import caller_of
+from services.frontend.core.sessions.stored_responses import (
+    CANCELLED,
+    ITEM_PREFIXES,
+    is_own_session,
+    item_id,
+)
+from services.frontend.http.answers import EventStream, Json
+from services.frontend.http.request import caller_of, watched
 from shared.errors import InvalidRequest, NoCapacity
 from shared.wire.messages import AdvisoryKey
 
@@ -21,14 +30,30 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=ID_CHARS_MAX)]
 
 
-@router.get("/v1/responses/{response_id}", responses=answers(RESPONSE))
-async def get_response(request: Request, response_id: ResponsePath) -> Response:
-    """A response that was stored."""
-    tenant = caller_of(request).tenant
-    return Json((await app_of(request).responses.read(tenant, response_id)).whole())
+@router.get(
+    "/v1/responses/{response_id}",
+    responses=streams("those of a response that was made with background and stream", RESPONSE),
+)
+async def get_response(
+    request: Request,
+    response_id: ResponsePath,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+) -> Response:
+    """A response that was stored, or its events again and those that are still to come."""
+    app, tenant = app_of(request), caller_of(request).tenant
+    if not stream:
+        if starting_after is not None:
+            raise InvalidRequest("starting_after: only with stream=true", "starting_after")
+        return Json((await app.responses.read(tenant, response_id)).whole())
+    gone = asyncio.Event()
+    after = -1 if starting_after is None else starting_after
+    with watched(request.receive, gone.set):
+        chunks = resumed(app, tenant, response_id, after, gone)
+        return EventStream(await anext(chunks), chunks, gone.set)
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=answers(INPUT_ITEMS))
+@router.get("/v1/responses/{response_id}/input_items", responses=answers(ITEMS))
 async def get_input_items(
     request: Request,
     response_id: ResponsePath,
@@ -39,7 +64,10 @@ async def get_input_items(
     """Items that it was asked with, without those of responses before it."""
     tenant = caller_of(request).tenant
     stored = await app_of(request).responses.read(tenant, response_id)
-    items = [shown(item, f"{response_id}-{at}") for at, item in enumerate(stored.input)]
+    items = [
+        shown(item, item_id(ITEM_PREFIXES[item["type"]], response_id, at))
+        for at, item in enumerate(stored.input)
+    ]
     if order == "desc":
         items.reverse()
     return Json(page_of(items, limit, after))

@@ -1,6 +1,6 @@
 """A response as OpenAI writes it: items, whole or as events."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,15 +15,21 @@ from services.frontend.api.text.replies import Call
 from services.frontend.app import App
 from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought
-from services.frontend.core.sessions.stored_responses import StoredResponse, new_response_id
+from services.frontend.core.sessions.response_items import shown
+from services.frontend.core.sessions.stored_responses import (
+    ITEM_PREFIXES,
+    StoredResponse,
+    item_id,
+    new_response_id,
+    response_error,
+)
 from services.frontend.core.tools import Said
-from services.frontend.http.errors import error_fields
+from services.frontend.core.tools.free_form import InputReader, input_of
 from services.frontend.observability import telemetry
 from services.frontend.prepare.reading import Reading
 from services.frontend.sessions.response_store import Which
 from services.frontend.sessions.store import StoreAway
-from shared.errors import SymphonyError
-from shared.ids import new_id
+from shared.errors import InvalidRequest, NoCapacity, SymphonyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +37,26 @@ class _Words:
     """What items of one kind of text are called.
 
     Attributes:
-        prefix: of their ids.
         part: the text in them.
         more, more_of_part: members that they have beside.
     """
 
     item: str
-    prefix: str
     part: str
     more: dict[str, Any]
     more_of_part: dict[str, Any]
 
 
 WORDS: dict[TextKind, _Words] = {
-    Said: _Words("message", "msg", "output_text", {"role": "assistant"}, {"annotations": []}),
-    Thought: _Words("reasoning", "rs", "reasoning_text", {"summary": []}, {}),
+    Said: _Words("message", "output_text", {"role": "assistant"}, {"annotations": []}),
+    Thought: _Words("reasoning", "reasoning_text", {"summary": []}, {}),
+}
+
+
+# What a call is, and the member that has what is said to the tool.
+CALLS = {
+    "function": ("function_call", "arguments"),
+    "custom": ("custom_tool_call", "input"),
 }
 
 
@@ -64,6 +75,10 @@ class ResponseWriter(ItemsWriter):
         self._app = app
         self.form = form
         self._is_stored = form.is_stored  # until it is known
+        self._is_joined = form.past.is_conversation  # as well
+        self._error: dict[str, str] | None = None
+        self._input: InputReader | None = None  # of the call, if it is of a custom tool
+        self._inputs: list[str] = []  # as it was read
         self.id = new_response_id(form.past.session_id)
         self._num_events = 0
         tokenizer = generation.plan.model.tokenizer
@@ -86,6 +101,7 @@ class ResponseWriter(ItemsWriter):
         return super().chunks(piece)
 
     async def settle(self) -> None:
+        await self.join()
         if not self._is_stored:
             return
         try:
@@ -93,6 +109,26 @@ class ResponseWriter(ItemsWriter):
         except StoreAway:
             self._is_stored = False
         if not self._is_stored:
+            telemetry.RESPONSES_NOT_STORED.inc()
+
+    async def join(self) -> None:
+        """Add what was said to the conversation, if it is in one."""
+        owner, form = self.generation.plan.owner, self.form
+        if not form.past.is_conversation:
+            return
+        assert owner.session_id is not None
+        asked = [
+            shown(item, item_id(ITEM_PREFIXES[item["type"]], self.id, at))
+            for at, item in enumerate(form.given)
+        ]
+        limits = self._app.quotas.of(owner.tenant)
+        try:
+            await self._app.conversations.change(
+                owner.tenant, owner.session_id, limits, "add",
+                items=[*asked, *map(_to_keep, self.items)],
+            )  # fmt: skip
+        except (NoCapacity, InvalidRequest):  # no room, or it was deleted
+            self._is_joined = False
             telemetry.RESPONSES_NOT_STORED.inc()
 
     async def store(self, which: Which = "all") -> bool:
@@ -120,22 +156,34 @@ class ResponseWriter(ItemsWriter):
         return [self._event(f"response.{status}", response=self._response(status))]
 
     def failure_chunk(self, error: SymphonyError) -> bytes:
-        given = error_fields(error)
-        return self._event("error", **{name: given[name] for name in ("code", "message", "param")})
+        self._error = response_error(error)
+        return self._broken_off("failed")
+
+    def cancelled_chunk(self) -> bytes:
+        """The last event of one that was cancelled: OpenAI has none of its own for it."""
+        return self._broken_off("cancelled")
+
+    def _broken_off(self, status: str) -> bytes:
+        self._is_stored = self._is_stored and self.form.is_background
+        self._is_joined = False
+        if self.items and self.items[-1]["status"] == "in_progress":
+            self.items[-1]["status"] = "incomplete"
+        return self._event("response.failed", response=self._response(status))
 
     def whole(self) -> bytes:
         return orjson.dumps(self._response(self._status()))
 
     def begin(self) -> list[bytes]:
         begun = self._response("in_progress")
-        return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
-        ]
+        created = [self._event("response.created", response=begun)]
+        if self.form.is_background:
+            queued = self._response("queued")
+            created.append(self._event("response.queued", response=queued))
+        return [*created, self._event("response.in_progress", response=begun)]
 
     def begin_text(self, kind: TextKind) -> list[bytes]:
         words = WORDS[kind]
-        item = {"type": words.item, "id": new_id(words.prefix), **words.more}
+        item = {"type": words.item, "id": self._new_id(words.item), **words.more}
         self.items.append({**item, "status": "in_progress", "content": []})
         added = self._item_event("added")
         part = {"type": words.part, "text": "", **words.more_of_part, **_logprobs(kind, [])}
@@ -144,8 +192,13 @@ class ResponseWriter(ItemsWriter):
 
     def begin_call(self, call: Call) -> list[bytes]:
         self._logprobs_due = []  # they are of what is no text
-        item = {"type": "function_call", "id": new_id("fc"), "call_id": call.call_id}
-        self.items.append({**item, "name": call.name, "arguments": "", "status": "in_progress"})
+        tool = self.form.tools.names[call.name]
+        is_custom = tool.kind == "custom"
+        self._input, self._inputs = InputReader() if is_custom else None, []
+        kind, said = CALLS[tool.kind]
+        item = {"type": kind, "id": self._new_id(kind), "call_id": call.call_id, "name": tool.name}
+        item |= {} if tool.namespace is None else {"namespace": tool.namespace}
+        self.items.append({**item, said: "", "status": "in_progress"})
         return [self._item_event("added")]
 
     def add_text(self, kind: TextKind, text: str) -> bytes:
@@ -154,9 +207,20 @@ class ResponseWriter(ItemsWriter):
             self._part["logprobs"] += entries
         return self._text_event(kind, "delta", delta=text, **_logprobs(kind, entries))
 
-    def add_arguments(self, text: str) -> bytes:
-        kind = "response.function_call_arguments.delta"
-        return self._event(kind, **self._place(), delta=text)
+    def add_arguments(self, text: str) -> list[bytes]:
+        if self._input is None:
+            kind = "response.function_call_arguments.delta"
+            return [self._event(kind, **self._place(), delta=text)]
+        read = self._input.feed(text)
+        return self._input_events(read)
+
+    def _input_events(self, text: str) -> list[bytes]:
+        """Of more of the input of a custom tool's call."""
+        if not text:
+            return []
+        self._inputs.append(text)
+        kind = "response.custom_tool_call_input.delta"
+        return [self._event(kind, **self._place(), delta=text)]
 
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
         part = self._part
@@ -167,6 +231,12 @@ class ResponseWriter(ItemsWriter):
 
     def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
         item = self.items[-1]
+        if self._input is not None:
+            rest = [] if self._inputs else self._input_events(input_of(arguments))
+            item["input"] = "".join(self._inputs)
+            kind = "response.custom_tool_call_input.done"
+            done = self._event(kind, **self._place(), input=item["input"])
+            return [*rest, done, self._end_item(is_cut=is_cut)]
         item["arguments"] = arguments
         kind = "response.function_call_arguments.done"
         done = self._event(kind, **self._place(), name=item["name"], arguments=arguments)
@@ -178,6 +248,10 @@ class ResponseWriter(ItemsWriter):
 
     def _status(self) -> str:
         return "incomplete" if self.generation.choices[0].finish == "length" else "completed"
+
+    def _new_id(self, kind: str) -> str:
+        """Of an item of this type that is added."""
+        return item_id(ITEM_PREFIXES[kind], self.id, len(self.form.given) + len(self.items))
 
     @property
     def _part(self) -> dict[str, Any]:
@@ -212,9 +286,10 @@ class ResponseWriter(ItemsWriter):
             "id": self.id,
             "object": "response",
             "background": asked.is_background,
+            "conversation": {"id": asked.past.session_id} if self._is_joined else None,
             "created_at": self.generation.created_s,
             "status": status,
-            "error": None,
+            "error": self._error,
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
@@ -231,23 +306,28 @@ class ResponseWriter(ItemsWriter):
             "temperature": sampling.temperature,
             "text": asked.text,
             "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
+            "tools": asked.tools.given,
             "top_logprobs": asked.num_top or 0,
             "top_p": sampling.top_p,
             "truncation": asked.truncation,
-            "usage": self._usage() if is_over else None,
+            "usage": usage_of(self.generation) if is_over else None,
+            **({"warnings": list(map(asdict, asked.warnings))} if asked.warnings else {}),
         }
 
-    def _usage(self) -> dict[str, Any]:
-        usage: dict[str, Any] = self.generation.usage()
-        thoughts = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": thoughts,
-            "total_tokens": usage["total_tokens"],
-        }
+
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """Its tokens as the Responses API counts them."""
+    usage: dict[str, Any] = generation.usage()
+    details = usage["prompt_tokens_details"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {
+            name: details[name] for name in ("cached_tokens", "cache_write_tokens")
+        },
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+        "total_tokens": usage["total_tokens"],
+    }
 
 
 def _logprobs(kind: TextKind, entries: list[dict[str, Any]]) -> dict[str, Any]:

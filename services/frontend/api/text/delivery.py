@@ -26,7 +26,7 @@ Its = TypeVar("Its", bound=Writer)
 ENTRIES_AT_ONCE = 64  # with 20 log-probabilities each they take about a millisecond
 
 
-async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]) -> Made:
+async def written(writer: Writer, piece: Piece | None, make: Callable[[], Made]) -> Made:
     """What `make` writes of a piece or the whole; in a thread where that takes long, as it does for
     the log-probabilities of a long prompt: others are served meanwhile.
     """
@@ -48,7 +48,7 @@ async def answer_whole(writer: Writer) -> bytes:
     with writer.generation:
         await add_all(writer)
         await writer.settle()
-    return await _written(writer, None, writer.whole)
+    return await written(writer, None, writer.whole)
 
 
 async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
@@ -63,7 +63,7 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
                 async for pieces in batches:
                     chunks: list[bytes] = []
                     for piece in pieces:
-                        chunks += await _written(writer, piece, partial(writer.chunks, piece))
+                        chunks += await written(writer, piece, partial(writer.chunks, piece))
                     if chunks:
                         yield chunks
                         started = True
@@ -95,7 +95,7 @@ async def respond(
     request: Request,
     kind: type[Body],
     prepare: Callable[[App, Body, Origin], Awaitable[Its]],
-    begin: Callable[[App, Its], Awaitable[bytes | None]] | None = None,
+    begin: Callable[[App, Its], Awaitable[Response | None]] | None = None,
 ) -> Response:
     """Answer over HTTP; the client's hanging up ends the generation.
 
@@ -114,7 +114,7 @@ async def respond(
         )
         writer.generation.keep(held)
         if begin is not None and (answer := await begin(app, writer)) is not None:
-            return Json(answer)
+            return answer
         mailbox = writer.generation.mailbox
         is_streamed = writer.is_streamed
         mailbox.reader = request.scope["state"].get("connection") if is_streamed else None

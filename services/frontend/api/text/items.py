@@ -52,8 +52,8 @@ class ItemsWriter(Writer):
         """The event of more that is thought or said."""
 
     @abstractmethod
-    def add_arguments(self, text: str) -> bytes:
-        """The event of more arguments of the call."""
+    def add_arguments(self, text: str) -> list[bytes]:
+        """Events of more arguments of the call."""
 
     @abstractmethod
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
@@ -74,8 +74,7 @@ class ItemsWriter(Writer):
         self.chunks(piece)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        events = [] if self._has_begun else self.begin()
-        self._has_begun = True
+        events = self.opening()
         for part in self._reply.take(piece):
             match part:
                 case Thought(text) | Said(text):
@@ -85,11 +84,16 @@ class ItemsWriter(Writer):
                     self._call = part
                     events += self.begin_call(part)
                 case Argued(more):
-                    events.append(self.add_arguments(more))
+                    events += self.add_arguments(more)
         report(self.generation, [self._reply])
         if piece.finish is not None:
             events += self._end(is_cut=piece.finish == "length")
         return events
+
+    def opening(self) -> list[bytes]:
+        """Events before all items, once."""
+        has_begun, self._has_begun = self._has_begun, True
+        return [] if has_begun else self.begin()
 
     def _add(self, kind: TextKind, text: str) -> list[bytes]:
         events = []

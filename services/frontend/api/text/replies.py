@@ -9,7 +9,7 @@ from services.frontend.core.replies.choice import Piece
 from services.frontend.core.replies.thoughts import Thought, ThoughtReader
 from services.frontend.core.tools import Argued, Called, Said, ToolParser
 from services.frontend.prepare.reading import Reading, Tools
-from shared.ids import new_id
+from shared.ids import public_id
 
 NAMES_MAX = 16  # of tools that a reply calls
 
@@ -61,7 +61,7 @@ class CallsOfChoice:
                 case Said():
                     yield event
                 case Called(name):
-                    call_id = new_id("call", "_")
+                    call_id = public_id("call")
                     if num_chars := self._tools.family.id_chars:
                         call_id = call_id[-num_chars:]
                     self._calls.append(Call(call_id, name, []))

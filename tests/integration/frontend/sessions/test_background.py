@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from services.frontend.api.responses import background as making
 from services.frontend.core.sessions.stored_responses import CANCELLED, as_shown, decode_stored
 from services.frontend.sessions import background
+from services.frontend.sessions import response_store as responses
 from services.frontend.sessions.response_store import ResponseStore
 from shared.ids import SessionId, TenantId
 from shared.wire.sessions import (
@@ -21,8 +22,9 @@ from shared.wire.sessions import (
     session_sizes_redis_key,
 )
 from tests.conftest import Server
+from tests.integration.frontend.api import strict
 from tests.integration.frontend.api.test_responses import asked
-from tests.integration.frontend.deployment import Deployment, Reply, deployment, eventually
+from tests.integration.frontend.deployment import MODEL, Deployment, Reply, deployment, eventually
 from tests.integration.frontend.sessions.test_stored_responses import (
     create,
     missing,
@@ -128,15 +130,16 @@ def test_it_fails(servers: Servers, hold: asyncio.Event) -> None:
     async def scenario(it: Deployment, redis: Any) -> None:
         begun = await begin(it)
         failed = await until(it, begun.id, "failed")
-        assert (failed.error.code, failed.error.message) == ("worker_broke", "it broke")
+        assert failed.error.to_dict() == {
+            "code": "server_error", "message": "it broke", "reason": "worker_broke",
+        }  # fmt: skip
         await assert_counted(redis)
         with pytest.raises(openai.BadRequestError) as caught:
             await create(it, previous_response_id=begun.id)
         assert "not made to its end" in missing(caught.value)
-        for refused in ({"store": False}, {"stream": True}):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await create(it, background=True, **refused)
-            assert caught.value.param == "background"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(it, background=True, store=False)
+        assert caught.value.param == "background"
 
     with_deployment(scenario, servers, lambda _: Reply(error_at=1))
 
@@ -150,7 +153,7 @@ def test_its_frontend_is_gone(
         begun = await begin(it)
         await redis.hset(KEY, f"{begun.id}:run", "1700000000")
         lost = await until(it, begun.id, "failed")
-        assert lost.error.code == "frontend_lost"
+        assert lost.error.reason == "frontend_lost"
 
     with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
 
@@ -191,3 +194,112 @@ def test_redis_is_away_when_it_is_there(
         assert (await until(it, begun.id, "completed")).output_text == "hello"
 
     with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+
+
+async def events(stream: Any, num: int = 10_000) -> list[dict[str, Any]]:
+    """So many of a stream's first events; by default all."""
+    seen = []
+    async for event in stream:
+        seen.append(event.to_dict())
+        strict.EVENT.validate_python(seen[-1])
+        if len(seen) == num:
+            break
+    await stream.close()
+    return seen
+
+
+def test_its_stream_is_cut_and_resumed(servers: Servers, hold: asyncio.Event) -> None:
+    async def scenario(it: Deployment, redis: Any) -> None:
+        ask = it.openai.responses
+        begin: Any = {"model": MODEL, "input": "Hi", "background": True, "stream": True}
+        begin["extra_body"] = {"session_id": "fox"}
+        first = await events(await ask.create(**begin), 4)
+        kinds = [event["type"].removeprefix("response.") for event in first]
+        assert kinds == ["created", "queued", "in_progress", "output_item.added"]
+        response_id = first[0]["response"]["id"]
+        await assert_counted(redis)
+        asking = asyncio.create_task(
+            events(await ask.retrieve(response_id, stream=True, starting_after=1))
+        )
+        hold.set()
+        resumed = await asking
+        assert [event["sequence_number"] for event in resumed] == list(range(2, 2 + len(resumed)))
+        assert resumed[0] == first[2] and resumed[1] == first[3]
+        last = resumed[-1]
+        assert last["type"] == "response.completed"
+        whole: Any = await ask.retrieve(response_id)
+        assert whole.output_text == "hello" and whole.to_dict() == last["response"]
+        said = [e["delta"] for e in resumed if e["type"] == "response.output_text.delta"]
+        assert "".join(said) == "hello"
+        again = await events(await ask.retrieve(response_id, stream=True))
+        assert again == [*first[:2], *resumed]
+        for after in (last["sequence_number"] - 1, 10_000):
+            assert await events(
+                await ask.retrieve(response_id, stream=True, starting_after=after)
+            ) == [last]
+        await assert_counted(redis)
+        assert await events(await ask.create(**begin)), "read to its end"
+
+        plain_one = await create(it)
+        for path, status, param in (
+            (f"{plain_one.id}?stream=true", 400, "stream"),
+            (f"{plain_one.id}?starting_after=1", 400, "starting_after"),
+            (f"{response_id}?stream=true&starting_after=-1", 400, "starting_after"),
+            (f"resp_{'a' * 48}?stream=true", 404, "response_id"),
+        ):
+            answer = await it.http.get(f"/v1/responses/{path}")
+            assert answer.status_code == status, (path, answer.text)
+            assert answer.json()["error"]["param"] == param
+        before = int(await redis.hget(KEY, ""))
+        await ask.delete(response_id)
+        left = [name async for name, _ in redis.hscan_iter(KEY)]
+        assert not [name for name in left if name.startswith(response_id.encode())]
+        assert 0 < int(await redis.hget(KEY, "")) < before
+
+    with_deployment(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))
+
+
+def test_its_stream_ends_whatever_becomes_of_it(
+    servers: Servers, hold: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = [
+        Reply(hold=hold, hold_at=2), Reply(error_at=2), Reply("x" * 200),
+        Reply(hold=hold, hold_at=2),
+    ]  # fmt: skip
+
+    async def scenario(it: Deployment, redis: Any) -> None:
+        ask = it.openai.responses
+        begin: Any = {"model": MODEL, "input": "Hi", "background": True, "stream": True}
+        begin["extra_body"] = {"session_id": "fox"}
+        stream = await ask.create(**begin)
+        created: Any = await anext(stream)
+        cancelled = created.response.id
+        assert (await ask.cancel(cancelled)).status == "cancelled"
+        for seen in (
+            await events(stream),
+            await events(await ask.retrieve(cancelled, stream=True)),
+        ):
+            assert (seen[-1]["type"], seen[-1]["response"]["status"]) == (
+                "response.failed", "cancelled",
+            )  # fmt: skip
+        broken = await events(await ask.create(**begin))
+        assert broken[-1]["response"]["error"]["reason"] == "worker_broke"
+        response_id = broken[0]["response"]["id"]
+        assert await events(await ask.retrieve(response_id, stream=True)) == broken
+
+        with monkeypatch.context() as patched:
+            patched.setattr(responses, "EVENTS_BYTES_MAX", 600)
+            long = await events(await ask.create(**begin))
+        cut = await events(await ask.retrieve(long[0]["response"]["id"], stream=True))
+        assert len(cut) < len(long), "there was no room for all of them"
+        assert cut[-1]["response"]["output"] == long[-1]["response"]["output"]
+
+        monkeypatch.setattr(background, "BEAT_S", 3600)
+        stream = await ask.create(**begin)
+        created = await anext(stream)
+        await stream.close()
+        await redis.hset(KEY, f"{created.response.id}:run", "1700000000")
+        lost = await events(await ask.retrieve(created.response.id, stream=True))
+        assert lost[-1]["response"]["error"]["reason"] == "frontend_lost"
+
+    with_deployment(scenario, servers, lambda _: replies.pop(0))

@@ -64,6 +64,10 @@ async def create(it: Deployment, **fields: Any) -> Any:
     )
 
 
+def input_id(prefix: str, response_id: str, at: int) -> str:
+    return f"{prefix}_{response_id.removeprefix('resp_')}{at:04x}"
+
+
 def missing(error: openai.BadRequestError) -> str:
     assert error.code == "previous_response_not_found" and error.param == "previous_response_id"
     return error.message
@@ -109,8 +113,8 @@ def test_calls_are_answered_by_their_ids_alone(servers: tuple[Server, Server, Pa
         listed = await it.openai.responses.input_items.list(first.id)
         assert [item.to_dict() for item in listed.data] == [
             {
-                "id": f"{first.id}-0", "type": "message", "role": "user",
-                "content": [{"type": "input_text", "text": "Hi"}],
+                "id": input_id("msg", first.id, 0), "type": "message", "role": "user",
+                "status": "completed", "content": [{"type": "input_text", "text": "Hi"}],
             }
         ]  # fmt: skip
 
@@ -127,7 +131,9 @@ def test_what_was_asked_comes_in_pages(servers: tuple[Server, Server, Path]) -> 
         texts = [content[0]["text"] for content in contents]
         assert texts == list("edcba")
         first = await pages.list(one.id, limit=2, order="asc")
-        assert first.has_more and [item.id for item in first.data] == [f"{one.id}-0", f"{one.id}-1"]
+        assert first.has_more and [item.id for item in first.data] == [
+            input_id("msg", one.id, at) for at in range(2)
+        ]
         for query in ("limit=0", "limit=101", "order=up", "after=x"):
             wrong = await it.http.get(f"/v1/responses/{one.id}/input_items?{query}")
             assert wrong.status_code == 400, query
@@ -297,7 +303,7 @@ def test_a_chain_has_an_end(
 
 
 def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> None:
-    assert stored_responses.mark_in("resp-1") is None
+    assert stored_responses.mark_in("resp_1") is None
     keys = servers[2] / "keys.json"
     keys.write_text('[{"key": "a", "tenant": "a"}, {"key": "b", "tenant": "b"}]')
 
@@ -357,11 +363,11 @@ def test_of_items_only_what_is_read_is_kept(servers: tuple[Server, Server, Path]
         listed = await it.openai.responses.input_items.list(first["id"], order="asc")
         assert [item.to_dict() for item in listed.data] == [
             {
-                "id": f"{first['id']}-0", "type": "message", "role": "user",
-                "content": [{"type": "input_text", "text": "HiHi"}],
+                "id": input_id("msg", first["id"], 0), "type": "message", "role": "user",
+                "status": "completed", "content": [{"type": "input_text", "text": "HiHi"}],
             },
-            {"id": f"{first['id']}-1", **call},
-            {"id": f"{first['id']}-2", **answer, "output": "r"},
+            {"id": input_id("fc", first["id"], 1), **call, "status": "completed"},
+            {"id": input_id("fco", first["id"], 2), **answer, "output": "r", "status": "completed"},
         ]  # fmt: skip
         (key,) = [key async for key in redis.scan_iter("symphony:responses:*")]
         assert int(await redis.hget(key, "")) < 2500

@@ -19,13 +19,18 @@ from services.frontend.api.bodies.oneshot import (
     RerankBody,
     ScoreBody,
 )
+from services.frontend.api.bodies.responses import (
+    ConversationBody,
+    ConversationItemsBody,
+    ReadResponsesBody,
+    ResponsesBody,
+)
 from services.frontend.api.bodies.text import (
     AdvisoryBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     LoadAdapterBody,
-    ResponsesBody,
     StreamOptions,
     TokenizeBody,
     UnloadAdapterBody,
@@ -36,6 +41,9 @@ BODIES: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"messages": [{"role": "user", "content": "hi"}]},
     CompletionBody: {"prompt": "hi"},
     ResponsesBody: {"input": "hi"},
+    ReadResponsesBody: {"input": "hi"},
+    ConversationBody: {},
+    ConversationItemsBody: {"items": [{"role": "user", "content": "hi"}]},
     CountTokensBody: {"messages": [{"role": "user", "content": "hi"}]},
     MessagesBody: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     TokenizeBody: {"prompt": "hi"},

@@ -145,6 +145,9 @@ def test_every_item_of_a_response_is_taken_or_refused_by_name() -> None:
     assert len(kinds) > 20
     asked = {"role": "user", "content": "Hi"}
     for item in given:
+        if item.get("type") in response_items.HOSTED:  # the response has a warning of each
+            assert len(response_items.messages_of([item, asked])) == 1
+            continue
         check(item, lambda item=item: response_items.messages_of([item, asked]))  # type: ignore[misc]
 
 
