@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from cli.base.reporting import (
 from cli.inspection.model_checks import check_models
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
+from cli.start.gpus import gpus_of_workers
 from cli.start.options import DeploymentOptions
+from cli.start.precompile import precompiling
 from cli.supervisor.deployment import check_start, run_deployment
 from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
@@ -73,10 +76,9 @@ def up(options: DeploymentOptions) -> None:
     """
     os.umask(PRIVATE_UMASK)
     reporter = TerminalReporter(options.data_dir, "Ctrl-C")
-    try:
-        run_deployment(_with_models(options, reporter), reporter)
-    finally:
-        reporter.close()
+    with ExitStack() as at_end:
+        at_end.callback(reporter.close)
+        run_deployment(_with_models(options, reporter, at_end), reporter)
 
 
 def up_detached(options: DeploymentOptions) -> None:
@@ -87,7 +89,12 @@ def up_detached(options: DeploymentOptions) -> None:
     """
     os.umask(PRIVATE_UMASK)
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
-    options = _with_models(options, terminal)
+    with ExitStack() as at_end:
+        options = _with_models(options, terminal, at_end)
+        _start_detached(options, terminal)
+
+
+def _start_detached(options: DeploymentOptions, terminal: TerminalReporter) -> None:
     reading, writing = os.pipe()
     supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
         [sys.executable, "-P", "-m", "cli.up", str(writing)],
@@ -122,10 +129,15 @@ def _log_path(data_dir: Path) -> Path:
     return data_dir / "logs" / "supervisor.log"
 
 
-def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOptions:
+def _with_models(
+    options: DeploymentOptions, reporter: Reporter, at_end: ExitStack
+) -> DeploymentOptions:
     """`options` with models that workers can load, and adapters that are there. In front of the
     user, since it may take minutes the first time; after a look at what would keep the deployment
     from starting anyway. Without a word on models, they are those that adapters are for.
+
+    Args:
+        at_end: ends what goes on beside the start.
 
     Raises:
         SymphonyError: a model cannot be had, an adapter is for another one, or the deployment could
@@ -144,6 +156,8 @@ def _with_models(options: DeploymentOptions, reporter: Reporter) -> DeploymentOp
     wanted = wanted or models_for(options.adapters)
     check_offers(options.adapters, [served_as(each) for each in wanted])
     adapters = fetch_offers(options.adapters, kept, reporter.progress)
+    if options.engine == "symphony" and not gpus_of_workers(1, os.environ):
+        at_end.enter_context(precompiling(options.data_dir / "logs" / "precompile.log"))
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
     else:

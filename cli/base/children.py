@@ -44,9 +44,11 @@ def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     is_piped: bool = False,
+    has_input: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start `command` with its output in `log_path`. The kernel kills it when this process dies.
-    If `is_piped`, its standard output comes through a pipe instead.
+    If `is_piped`, its standard output comes through a pipe instead; if `has_input`, its standard
+    input is one.
 
     Must be called from the main thread: the kernel's watch is on the thread that forked.
     """
@@ -61,7 +63,7 @@ def start_child(
     with _opened(log_path) as log:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE if is_piped else log,
             stderr=log,
             env=None if env is None else dict(env),

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cli.base.children import python_path
+from cli.base.progress import busy_bar
 from cli.inspection.model_memory import check_memory
 from cli.models.names import served_as
 from cli.models.prepare import Say, find_model, is_folder
-from cli.models.progress import busy_bar
 from services.worker.config import WorkerConfig
 from services.worker.models.checkpoint import Checkpoint, check_checkpoint
 from shared.errors import ConfigError

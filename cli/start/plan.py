@@ -65,6 +65,7 @@ class DeploymentPlan:
     Attributes:
         environment: what all services have in common.
         start_asker: starts the process that asks the others for their status; None: none does.
+        start_standby: starts a process that can become a worker; None: its workers start fast.
         nats_port: where our own NATS listens, if we have one.
         nats_access, redis_access: beside their addresses.
         http_cert_file: of the frontend; None: it speaks no TLS.
@@ -76,6 +77,7 @@ class DeploymentPlan:
     services: list[ChildPlan]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_asker: Callable[[], "Popen[bytes]"] | None = field(default=None, repr=False)
+    start_standby: Callable[[], "Popen[bytes]"] | None = field(default=None, repr=False)
     nats_port: int = 0
     nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
@@ -191,7 +193,21 @@ def plan_deployment(
         return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)
 
     services = _services(options, common, logs, environment.get("SYMPHONY_METRICS_PORT", "0"))
-    return DeploymentPlan(nats_url, redis_url, servers, services, common, start_asker, nats_port)
+    return DeploymentPlan(
+        nats_url, redis_url, servers, services, common, start_asker,
+        _standby_of(options, common, logs), nats_port,
+    )  # fmt: skip
+
+
+def _standby_of(
+    options: DeploymentOptions, common: Mapping[str, str], logs: Path
+) -> Callable[[], "Popen[bytes]"] | None:
+    """See `DeploymentPlan.start_standby`."""
+    if options.emulate is not None or not options.num_workers or options.engine == "vllm":
+        return None
+    command = [sys.executable, "-P", "-m", "services.worker.standby"]
+    log_path = logs / "standby.log"
+    return lambda: start_child(command, log_path=log_path, env=common, has_input=True)
 
 
 def _services(

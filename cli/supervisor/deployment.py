@@ -49,6 +49,7 @@ from cli.supervisor.preflight import (
 from cli.supervisor.readiness import Readiness
 from cli.supervisor.rotation import LogKeeper, kept
 from cli.supervisor.signals import StopRequested, StopSignals
+from cli.supervisor.standby import Standby
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.errors import SymphonyError, reason
 from shared.private import check_private
@@ -129,10 +130,10 @@ def _checked_plan(options: DeploymentOptions) -> tuple[DeploymentPlan, LauncherC
         http_cert_file=None if tls_files is None else tls_files[0].resolve(),
     )
     tenants_of(plan)
-    remove_arenas(options.host_id)  # of a killed deployment, which may have had more hosts
-    check_machine(plan, options)
     for host in options.hosts:
         check_private(host.arena_dir, "SYMPHONY_ARENA_DIR")
+    remove_arenas(options.host_id)  # of a killed deployment, which may have had more hosts
+    check_machine(plan, options)
     if options.nats_url is not None:
         check_nats(options.nats_url, plan.nats_access)
     return plan, config
@@ -187,6 +188,7 @@ class Supervisor:
         if plan.start_asker is not None and config.stuck_after_s and options.restart:
             patience_s = config.status_interval_s + max(config.stuck_after_s, ASKER_PATIENCE_S)
             self._asking = Asking(plan.start_asker, int(patience_s * 1e9))
+        self._standby = Standby(plan.start_standby if options.restart else None)
         self._readiness = Readiness(
             [child.name for child in plan.servers], [child.name for child in plan.services]
         )
@@ -244,8 +246,10 @@ class Supervisor:
         """Restart what dies, and kill what does not answer, until a signal comes or a child does
         not stay alive.
         """
+        now_ns = time.monotonic_ns()
         if self._asking is not None:
-            self._asking.begin(time.monotonic_ns())
+            self._asking.begin(now_ns)
+        self._standby.begin(now_ns)
         while True:
             self._watch_once(None)
 
@@ -253,6 +257,7 @@ class Supervisor:
         """Stop every child, those that depend on others first."""
         if self._asking is not None:
             self._asking.close()
+        self._standby.close()
         if self._children:
             self._state = "stopping"
             self._write_down()
@@ -276,6 +281,7 @@ class Supervisor:
             self._logs.next_at_ns(),
             self._write_at_ns,
             asking.next_at_ns if asking is not None else None,
+            self._standby.next_at_ns,
         ):
             if next_at_ns is not None:
                 due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
@@ -296,6 +302,7 @@ class Supervisor:
         if self._write_at_ns is not None and self._write_at_ns <= now_ns:
             self._write_down()
         self._logs.look(now_ns)
+        self._standby.tend(now_ns)
         if asking is not None:
             if any(file in readable for file in reports):
                 for finished in asking.read(now_ns):
@@ -359,9 +366,11 @@ class Supervisor:
         self._signals.check()
         if name in self._rescues:
             self._rescues[name].on_started()
-        self._children[name] = self._plans[name].start()
-        self._supervision.on_started(name, time.monotonic_ns())
-        self._liveness.on_started(name, is_server=not self._plans[name].service)
+        plan, now_ns = self._plans[name], time.monotonic_ns()
+        standby = self._standby.take(plan, now_ns) if plan.service == "worker" else None
+        self._children[name] = standby or plan.start()
+        self._supervision.on_started(name, now_ns)
+        self._liveness.on_started(name, is_server=not plan.service)
 
     def _restart(self, name: str) -> None:
         try:

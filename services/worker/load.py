@@ -152,7 +152,7 @@ def plan_models(
     ids = model_ids(config)
     if not config.models:
         return [(model_id, source, "generate") for model_id, source in ids]
-    with stages.stage("import"), _importing():
+    with stages.stage("import"), importing():
         tasks = find_tasks(config, ids)
     if config.tensor_parallel > 1:
         _check_generative(_ranks_setting(config), tasks)
@@ -208,7 +208,7 @@ def make_emulated_oneshots(
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Modules are no garbage: to look through them again and again is a seventh of a start."""
     gc.disable()
     try:
@@ -227,7 +227,7 @@ def make_real(
     stages: StartStages = UNREPORTED,
 ) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
-    with stages.stage("import"), _importing():
+    with stages.stage("import"), importing():
         from services.worker.device.cpu.torch_executor import TorchExecutor
         from services.worker.device.model import load_model
 

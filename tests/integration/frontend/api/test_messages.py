@@ -376,18 +376,19 @@ def test_what_only_advises_refuses_nothing(
         assert said["context_management"] == {"applied_edits": []}
         *_, delta, _ = await stream(it, **fields)
         assert delta["context_management"] == {"applied_edits": []}
-        for advice in ({"output_config": {"effort": "utmost"}}, {"thinking": {"type": "deep"}}):
-            assert "context_management" not in await ask(it, **advice)
+        for deep in ({"output_config": {"effort": "utmost"}}, {"thinking": {"type": "deep"}}):
+            assert "context_management" not in await ask(it, **deep)
         lost = {"type": "continue", "previous_message_id": said["id"]}
         answer = await it.http.post(PATH, json=ASKED | {"thread": lost})
         error = answer.json()["error"]
         assert (answer.status_code, error["type"]) == (404, "not_found_error")
         assert error["details"] == {"error_code": "thread_not_found"}, "clients send all of it then"
         chat = {"model": MODEL, "messages": HI, "max_completion_tokens": 32_000}
-        for advice in (
+        advices: tuple[dict[str, Any], ...] = (
             {"reasoning_effort": "utmost"}, {"verbosity": "low"}, {"reasoning": {"effort": "max"}},
             {"thinking": {"type": "enabled"}}, {"enable_thinking": True}, {"prediction": {}},
-        ):  # fmt: skip
+        )  # fmt: skip
+        for advice in advices:
             answer = await it.http.post("/v1/chat/completions", json=chat | advice)
             assert answer.status_code == 200, (advice, answer.text)
         given = {"input": "Hi", "max_output_tokens": 32_000, "text": {"verbosity": "utmost"}}

@@ -80,7 +80,8 @@ def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path: Path) -> N
     assert folder.name == "My.Tiny-Q8" and (folder / "config.json").is_file()
     assert prepare_model(str(file), tmp_path / "models", said.append) == str(folder)
     assert find_model(str(file), tmp_path / "models") == folder
-    assert len(said) == 1 and "converting My.Tiny-Q8" in said[0]
+    assert ["converting My.Tiny-Q8" in said[0], "converted My.Tiny-Q8" in said[1]] == [True, True]
+    assert len(said) == 2, "once"
     file.write_bytes(b"GGUF but broken")
     with pytest.raises(ConfigError, match=r"My\.Tiny-Q8.*not a GGUF file"):
         prepare_model(str(file), tmp_path / "models", said.append)

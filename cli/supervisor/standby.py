@@ -1,0 +1,74 @@
+"""A process that becomes the next worker which has to be started again."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+
+from cli.start.plan import ChildPlan
+from shared.runtime.memory import measure_memory
+
+PAUSE_NS = 10_000_000_000  # a worker that starts is not to share its cores with the next standby
+AVAILABLE_BYTES_MIN = 4 << 30  # below this, the third of a GB that one takes is of more use
+
+
+class Standby:
+    """One such process at a time. The time is an argument.
+
+    Args:
+        start: starts one; its standard input is a pipe. None: there is never one.
+    """
+
+    def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"] | None) -> None:
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+        self.next_at_ns: int | None = None  # to call `tend`, at the latest
+
+    def begin(self, now_ns: int) -> None:
+        """Keep one from `PAUSE_NS` after now on."""
+        if self._start is not None:
+            self.next_at_ns = now_ns + PAUSE_NS
+
+    def tend(self, now_ns: int) -> None:
+        """Start one if it is time for it, and there is memory enough."""
+        if self._start is None or self.next_at_ns is None or now_ns < self.next_at_ns:
+            return
+        if measure_memory().available_bytes < AVAILABLE_BYTES_MIN:
+            self.begin(now_ns)
+            return
+        self.next_at_ns = None
+        with suppress(OSError):  # no more processes: a worker starts as it does without one
+            self._process = self._start()
+
+    def take(self, plan: ChildPlan, now_ns: int) -> "subprocess.Popen[bytes] | None":
+        """The process, which becomes this worker; None: there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        self.begin(now_ns)
+        assert process.stdin is not None
+        order = {"environment": dict(plan.environment), "log_path": str(plan.log_path)}
+        try:
+            os.set_blocking(process.stdin.fileno(), False)  # a pipe takes more than any environment
+            with process.stdin as pipe:
+                pipe.write(json.dumps(order).encode())
+        except OSError:  # it has ended
+            _end(process)
+            return None
+        return process
+
+    def close(self) -> None:
+        """Keep none any more."""
+        self.next_at_ns = None
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()

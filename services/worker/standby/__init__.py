@@ -1,0 +1,1 @@
+"""A process that can become a worker: `__main__`."""
