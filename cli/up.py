@@ -24,6 +24,7 @@ from cli.base.reporting import (
     quiet_libraries,
 )
 from cli.inspection.model_checks import check_models
+from cli.models.catalog import DEFAULT
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
 from cli.start.gpus import gpus_of_workers
@@ -164,7 +165,7 @@ def _with_models(
         models = (prepare_default(kept, reporter.progress),)
     overrides = {"engine": options.engine} | ({"dtype": options.dtype} if options.dtype else {})
     config = config.model_copy(update=overrides)
-    check_models(wanted or models, kept, config, options.num_workers_in_all, reporter.progress)
+    check_models(wanted or (DEFAULT,), kept, config, options.num_workers_in_all, reporter.progress)
     make_offers(adapters, models)
     python = ""
     if options.engine == "vllm":

@@ -100,6 +100,7 @@ OTHERS = {
     "cat": Other("writes a file of the page's own, and that is done", _cat),
     **dict.fromkeys(("echo", "printf", "grep", "tail", "tr", "cut", "base64", "install"), SHELL),
     **dict.fromkeys(("sha256sum", "openssl", "kill"), SHELL),
+    "git": Other("clones this repository, which the reader has the address of", _anything),
     "docker": Other("needs a Docker daemon, and builds for minutes", _docker),
     "kubectl": Other("needs a cluster", _kubectl),
     "pip": Other("installs from an index", _pip),

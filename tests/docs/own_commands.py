@@ -49,6 +49,8 @@ def check_symphony(command: Command) -> None:
     """``./symphony ...``: the command exists, with these options and values."""
     check_settings(command.settings)
     words = command.words[1:]
+    if words == ["--version"]:  # parsing it would print one and end
+        return
     _parse(typer.main.get_command(app), words)
     if words[0] == "up":
         _check_up(words)

@@ -28,8 +28,8 @@ def parameters_of(pattern: str | None = None) -> dict[str, Any]:
 def arguments_of(text: str) -> str:
     """A call's arguments, from its input.
 
-    >>> arguments_of('say "hi"')
-    '{"input": "say \\"hi\\""}'
+    >>> arguments_of("ls -l")
+    '{"input": "ls -l"}'
     """
     return json.dumps({KEY: text}, ensure_ascii=False)
 

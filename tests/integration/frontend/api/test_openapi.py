@@ -1,6 +1,7 @@
 """What ``/openapi.json`` says is what is answered."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,24 @@ async def check_adapters(it: Deployment, api: "Described", redis_url: str) -> No
     await redis.aclose()
 
 
+async def check_conversations(ask: Callable[..., Awaitable[httpx.Response]]) -> None:
+    """A conversation from its beginning to its end, and what counts and shortens one."""
+    conversations = "/v1/conversations"
+    one, items = f"{conversations}/{{conversation_id}}", [{"role": "user", "content": "hi"}]
+    made = await ask("POST", conversations, body={"metadata": {"a": "b"}, "items": items})
+    url = f"{conversations}/{made.json()['id']}"
+    await ask("POST", one, url, body={"metadata": {}})
+    await ask("GET", one, url)
+    added = await ask("POST", f"{one}/items", f"{url}/items", body={"items": items})
+    await ask("GET", f"{one}/items", f"{url}/items")
+    item = f"{url}/items/{added.json()['data'][0]['id']}"
+    await ask("GET", f"{one}/items/{{item_id}}", item)
+    await ask("DELETE", f"{one}/items/{{item_id}}", item)
+    await ask("DELETE", one, url)
+    for path in ("input_tokens", "compact"):
+        await ask("POST", f"/v1/responses/{path}", body={"model": MODEL, "input": "hi"})
+
+
 async def check_generation(it: Deployment, redis_url: str) -> set[tuple[str, str]]:
     await serve_advisories(it)
     api = await described(it.http)
@@ -182,6 +201,7 @@ async def check_generation(it: Deployment, redis_url: str) -> set[tuple[str, str
     response_id = (await ask("POST", responses, body=beside)).json()["id"]
     await ask("POST", f"{stored}/cancel", f"{responses}/{response_id}/cancel")
     await ask("GET", stored, f"{responses}/{response_id}")
+    await check_conversations(ask)
     message = {name: hi[name] for name in ("model", "messages")}
     for fields in (plain, {"stream": True}, {"max_tokens": 2, "system": "x"}):
         await ask("POST", "/v1/messages", body={"max_tokens": 9} | message | fields)
