@@ -101,6 +101,7 @@ OTHERS = {
     **dict.fromkeys(("echo", "printf", "grep", "tail", "tr", "cut", "base64", "install"), SHELL),
     **dict.fromkeys(("sha256sum", "openssl", "kill"), SHELL),
     "git": Other("clones this repository, which the reader has the address of", _anything),
+    "cd": Other("goes to where that is", _anything),
     "docker": Other("needs a Docker daemon, and builds for minutes", _docker),
     "kubectl": Other("needs a cluster", _kubectl),
     "pip": Other("installs from an index", _pip),
