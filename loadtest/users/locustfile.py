@@ -233,14 +233,17 @@ def on_test_stopping(**_: Any) -> None:
 
 
 def on_end(environment: Environment, **_: Any) -> None:
-    """Write the report, where everything was gathered."""
+    """Show what became of caches and hints, and write the report, where all was gathered."""
     chosen = options_of(environment)
     is_known = len(RUN.turns) == RUN.num_reported
-    if isinstance(environment.runner, WorkerRunner) or not chosen.out or is_known:
-        return
-    if not RUN.begin_s:
+    if isinstance(environment.runner, WorkerRunner) or is_known or not RUN.begin_s:
         return
     seconds = (RUN.end_s or time.monotonic()) - RUN.begin_s
+    RUN.num_reported = len(RUN.turns)
+    if environment.parsed_options is not None and not environment.parsed_options.no_tables:
+        Console(stderr=True).print(screen(RUN.turns, 0, seconds))  # Locust's own have times alone
+    if not chosen.out:
+        return
     folder = Path(chosen.out)
     write_report(folder, RUN.turns, chosen.as_dict(), seconds)
     tables = StatsCSV(environment, PERCENTILES_TO_REPORT)
@@ -250,7 +253,6 @@ def on_end(environment: Environment, **_: Any) -> None:
     ):
         with (folder / name).open("w", newline="") as file:
             write(csv.writer(file))
-    RUN.num_reported = len(RUN.turns)
 
 
 def on_report_to_master(data: dict[str, Any], **_: Any) -> None:
@@ -266,8 +268,7 @@ def on_worker_report(data: dict[str, Any], **_: Any) -> None:
 
 
 def _fire(environment: Environment) -> Any:
-    """Report a turn to Locust: milliseconds in its page are percent under `cached`, and under
-    `hint` how long before its turn the hint came."""
+    """Report a turn's times to Locust, which knows nothing but milliseconds."""
 
     def fire(kind: str, name: str, value: float, error: str = "", length: int = 0) -> None:
         environment.events.request.fire(
@@ -284,11 +285,8 @@ def _fire(environment: Environment) -> Any:
         if turn.trouble:
             return
         fire("TTFT", turn.kind, turn.ttft_ms)
-        fire("cached", turn.kind, turn.cached_percent)
         if turn.tpot_ms is not None:
             fire("TPOT", turn.kind, turn.tpot_ms)
-        if turn.outcome:
-            fire("hint", turn.outcome, turn.lead_ms)
 
     return on_turn
 

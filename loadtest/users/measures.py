@@ -40,11 +40,6 @@ class Turn:
     lead_ms: float = 0.0
     trouble: str = ""
 
-    @property
-    def cached_percent(self) -> float:
-        """Of the prompt."""
-        return 100 * sum(self.cached.values()) / self.num_prompt if self.num_prompt else 0.0
-
     def as_dict(self) -> dict[str, Any]:
         """What a Locust worker sends to its master."""
         return asdict(self)
