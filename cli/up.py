@@ -158,7 +158,7 @@ def _with_models(
     check_offers(options.adapters, [served_as(each) for each in wanted])
     adapters = fetch_offers(options.adapters, kept, reporter.progress)
     if options.engine == "symphony" and not gpus_of_workers(1, os.environ):
-        at_end.enter_context(precompiling(options.data_dir / "logs" / "precompile.log"))
+        at_end.enter_context(precompiling())
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
     else:

@@ -27,7 +27,7 @@ from shared.ids import DEFAULT_TENANT, TenantId
 MODEL = "demo"
 MODEL_OPTIONS = {"--model", "--emulate", "--no-worker"}  # options that say what workers serve
 STOP_TIMEOUT_S = 30.0
-POLL_S, POLL_MAX_S = 0.05, 0.25
+POLL_S = 0.05
 UP_LOG = "up.log"
 
 
@@ -62,18 +62,16 @@ def symphony(
 def wait_until(
     condition: Callable[[], bool], what: str, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Poll until `condition` holds: the longer it takes, the more rarely, since to ask every
-    process of a deployment takes it, too, from what is waited for.
+    """Poll until `condition` holds.
 
     Raises:
         PeerUnavailable: it did not in time; says `what`.
     """
-    began_at = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        waited_s = time.monotonic() - began_at
-        if waited_s >= timeout_s:
+        if time.monotonic() >= deadline:
             raise PeerUnavailable(f"not within {timeout_s:g} s: {what}")
-        time.sleep(min(max(POLL_S, waited_s / 10), POLL_MAX_S))
+        time.sleep(POLL_S)
 
 
 def processes_of(data_dir: Path) -> dict[int, str]:

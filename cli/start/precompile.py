@@ -18,14 +18,16 @@ FOLDERS = ("sgmv", "page_sums", "paged_attention", "pointwise")
 
 
 @contextmanager
-def precompiling(log_path: Path) -> Iterator[None]:
-    """Compile in a process of its own beside what is done meanwhile, where that is still to do."""
+def precompiling() -> Iterator[None]:
+    """Compile in a process of its own beside what is done meanwhile, where that is still to do.
+    What it does not come to, a worker does, and logs.
+    """
     if is_compiled():
         yield
         return
     environment = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     command = [sys.executable, "-P", "-m", "cli.start.precompile"]
-    process = start_child(command, log_path=log_path, env=environment)
+    process = start_child(command, log_path=Path(os.devnull), env=environment)
     try:
         yield
     finally:

@@ -113,7 +113,7 @@ def test_one_worker_dies_at_each_start(cluster: Cluster) -> None:
             killed.add(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        failing = {"name": "worker-2", "pid": None, "state": "failing"}
+        failing = {"name": "worker-2", "pid": None, "state": "failing", "stage": ""}
         return failing in look["services"]
 
     with cluster.client() as client:

@@ -32,7 +32,10 @@ def test_a_child_that_stands_still_is_replaced_and_no_other(cluster: Cluster, na
     old = cluster.kill(name, signal.SIGSTOP)
     if name not in ("nats", "frontend"):  # `status` itself goes through NATS
         wait_until(
-            lambda: {"name": name, "pid": old, "state": "silent"} in cluster.look()["services"],
+            lambda: (
+                {"name": name, "pid": old, "state": "silent", "stage": ""}
+                in cluster.look()["services"]
+            ),
             "status tells of it",
         )
     cluster.wait_restarted(name, old)
