@@ -20,7 +20,7 @@ POISONS: tuple[dict[str, Any], ...] = (
     {"stop_token_ids": [2**31 - 1], "min_tokens": 3},
     {"allowed_token_ids": [2**31 - 1]},
     {"seed": -(2**63), "top_p": 1e-300},
-    {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1},
+    {"max_tokens": 2**31, "min_tokens": 2**31},  # one less is cut to the room that there is
 )
 
 
