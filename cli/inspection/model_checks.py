@@ -18,11 +18,12 @@ from cli.inspection.model_memory import check_memory
 from cli.models.names import served_as
 from cli.models.prepare import Say, find_model, is_folder
 from services.worker.config import WorkerConfig
-from services.worker.models.checkpoint import Checkpoint, check_checkpoint
+from services.worker.models.checkpoint import REFUSED, Checkpoint, check_checkpoint
 from shared.errors import ConfigError
 
 RECORDS = "checked"  # folder, beside the models
 PACKAGES = ("safetensors", "torch", "transformers")
+PATIENCE_S = 600.0
 
 
 def check_models(
@@ -86,14 +87,22 @@ def _check_loading(source: str, folder: Path, kept: Path, config: WorkerConfig, 
     environment = {
         **os.environ, "PYTHONPATH": python_path(os.environ), "SYMPHONY_DTYPE": config.dtype
     }  # fmt: skip
-    with busy_bar(f"checking {model_id}"):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "services.worker.dry_load", model_id, str(folder)],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    command = [sys.executable, "-P", "-m", "services.worker.dry_load", model_id, str(folder)]
+    try:
+        with busy_bar(f"checking {model_id}"):
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                check=False, timeout=PATIENCE_S,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        say(f"{model_id} was not checked within {PATIENCE_S:g} s: its worker checks it again")
+        return
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    if done.returncode == REFUSED:
         raise unservable(source, lines[-1])
+    if done.returncode:  # of the check, not of the model
+        say(f"{model_id} could not be checked ({lines[-1]}): its worker checks it again")
+        return
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(state)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.worker.config import WorkerConfig
 from services.worker.load_oneshot import find_tasks
+from services.worker.models.checkpoint import REFUSED
 from services.worker.oneshot.model import ServedTask
 from shared.errors import ConfigError, SymphonyError
 from shared.runtime.config import load_config
@@ -64,7 +65,7 @@ def _on_nothing(source: str, task: ServedTask) -> Any:
 
 
 def _main(model_id: str, source: str) -> int:
-    """What was seen on stdout, or why not as one line on stderr and status 1."""
+    """What was seen on stdout, or why not as one line on stderr and status `REFUSED`."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -73,7 +74,7 @@ def _main(model_id: str, source: str) -> int:
         print(dry_load(load_config(WorkerConfig), model_id, source))
     except SymphonyError as error:
         print(error.message, file=sys.stderr)
-        return 1
+        return REFUSED
     return 0
 
 

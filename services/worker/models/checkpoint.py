@@ -12,6 +12,8 @@ from typing import Any
 
 from shared.errors import ConfigError
 
+REFUSED = 3  # status of a `dry_load` that a model does not pass
+
 # Of architectures that generate text.
 GENERATIVE_ENDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 NAMED_MAX = 3  # tensors in an error

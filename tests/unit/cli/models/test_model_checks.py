@@ -129,6 +129,25 @@ def test_a_mixture_that_lacks_experts_is_refused_and_a_whole_one_remembered(
     refused(folder, r"tensors model\.layers\.1\.mlp\.experts\.down_proj, .* are missing")
 
 
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [("echo no memory >&2; kill -9 $$", "could not be checked (no memory)"),
+     ("exec sleep 60", "was not checked within 0.5 s")],
+)  # fmt: skip
+def test_a_check_that_fails_itself_refuses_nothing(
+    does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, python = Path(make_demo_model(tmp_path / "mine")), tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{does}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setattr(model_checks, "PATIENCE_S", 0.5 if "sleep" in does else 60.0)
+    said: list[str] = []
+    for _ in range(2):  # nor is it remembered as done
+        check_models([str(folder)], tmp_path, settings(data_dir=tmp_path), 1, said.append)
+    assert sum(words in each for each in said) == 2
+
+
 def test_only_models_that_the_user_brings_are_gone_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
