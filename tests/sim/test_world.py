@@ -21,7 +21,7 @@ from shared.eviction import EvictionName
 
 
 @pytest.mark.parametrize(
-    ("first", "num_seeds"), [(0, 40), pytest.param(40, 1960, marks=pytest.mark.slow)]
+    ("first", "num_seeds"), [(0, 100), pytest.param(100, 1900, marks=pytest.mark.slow)]
 )
 def test_every_seed_holds(first: int, num_seeds: int) -> None:
     tally = run_campaign(first, num_seeds)

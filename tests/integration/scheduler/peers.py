@@ -42,7 +42,7 @@ class FakeWorker:
         self.cancelled: list[TurnCancel] = []
         self.prefetched: list[Prefetch] = []
         self.held: dict[str, TurnStart] = {}
-        self._seq = 0
+        self.seq = 0
         self._reporting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -82,9 +82,9 @@ class FakeWorker:
 
     async def _report(self) -> None:
         while True:
-            self._seq += 1
+            self.seq += 1
             turns = [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self.held.values()]
-            report = ready_report(self.worker_id, self.incarnation, self._seq, turns)
+            report = ready_report(self.worker_id, self.incarnation, self.seq, turns)
             await self.bus.publish(WORKER_REPORT, report)
             await asyncio.sleep(REPORT_EVERY_S)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
@@ -64,14 +65,22 @@ async def until_all_know(bus: Bus, *workers: FakeWorker) -> None:
     await eventually_answers(lambda: statuses(bus), is_known)
 
 
-async def until_all_count(bus: Bus, num_turns: int) -> None:
-    """Until each scheduler knows of that many turns on the workers, its own and its peer's."""
+async def until_all_count(num_turns: int, *workers: FakeWorker) -> None:
+    """Until each scheduler knows of that many turns on the workers, its own and its peer's, from
+    reports that list them: what a peer announces counts as over if reports behind it do not.
+    """
 
     def counts(parts: list[SchedulerStatus]) -> bool:
         nums = [sum(worker.num_turns for worker in part.workers) for part in parts]
         return nums == [num_turns] * 2
 
-    await eventually_answers(lambda: statuses(bus), counts)
+    await eventually(lambda: sum(len(worker.held) for worker in workers) == num_turns)
+    before = [worker.seq for worker in workers]
+    await eventually(
+        lambda: all(worker.seq >= seq + 2 for worker, seq in zip(workers, before, strict=True))
+    )
+    for worker in workers:  # on its connection: schedulers have read its reports before
+        await eventually_answers(partial(statuses, worker.bus), counts)
 
 
 def test_each_serves_its_sessions_and_goes_on_when_the_other_is_gone(nats_server: Server) -> None:
@@ -88,7 +97,7 @@ def test_each_serves_its_sessions_and_goes_on_when_the_other_is_gone(nats_server
             async with running(main, shard_config(nats_server, 1)):
                 await until_all_know(bus, first, second)
                 await send(bus, shares[0])
-                await until_all_count(bus, len(shares[0]))
+                await until_all_count(len(shares[0]), first, second)
                 await send(bus, shares[1])
                 await eventually(lambda: len(first.held) + len(second.held) == len(turns))
                 assert abs(len(first.held) - len(second.held)) <= 2, "by one view of load"
