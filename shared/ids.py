@@ -28,9 +28,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9-]")
 _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def new_id(prefix: str, separator: str = "-") -> str:
+def new_id(prefix: str) -> str:
     """A fresh random id such as ``turn-3f9c...`` (96 random bits)."""
-    return f"{prefix}{separator}{random_bytes(12).hex()}"
+    return f"{prefix}-{random_bytes(12).hex()}"
 
 
 def public_id(prefix: str, begins: str = "") -> str:

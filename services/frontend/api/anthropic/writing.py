@@ -13,7 +13,7 @@ from services.frontend.core.tools import Said
 from services.frontend.http.errors import anthropic_error
 from services.frontend.prepare.reading import Reading
 from shared.errors import SymphonyError
-from shared.ids import new_id
+from shared.ids import public_id
 
 NAMES: dict[TextKind, str] = {Said: "text", Thought: "thinking"}
 
@@ -38,7 +38,7 @@ class MessageWriter(ItemsWriter):
     ) -> None:
         super().__init__(generation, reading, is_streamed=is_streamed)
         self._model = model
-        self._id = new_id("msg", "_")
+        self._id = public_id("msg")
         self._edits: dict[str, Any] = {}
         if has_edits:
             self._edits["context_management"] = {"applied_edits": []}
