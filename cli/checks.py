@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from cli.base.called import VARIABLE as CALLED_AS
 from cli.base.children import ROOT, python_path
 from cli.base.reporting import out
 
@@ -79,8 +80,9 @@ def _line(command: Sequence[str]) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Tests start hundreds of processes: each would compile all of our modules again where Python
-    writes none.
+    writes none. Nor does what they expect to be told depend on how this command was called.
     """
     own = {**os.environ, "PYTHONPATH": python_path(os.environ)}
-    own.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in ("PYTHONDONTWRITEBYTECODE", CALLED_AS):
+        own.pop(name, None)
     return {**ENVIRONMENT, **own}
