@@ -208,8 +208,11 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Methods of a path, which may have several routes."""
+    """Methods of a path, which may have several routes; of one that a route names without
+    parameters, those alone: `/v1/responses/compact` is no response.
+    """
     routes = request.app.routes
+    routes = [each for each in routes if each.path == request.url.path] or routes
     return [
         method
         for method in METHODS
