@@ -208,11 +208,12 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Methods of a path, which may have several routes; of one that a route names without
-    parameters, those alone: `/v1/responses/compact` is no response.
+    """Methods of a path, which may have several routes; of one that is described by itself, those
+    alone: `/v1/responses/compact` is no response.
     """
+    if described := request.app.openapi()["paths"].get(request.url.path):
+        return [method for method in METHODS if method.lower() in described]
     routes = request.app.routes
-    routes = [each for each in routes if each.path == request.url.path] or routes
     return [
         method
         for method in METHODS
