@@ -263,7 +263,7 @@ def _how(summary: dict[str, Any], model: str, gpus_here: int) -> list[str]:
         )
         lines.append(f"On Kubernetes {hosts} hosts of {workers} workers: docs/production.md, Size")
     else:
-        lines.append("In compose and on Kubernetes: docs/production.md, Size")
+        lines.append("In compose (one GPU) and on Kubernetes: docs/production.md, Size")
     return lines
 
 

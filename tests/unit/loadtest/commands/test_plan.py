@@ -82,7 +82,7 @@ def test_one_host_is_one_command_where_the_gpus_are() -> None:
         "  export SYMPHONY_ARENA_BYTES=123",
         "  export SYMPHONY_TURNS_RUNNING_MAX=256",
         "  ./symphony up --model Some/Model --workers 4",
-        "In compose and on Kubernetes: docs/production.md, Size",
+        "In compose (one GPU) and on Kubernetes: docs/production.md, Size",
     ]
     assert how(ONE_HOST, gpus_here=4) == ["To run it here:", *lines]
     elsewhere = "To run it on a host with 4 GPUs; this machine has"
@@ -97,7 +97,7 @@ def test_several_hosts_each_get_their_own_workers() -> None:
     assert others.endswith(" workers: docs/operations.md, To add machines")
     assert kubernetes == "On Kubernetes 4 hosts of 4 workers: docs/production.md, Size"
     assert "4 workers, 2 on the last:" in how(SUMMARY)[-2]
-    for page, heading in (("operations", "**To add machines**"), ("production", "## Size")):
+    for page, heading in (("operations", "### To add machines"), ("production", "## Size")):
         assert heading in (ROOT / "docs" / f"{page}.md").read_text()
 
 
