@@ -42,6 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
             inclusion=InclusionLevel.NOT_IN_NAV,  # found by links alone
         )
         files.append(page)
+    icon = ROOT / "services" / "frontend" / "static" / "icon.svg"  # that of both pages, too
+    files.append(File.generated(config, "images/icon.svg", abs_src_path=str(icon)))
     described = http_page.openapi()
     for name, content in (
         ("openapi.json", json.dumps(described)),
