@@ -90,6 +90,8 @@ FACTS = (
     Fact("disk of a first start", "4", r"(\d+) GB of disk", ("README", "quickstart")),
     Fact("time of a first start", "one to two minutes", r"(\w+ to \w+ minutes)(?=,| the first)",
          ("README", "quickstart")),
+    Fact("time of the demo", "three minutes",
+         r"hints in (\w+ minutes)|hints gain\. It takes (\w+ minutes)", ("README", "demo")),
     Fact("download of the small model", "93", r"SmolLM2-135M-Instruct \([^)]*?\)?, ?(\d+) MB"
          r"|SmolLM2-135M-Instruct \((\d+) MB\)", ("README", "operations")),
     Fact("card that it ran on", gpus_run_on(),
