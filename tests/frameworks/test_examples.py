@@ -30,7 +30,7 @@ NEEDED = {
     "name", [pytest.param(name, marks=needs(module)) for name, module in NEEDED.items()]
 )
 def test_an_example_announces_the_turn_after_its_tool(cluster: Cluster, name: str) -> None:
-    own = {"SYMPHONY_BASE_URL": cluster.url, "MODEL": DEMO_MODEL_ID}
+    own = {"SYMPHONY_BASE_URL": cluster.url, "MODEL": DEMO_MODEL_ID, "MAX_TOKENS": "900"}
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"with_{name}.py"],
         env={**os.environ, **own, "PYTHONPATH": str(CLIENT / "src")},

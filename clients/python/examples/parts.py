@@ -13,7 +13,7 @@ API_KEY = os.environ.get("SYMPHONY_API_KEY", "none")
 WORKFLOW = f"trip-{token_hex(3)}"  # a new one each time
 SESSION = f"{WORKFLOW}/guide"
 QUESTION = "Tell me about the weather in Oslo."
-MAX_TOKENS = 60  # of an answer
+MAX_TOKENS = int(os.environ.get("MAX_TOKENS", "60"))  # of a turn
 TOOL_S = 1.0
 
 # A small model calls a tool only if it must, and then does not stop: it must until one has run. For
