@@ -283,7 +283,8 @@ def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
             return Said((await ask("editor", message.text)).content)
 
     async def scenario() -> str:
-        handler = SymphonyInterventionHandler(workflow, ["writer", "editor"])
+        following = {"editor": ["proof"]}
+        handler = SymphonyInterventionHandler(workflow, ["writer", "editor"], following)
         runtime = core.SingleThreadedAgentRuntime(intervention_handlers=[handler])
         await Writer.register(runtime, "writer", lambda: Writer("w"))
         await Editor.register(runtime, "editor", lambda: Editor("e"))
@@ -301,6 +302,7 @@ def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
     assert asyncio.run(scenario()) == "done"
     check_turns(frontend, "w/writer", "w/writer", "w/editor")
     check_hinted(frontend)
+    wait_for_hint(frontend, "w/proof")
 
 
 def test_ag2(frontend: FakeFrontend, workflow: Workflow) -> None:
