@@ -1,6 +1,7 @@
 """The client is a distribution of its own, that needs nothing of the server."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 from cli.base.children import ROOT
 
 CLIENT = ROOT / "clients" / "python"
+SCRIPT = ROOT / "clients" / "symphony.js"
 SOURCE = CLIENT / "src" / "symphony_client"
 OURS = {"cli", "kernels", "loadtest", "services", "shared", "tests"}
 
@@ -77,3 +79,9 @@ def test_importing_it_imports_no_framework() -> None:
 @pytest.mark.parametrize("extra", ["nats", "openai-agents", "examples"])
 def test_extras_are_there(extra: str) -> None:
     assert project(CLIENT)["project"]["optional-dependencies"][extra]
+
+
+@pytest.mark.parametrize("readme", [CLIENT / "README.md", SCRIPT / "README.md"])
+def test_the_readme_of_a_package_links_to_no_file_outside_it(readme: Path) -> None:
+    """An index shows it alone, where a path leads nowhere."""
+    assert not re.findall(r"\]\((?!https?://|#)[^)]*\)", readme.read_text())

@@ -218,3 +218,19 @@ def test_workflows_of_many_threads_do_not_mix(scene: Scene) -> None:
     last |= {one.session_id: one.method for one in scene.frontend.asked}
     assert "POST" not in last.values()  # nothing is awaited any more
     assert scene.announcer.counts.refused == 0
+
+
+def test_an_agent_that_follows_itself_is_announced_when_it_is_done(scene: Scene) -> None:
+    """As in a chat: the user writes again, in the same session."""
+    with scene.workflow.agent("guide", "mine", next="guide") as agent:
+        assert agent.extra_body
+        assert scene.heard() == []
+    assert scene.heard() == [("hint mine", None)]
+    agent.enter()
+    assert agent.extra_body
+    agent.leave(has_failed=True)
+    assert scene.heard() == []
+    with agent:
+        assert agent.extra_body
+    scene.workflow.end()
+    assert [brief for brief, _ in scene.heard()][-1] == "no mine"

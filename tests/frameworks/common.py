@@ -29,9 +29,17 @@ class Weather(BaseModel):
     is_wet: bool
 
 
+def is_installed(module: str) -> bool:
+    """Whether it can be imported; what it is in may be missing, too."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def needs(module: str) -> list[pytest.MarkDecorator]:
     """Marks of tests that run only where `module` is installed."""
     return [
-        pytest.mark.skipif(find_spec(module) is None, reason=f"{module} is not installed"),
+        pytest.mark.skipif(not is_installed(module), reason=f"{module} is not installed"),
         pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     ]

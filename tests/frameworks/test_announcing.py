@@ -5,9 +5,7 @@ The frontend is a fake one, whose model says what a test tells it to.
 """
 
 import asyncio
-import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,71 +13,16 @@ from typing import Any
 import pytest
 
 from symphony_client import SymphonyClient, Workflow
-from tests.clients.fake_frontend import FakeFrontend, fake_frontend
+from tests.clients.fake_frontend import FakeFrontend
+from tests.frameworks.announcing import (
+    PATIENCE_S,
+    check_hinted,
+    check_turns,
+    turns,
+    wait_for_hint,
+)
 
-PATIENCE_S = 20.0
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(autouse=True)
-def cleared() -> Iterator[None]:
-    """Some leave connections to the collector, which would complain later."""
-    yield
-    gc.collect()
-
-
-@pytest.fixture
-def frontend() -> Iterator[FakeFrontend]:
-    with fake_frontend() as running:
-        yield running
-
-
-@pytest.fixture
-def client(frontend: FakeFrontend) -> Iterator[SymphonyClient]:
-    with SymphonyClient(frontend.url) as made:
-        yield made
-
-
-@pytest.fixture
-def workflow(client: SymphonyClient) -> Iterator[Workflow]:
-    with client.workflow("w", "shop", model="m") as made:
-        yield made
-
-
-def wait_for_hint(frontend: FakeFrontend, session_id: str) -> str:
-    """What a tool does here: it is done when the frontend has heard of the session's next turn."""
-    turn, hint = f"turn {session_id}", f"hint {session_id}"
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        told = frontend.told()
-        later = told[::-1][: told[::-1].index(turn)] if turn in told else told
-        if hint in later:
-            return "it rains"
-        assert time.monotonic() < deadline, told
-        time.sleep(0.005)
-
-
-def turns(frontend: FakeFrontend) -> list[dict[str, Any]]:
-    """What the model was asked."""
-    return [one.body for one in frontend.asked if not one.is_hint]
-
-
-def check_turns(frontend: FakeFrontend, *sessions: str) -> None:
-    """These turns came, each with its names."""
-    assert [body.get("session_id") for body in turns(frontend)] == list(sessions)
-    for body in turns(frontend):
-        name = body["session_id"].removeprefix("w/")
-        assert (body["agent"], body["workflow_id"]) == (f"shop/{name}", "w")
-
-
-def check_hinted(frontend: FakeFrontend) -> None:
-    """The writer's second turn was announced after its first. That one may have been too, if the
-    framework took its time.
-    """
-    told = frontend.told()
-    first = told.index("turn w/writer")
-    second = told.index("turn w/writer", first + 1)
-    assert "hint w/writer" in told[first:second]
 
 
 def test_openai_agents(frontend: FakeFrontend, workflow: Workflow) -> None:
@@ -340,7 +283,8 @@ def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
             return Said((await ask("editor", message.text)).content)
 
     async def scenario() -> str:
-        handler = SymphonyInterventionHandler(workflow, ["writer", "editor"])
+        following = {"editor": ["proof"]}
+        handler = SymphonyInterventionHandler(workflow, ["writer", "editor"], following)
         runtime = core.SingleThreadedAgentRuntime(intervention_handlers=[handler])
         await Writer.register(runtime, "writer", lambda: Writer("w"))
         await Editor.register(runtime, "editor", lambda: Editor("e"))
@@ -358,6 +302,7 @@ def test_autogen(frontend: FakeFrontend, workflow: Workflow) -> None:
     assert asyncio.run(scenario()) == "done"
     check_turns(frontend, "w/writer", "w/writer", "w/editor")
     check_hinted(frontend)
+    wait_for_hint(frontend, "w/proof")
 
 
 def test_ag2(frontend: FakeFrontend, workflow: Workflow) -> None:

@@ -54,3 +54,27 @@ def test_anthropic(cluster: Cluster) -> None:
             create(**asked | {"model": "gpt-x"}, messages=[question])
         assert caught.value.body["error"]["type"] == "not_found_error"
         assert caught.value.request_id
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_tool_runner(cluster: Cluster, is_streamed: bool) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    asked: list[str] = []
+
+    @anthropic.beta_tool(input_schema=City.model_json_schema())  # type: ignore[untyped-decorator]
+    def go(name: str, size: int) -> str:
+        """Go there."""
+        asked.append(f"{name}{size}")
+        return "it rains"
+
+    with anthropic.Anthropic(base_url=cluster.url, api_key=KEY, max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            model=DEMO_MODEL_ID, max_tokens=900, max_iterations=2, stream=is_streamed,
+            tools=[go], tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            messages=[{"role": "user", "content": "Where to?"}], extra_body={"temperature": 0.0},
+        )  # fmt: skip
+        said = [turn.get_final_message() if is_streamed else turn for turn in runner]
+    assert [one.stop_reason for one in said] == ["tool_use"] * 2
+    assert [one.content[-1].type for one in said] == ["tool_use"] * 2
+    assert 1 <= len(asked) <= 2, "the last turn's tools need not run"
+    assert said[1].usage.input_tokens + said[1].usage.cache_read_input_tokens > 0

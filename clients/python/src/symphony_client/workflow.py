@@ -63,7 +63,8 @@ class Workflow:
         Args:
             session_id: whose history it goes on; None: one of its own in this workflow.
             next: who follows it, if that is known: announced when it is entered, for when agents
-                like it were done.
+                like it were done. Its own name: a user writes again, and its next turn is announced
+                when it is left.
 
         Raises:
             InvalidRequest: it is called as the deployment calls tools and places.
@@ -189,11 +190,12 @@ class Agent:
             self._foresight.expected_s(self._key("agent", self.name)) if self._following else 0
         )
         for name in self._following:
-            self.hands_off_to(name, lasts_s)
+            if name != self.name:
+                self.hands_off_to(name, lasts_s)
 
     def leave(self, *, has_failed: bool = False) -> None:
-        """It is done. What was announced of its own turn and did not come is taken back; if it has
-        failed, so is what it announced of others.
+        """It is done. What was announced of its own turn and did not come is taken back, and its
+        next is announced if it follows itself; if it has failed, so is what it announced of others.
         """
         self._tools.clear()
         self._foresight.give_up(self.session_id)
@@ -203,6 +205,8 @@ class Agent:
         elif self._entered_at_s is not None:
             lasted_s = self._foresight.clock() - self._entered_at_s
             self._foresight.lasted(self._key("agent", self.name), lasted_s)
+            if self.name in self._following:
+                self._expect(None)
         self._announced.clear()
         self._entered_at_s = None
 

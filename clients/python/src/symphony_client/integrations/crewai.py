@@ -12,6 +12,9 @@ from crewai.events import (
     AgentExecutionErrorEvent,
     AgentExecutionStartedEvent,
     BaseEventListener,
+    LiteAgentExecutionCompletedEvent,
+    LiteAgentExecutionErrorEvent,
+    LiteAgentExecutionStartedEvent,
     LLMCallStartedEvent,
     ToolUsageErrorEvent,
     ToolUsageFinishedEvent,
@@ -23,7 +26,7 @@ from symphony_client.workflow import Agent, Workflow
 
 
 class SymphonyListener(BaseEventListener):
-    """Around a crew's ``kickoff``:
+    """Around the ``kickoff`` of a crew, or of an agent alone:
     ``with crewai_event_bus.scoped_handlers(): SymphonyListener(workflow, ["writer"])``.
 
     The bus is the process's, and a listener gets events of every crew that runs meanwhile: let
@@ -50,6 +53,9 @@ class SymphonyListener(BaseEventListener):
             AgentExecutionStartedEvent: self._on_started,
             AgentExecutionCompletedEvent: self._on_completed,
             AgentExecutionErrorEvent: self._on_failed,
+            LiteAgentExecutionStartedEvent: self._on_started_alone,
+            LiteAgentExecutionCompletedEvent: self._on_completed_alone,
+            LiteAgentExecutionErrorEvent: self._on_failed_alone,
             LLMCallStartedEvent: self._on_model,
             ToolUsageStartedEvent: self._on_tool_started,
             ToolUsageFinishedEvent: self._on_tool_ended,
@@ -66,6 +72,16 @@ class SymphonyListener(BaseEventListener):
 
     def _on_failed(self, source: Any, event: Any) -> None:
         self._at_work.leave(event.agent.role, has_failed=True)
+
+    def _on_started_alone(self, source: Any, event: Any) -> None:
+        """An agent without a crew: by its own ``kickoff``."""
+        self._find(event.agent_info["role"])
+
+    def _on_completed_alone(self, source: Any, event: Any) -> None:
+        self._at_work.leave(event.agent_info["role"])
+
+    def _on_failed_alone(self, source: Any, event: Any) -> None:
+        self._at_work.leave(event.agent_info["role"], has_failed=True)
 
     def _on_model(self, source: Any, event: Any) -> None:
         if (agent := self._find(event.agent_role)) is not None:

@@ -4,7 +4,7 @@ Tools say nothing to its instrumentation, but are in these. Each agent's model h
 names: ``OpenAILike(..., additional_kwargs={"extra_body": workflow.agent("writer").identity})``.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from llama_index.core.agent.workflow import AgentInput, ToolCall, ToolCallResult
@@ -13,7 +13,12 @@ from symphony_client.integrations.at_work import AgentsAtWork
 from symphony_client.workflow import Workflow
 
 
-async def announced(run: Any, workflow: Workflow, agent: str | None = None) -> AsyncIterator[Any]:
+async def announced(
+    run: Any,
+    workflow: Workflow,
+    agent: str | None = None,
+    following: Mapping[str, Iterable[str]] | None = None,
+) -> AsyncIterator[Any]:
     """The events of a run, which announce turns as they pass. Read them to the end, then await the
     run:
 
@@ -22,10 +27,11 @@ async def announced(run: Any, workflow: Workflow, agent: str | None = None) -> A
     Args:
         run: what ``AgentWorkflow.run()`` gave, or that of an agent alone.
         agent: the name in the workflow, of an agent alone; None: what LlamaIndex calls each.
+        following: what each agent is known to be followed by.
 
     A run that fails raises here; what was announced is taken back then.
     """
-    at_work = AgentsAtWork(workflow)
+    at_work = AgentsAtWork(workflow, following)
     name: str | None = None
     try:
         async for event in run.stream_events():
