@@ -26,10 +26,13 @@ def restart(data_dir: Path, asked: Sequence[str], say: Callable[[str], None]) ->
 
     Raises:
         NotFound: nothing runs on `data_dir`.
-        ConfigError: it has no process of a name; names those that there are.
+        ConfigError: it has no process of a name, or starts none again.
         PeerUnavailable: something is missing before a process was asked to end, or after.
     """
-    names = chosen(running_deployment(data_dir).names, asked)
+    run = running_deployment(data_dir)
+    names = chosen(run.names, asked)
+    if not run.restarts:
+        raise ConfigError("the deployment was started with --no-restart: nothing would come back")
     if not _is_whole(data_dir, {}, WHOLE_WITHIN_S):
         raise PeerUnavailable(
             f"nothing was restarted: not every process is ready, see `{hint('status')}`"

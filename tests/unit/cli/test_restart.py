@@ -63,6 +63,9 @@ def test_nothing_is_replaced_where_nothing_runs_or_something_is_missing(
         restart(tmp_path / "other", (), print)
     with pytest.raises(PeerUnavailable, match="nothing was restarted"):
         restart(running, (), print)
+    write_run_state(running, replace(RUN, restarts=False))
+    with pytest.raises(ConfigError, match="--no-restart"):
+        restart(running, (), print)
     assert not ended
 
 
