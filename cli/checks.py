@@ -24,7 +24,8 @@ QUICK: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("format", ("ruff", "format", "--check", ".")),
 )
 TYPES = ("mypy",)
-BEHAVIOUR = ("pytest", "-m", "not slow", "-q", *PARALLEL)
+SLOWEST = ("--durations", "30", "--durations-min", "5")
+BEHAVIOUR = ("pytest", "-m", "not slow", "-q", *SLOWEST, *PARALLEL)
 
 Result = tuple[int, float]  # exit code, seconds
 

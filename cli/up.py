@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,14 +90,8 @@ def up_detached(options: DeploymentOptions) -> None:
     """
     os.umask(PRIVATE_UMASK)
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
-    with ExitStack() as at_end:
-        options = _with_models(options, terminal, at_end)
-        _start_detached(options, terminal)
-
-
-def _start_detached(options: DeploymentOptions, terminal: TerminalReporter) -> None:
     reading, writing = os.pipe()
-    supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
+    supervisor = subprocess.Popen(  # it imports meanwhile, and ends if no options follow
         [sys.executable, "-P", "-m", "cli.up", str(writing)],
         env={**os.environ, "PYTHONPATH": python_path(os.environ)},
         stdin=subprocess.PIPE,
@@ -106,8 +100,22 @@ def _start_detached(options: DeploymentOptions, terminal: TerminalReporter) -> N
     )
     os.close(writing)
     assert supervisor.stdin is not None
-    supervisor.stdin.write(_OPTIONS.dump_json(options))
-    supervisor.stdin.close()
+    with ExitStack() as at_end:
+        at_end.callback(os.close, reading)
+        at_end.enter_context(supervisor.stdin)
+        options = _with_models(options, terminal, at_end)
+        with (
+            suppress(BrokenPipeError),
+            supervisor.stdin as pipe,
+        ):  # it may have ended: then so does its report
+            pipe.write(_OPTIONS.dump_json(options))
+        _follow(supervisor, reading, terminal, _log_path(options.data_dir))
+
+
+def _follow(
+    supervisor: "subprocess.Popen[bytes]", reading: int, terminal: TerminalReporter, log_path: Path
+) -> None:
+    """Show what it reports until the deployment is ready."""
     with StopSignals() as signals:
         try:
             terminal.steps([Step("supervisor")])
@@ -120,9 +128,7 @@ def _start_detached(options: DeploymentOptions, terminal: TerminalReporter) -> N
             raise KeyboardInterrupt from None
         finally:
             terminal.close()
-            os.close(reading)
     supervisor.wait()
-    log_path = _log_path(options.data_dir)
     raise ConfigError(f"the supervisor ended before the deployment was ready: see {log_path}")
 
 
@@ -211,7 +217,9 @@ def _main() -> int:
     reporter = PipeReporter(int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
-        options = _OPTIONS.validate_json(sys.stdin.buffer.read())
+        if not (given := sys.stdin.buffer.read()):
+            return 1  # who started it has ended
+        options = _OPTIONS.validate_json(given)
         log_path = _log_path(options.data_dir)
         run_deployment(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
     except SymphonyError as error:

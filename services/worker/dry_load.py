@@ -13,6 +13,7 @@ from services.worker.models.checkpoint import REFUSED
 from services.worker.oneshot.model import ServedTask
 from shared.errors import ConfigError, SymphonyError
 from shared.runtime.config import load_config
+from shared.runtime.lean_imports import import_transformers
 
 ONESHOT = "a one-shot model, which transformers itself computes"
 
@@ -66,6 +67,7 @@ def _on_nothing(source: str, task: ServedTask) -> Any:
 
 def _main(model_id: str, source: str) -> int:
     """What was seen on stdout, or why not as one line on stderr and status `REFUSED`."""
+    import_transformers()
     from transformers.utils import logging
 
     logging.disable_progress_bar()

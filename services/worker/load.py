@@ -27,6 +27,7 @@ from services.worker.vllm.versions import check_installed
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.profiles import LatencyProfile
+from shared.runtime.lean_imports import import_transformers
 from shared.runtime.stages import UNREPORTED, StartStages
 from shared.wire.messages import OneshotCard, Task
 from shared.zoo import ZooModel, parse_emulation
@@ -212,6 +213,7 @@ def importing() -> Iterator[None]:
     """Modules are no garbage: to look through them again and again is a seventh of a start."""
     gc.disable()
     try:
+        import_transformers()
         yield
     finally:
         gc.freeze()

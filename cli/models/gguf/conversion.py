@@ -12,6 +12,7 @@ from cli.models.gguf.places import TIED, Place, check_places, find_places
 from cli.models.gguf.reading import Reading
 from cli.models.gguf.tokenizer import build_tokenizer, end_ids, read_special, vocabulary
 from shared.errors import ConfigError
+from shared.runtime.lean_imports import import_transformers
 
 FIRST_TENSOR = "token_embd.weight"
 # How the makers advise to sample; other sampling keys are of samplers that there are none of.
@@ -99,6 +100,7 @@ def _write_model(
     tensors: Mapping[str, Any],
     folder: Path,
 ) -> None:
+    import_transformers()
     import torch
     from gguf import GGMLQuantizationType
     from huggingface_hub.errors import StrictDataclassError

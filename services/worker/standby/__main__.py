@@ -1,5 +1,5 @@
-"""``python -m services.worker.standby``: imports what a worker needs, waits for the settings of
-one, and becomes it.
+"""``python -m services.worker.standby [DTYPE]``: imports what a worker needs, with the kernels of a
+CPU for models of this dtype, waits for the settings of one, and becomes it.
 
 The supervisor keeps such a process, because most of the time in which a worker starts is spent on
 imports. An order is JSON on standard input, from `cli.supervisor.standby`: ``environment``, and
@@ -10,7 +10,9 @@ import json
 import os
 import runpy
 import sys
+from importlib import import_module
 
+from kernels.compiled import compile_all
 from services.worker.device.openmp import share_cores
 from services.worker.load import importing
 
@@ -23,6 +25,8 @@ def import_all() -> None:
         import services.worker.device.cpu.torch_executor
         import services.worker.device.model
         import services.worker.service  # noqa: F401
+
+        import_module("sympy")  # as torch does, when a model is laid out without its weights
 
 
 def become_worker(order: bytes) -> None:
@@ -49,5 +53,7 @@ def _reopen(path: str, flags: int, *numbers: int) -> None:
 if __name__ == "__main__":
     share_cores()
     import_all()
+    for dtype in sys.argv[1:]:
+        compile_all(dtype)
     if order := sys.stdin.buffer.read():
         become_worker(order)

@@ -1,5 +1,6 @@
 """Conversations, items that are referred to, and what is left of a conversation when it is long."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shared.wire.sessions import (
     session_sizes_redis_key,
 )
 from tests.conftest import Server
-from tests.integration.frontend.api.strict import check
+from tests.integration.frontend.api.strict import check, events_of
 from tests.integration.frontend.api.test_responses import CALL, WEATHER, asked
 from tests.integration.frontend.deployment import MODEL, Deployment, Reply
 from tests.integration.frontend.sessions.test_stored_responses import create, with_deployment
@@ -152,6 +153,48 @@ def test_a_response_is_said_in_a_conversation(servers: Servers) -> None:
         assert await listed(it, made.id) == items, "the conversation has its own"
 
     with_deployment(scenario, servers, lambda _: Reply(CALL))
+
+
+def test_a_stream_is_said_in_a_conversation(servers: Servers) -> None:
+    held: list[asyncio.Event] = []
+
+    def reply(_: m.Prompt) -> Reply:
+        return Reply("hello", hold=held.pop() if held else None, hold_at=2)
+
+    async def scenario(it: Deployment, redis: Any) -> None:
+        ask = it.openai.conversations
+        made = await ask.create(items=[user("I am Ann.")])
+        # Not by the official client, which builds its events' models while Redis is waited for.
+        body = {"model": MODEL, "input": "Hi", "conversation": made.id, "stream": True}
+        seen = events_of((await it.http.post("/v1/responses", json=body)).text)
+        assert seen[0]["response"]["conversation"] == {"id": made.id}
+        assert seen[-1]["type"] == "response.completed"
+        items = await listed(it, made.id)
+        said = [item["content"][0]["text"] for item in items]
+        assert said == ["I am Ann.", "Hi", "hello"]
+        assert items[-1]["id"] == seen[-1]["response"]["output"][0]["id"]
+        await assert_counted(redis, made.id)
+
+        gate = asyncio.Event()
+        held.append(gate)
+        async with it.http.stream("POST", "/v1/responses", json=body) as answer:
+            text = answer.aiter_text()
+            before = await anext(text)
+            while "output_text.delta" not in before:
+                before += await anext(text)
+            await ask.delete(made.id)
+            gate.set()
+            seen = events_of(before + "".join([part async for part in text]))
+        last = seen[-1]
+        assert last["type"] == "response.completed", "what was begun is answered"
+        assert last["response"]["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            await ask.retrieve(made.id)
+        for gone in (items[-1]["id"], last["response"]["output"][0]["id"]):
+            with pytest.raises(openai.BadRequestError):
+                await create(it, input=[{"type": "item_reference", "id": gone}])
+
+    with_deployment(scenario, servers, reply)
 
 
 def test_items_are_referred_to(servers: Servers) -> None:

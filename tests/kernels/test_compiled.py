@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.start.precompile import FOLDERS, KERNELS, is_compiled
+from kernels.compiled import FOLDERS, KERNELS, is_compiled
 
 
 @pytest.fixture
