@@ -33,7 +33,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     signals: list[tuple[int, int]] = []
-    monkeypatch.setattr(module.os, "kill", lambda *signal: signals.append(signal))
+    monkeypatch.setattr("cli.restart.os.kill", lambda *signal: signals.append(signal))
     monkeypatch.setattr(module, "WHOLE_WITHIN_S", 0.0)
     monkeypatch.setattr(module, "BACK_WITHIN_S", 0.0)
     return signals
