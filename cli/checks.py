@@ -81,7 +81,7 @@ def _line(command: Sequence[str]) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Tests start hundreds of processes: each would compile all of our modules again where Python
-    writes none. Nor does what they expect to be told depend on how this command was called.
+    writes none. Nor does the output that they expect depend on how this command was called.
     """
     own = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     for name in ("PYTHONDONTWRITEBYTECODE", CALLED_AS):

@@ -19,8 +19,8 @@ def base_url(url: str) -> str:
     Raises:
         InvalidRequest: it is no http(s) address.
 
-    >>> base_url("http://house:8080/v1/")
-    'http://house:8080'
+    >>> base_url("http://server:8080/v1/")
+    'http://server:8080'
     """
     try:
         parsed = httpx.URL(url.strip())

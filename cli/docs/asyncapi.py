@@ -15,6 +15,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cli.base.children import ROOT
+from cli.docs.comments import comments_below
+from cli.docs.meanings import COMMON
 from shared.bus.connection import ERROR_HEADER
 from shared.wire import subjects
 from shared.wire.subjects import (
@@ -222,15 +224,16 @@ def _schemas(kinds: set[type]) -> Json:
     template = SCHEMAS + "{model}"
     _, made = TypeAdapter.json_schemas(inputs, ref_template=template)
     schemas: Json = {name: _plain(schema) for name, schema in sorted(made["$defs"].items())}
-    text, status = {"type": "string"}, {"type": "integer"}
+    code, text, status = {"type": "string"}, {"type": "string"}, {"type": "integer"}
     schemas["Refusal"] = {
         "type": "object",
         "required": ["code", "message", "http_status"],
         "properties": {
-            "code": text, "message": text, "http_status": status,
+            "code": code, "message": text, "http_status": status,
             "param": {"type": ["string", "null"]}, "retry_after_s": {"type": ["number", "null"]},
         },
     }  # fmt: skip
+    _explain(schemas)
     return schemas
 
 
@@ -243,11 +246,21 @@ def _plain(schema: Any) -> Any:
     plain = {key: _plain(value) for key, value in schema.items() if not _is_title(key, value)}
     if "properties" in plain and isinstance(plain.get("description"), str):
         text, of_fields = parts_of(plain.pop("description"))
-        for name, text in of_fields.items():
+        for name, meaning in of_fields.items():
             if name in plain["properties"]:
-                plain["properties"][name]["description"] = text
+                plain["properties"][name]["description"] = meaning
         plain = {"description": text, **plain} if text else plain
     return plain
+
+
+def _explain(schemas: Json) -> None:
+    """Say what each field means that its type's docstring does not speak of."""
+    comments = comments_below(ROOT / "shared" / "wire" / "messages")
+    for kind, schema in schemas.items():
+        for name, field in schema.get("properties", {}).items():
+            meaning = comments.get(kind, {}).get(name) or COMMON.get(name)
+            if meaning and "description" not in field:
+                field["description"] = meaning.replace("``", "`")
 
 
 def _is_title(key: str, value: Any) -> bool:

@@ -1,5 +1,5 @@
-"""``python -m cli.docs.drawings``: draws the sequence diagrams in docs/images from `lives`, and
-README's bars.
+"""``python -m cli.docs.drawings``: draws the diagrams in docs/images: sequences from `lives`, the
+parts of a deployment, and README's bars.
 
 A test compares the files with what this draws.
 """
@@ -9,7 +9,8 @@ from xml.sax.saxutils import escape
 
 from cli.base.children import ROOT
 from cli.docs.bars import draw_bars
-from cli.docs.lives import ADVISORY, DELETION, DEPLOYMENT, JOB, TURN, Drawing, Message, Note
+from cli.docs.lives import ADVISORY, DELETION, JOB, TURN, Drawing, Message, Note
+from cli.docs.parts import draw_parts
 
 FOLDER = ROOT / "docs" / "images"
 DRAWINGS = {
@@ -17,7 +18,6 @@ DRAWINGS = {
     "advisory.svg": ADVISORY,
     "job.svg": JOB,
     "deletion.svg": DELETION,
-    "architecture.svg": DEPLOYMENT,
 }
 COLUMN, TOP, ROW, MARGIN = 190, 64, 40, 95
 NOTE_LINE, NOTE_CHAR = 17, 6.6
@@ -119,7 +119,8 @@ def _note(parts: list[str], drawing: Drawing, step: Note, y: float) -> float:
 def files() -> dict[Path, str]:
     """The SVG of every picture, by its path."""
     diagrams = {FOLDER / name: draw(drawing) for name, drawing in DRAWINGS.items()}
-    return {**diagrams, FOLDER / "first-token.svg": draw_bars()}
+    others = {"architecture.svg": draw_parts(), "first-token.svg": draw_bars()}
+    return diagrams | {FOLDER / name: text for name, text in others.items()}
 
 
 if __name__ == "__main__":

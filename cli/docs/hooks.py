@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 from cli.base.children import ROOT
 from cli.docs import asyncapi, http_page, nats_page
 from cli.docs.links import anchor, for_site, place_in_site, targets
+from cli.docs.search import found_by
 
 OUTSIDE = (
     "README.md",
@@ -41,6 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
             inclusion=InclusionLevel.NOT_IN_NAV,  # found by links alone
         )
         files.append(page)
+    icon = ROOT / "services" / "frontend" / "static" / "icon.svg"  # that of both pages, too
+    files.append(File.generated(config, "images/icon.svg", abs_src_path=str(icon)))
     described = http_page.openapi()
     for name, content in (
         ("openapi.json", json.dumps(described)),
@@ -51,7 +54,10 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links of pages in docs/; others were made right when they were added."""
+    """Links of pages in docs/; others were made right when they were added. And what a search
+    finds first.
+    """
+    page.meta.update(found_by(page.file.src_uri))
     if page.file.generated_by:
         return markdown
     return for_site(f"docs/{page.file.src_uri}", markdown)

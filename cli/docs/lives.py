@@ -1,6 +1,4 @@
-"""The sequence diagrams of the docs: a turn, an advisory, a job, a deletion, and a whole
-deployment.
-"""
+"""The sequence diagrams of the docs: a turn, an advisory, a job, a deletion."""
 
 from dataclasses import dataclass
 
@@ -155,28 +153,5 @@ DELETION = Drawing(
         Message("kvstore", "frontend", "done, durable", is_reply=True),
         Note("frontend", "5 Redis: removes the tombstone"),
         Message("frontend", "client", "200, or 503: repeat"),
-    ),
-)
-DEPLOYMENT = Drawing(
-    "A deployment",
-    "A turn goes from the client to the frontend, as metadata to the scheduler, and from "
-    "there to a worker, which pulls the prompt from the frontend and sends tokens back to it. "
-    "Worker and kvstore share memory. An advisory goes from the frontend to the tracker, to the "
-    "scheduler, and as a prefetch to the worker.",
-    ("client", "frontend", "tracker", "scheduler", "worker", "kvstore"),
-    (
-        Message("client", "frontend", "an advisory"),
-        Message("frontend", "tracker", "a advisory"),
-        Message("tracker", "scheduler", "b expect"),
-        Message("scheduler", "worker", "c prefetch"),
-        Message("kvstore", "worker", "d KV", is_pages=True),
-        Message("client", "frontend", "a turn"),
-        Message("frontend", "scheduler", "1 metadata"),
-        Message("scheduler", "worker", "2 start"),
-        Message("worker", "frontend", "3 prompt"),
-        Message("kvstore", "worker", "4 history", is_pages=True),
-        Message("worker", "frontend", "5 tokens"),
-        Message("frontend", "client", "text"),
-        Message("worker", "kvstore", "6 new KV", is_pages=True),
     ),
 )

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.base.called import hint
+from cli.start.gpus import GpusUnknown, visible_gpus
 from loadtest.planning.gpus import derive_profile
 from loadtest.planning.model_sizes import sizes_of
 from loadtest.planning.plan import AT_ONCE, Question, make_plan
@@ -23,6 +24,7 @@ from shared.errors import InvalidRequest, SymphonyError
 from shared.profiles import PROFILES, LatencyProfile, load_profile
 
 DEFAULT_GPU = "h100"
+EMULATED_MAX = 16  # workers that one machine can emulate with ease
 TURNS_FEW = 100  # of which a percentile is of few
 SOURCES = {
     "gpu": "on the GPU, all of its layers",
@@ -95,16 +97,40 @@ def run_plan(question: Question, say: Callable[[str], None]) -> dict[str, Any]:
     return summarize(plan)
 
 
+def gpus_of_this_machine() -> int:
+    """As `up` counts them; none where their driver does not answer."""
+    try:
+        return len(visible_gpus(os.environ))
+    except GpusUnknown:
+        return 0
+
+
 def up_lines(summary: dict[str, Any], model: str) -> list[str]:
-    """What to type to have what was simulated."""
+    """What to type to have what was simulated: of a model the first host, of a profile all of it,
+    emulated on this machine, if that is not too much for one.
+    """
     workers = min(summary["gpus"], summary["machines"]["gpus"])
-    what = f"--emulate {model}" if _is_profile(model) else f"--model {model}"
-    settings = [f"export {name}={value}" for name, value in summary["settings"].items()]
-    return [*settings, hint(f"up {what} --workers {workers}")]
+    settings = summary["settings"]
+    if not _is_profile(model):
+        exports = [f"export {name}={value}" for name, value in settings.items()]
+        return [*exports, hint(f"up --model {model} --workers {workers}")]
+    hosts = summary["hosts"] if _is_emulated_whole(summary) else 1
+    where = f"--hosts {hosts} " if hosts > 1 else ""
+    # Emulated pages are small: sizes in bytes are for real ones.
+    exports = [f"export {name}={settings[name]}" for name in settings if "BYTES" not in name]
+    return [*exports, hint(f"up --emulate {model} {where}--workers {workers}")]
 
 
-def render(summary: dict[str, Any], model: str) -> RenderableType:
-    """For people."""
+def _is_emulated_whole(summary: dict[str, Any]) -> bool:
+    return bool(summary["hosts"] * summary["machines"]["gpus"] <= EMULATED_MAX)
+
+
+def render(summary: dict[str, Any], model: str, gpus_here: int) -> RenderableType:
+    """For people.
+
+    Args:
+        gpus_here: that the reader's machine has.
+    """
     return Group(
         _headline(summary),
         "",
@@ -115,7 +141,7 @@ def render(summary: dict[str, Any], model: str) -> RenderableType:
         "",
         _memory(summary),
         "",
-        *_how(summary, model),
+        *_how(summary, model, gpus_here),
         "",
         _simulated(summary),
     )
@@ -217,17 +243,38 @@ def _memory(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _how(summary: dict[str, Any], model: str) -> list[str]:
+def _how(summary: dict[str, Any], model: str, gpus_here: int) -> list[str]:
+    lines = [f"  {escape(line)}" for line in up_lines(summary, model)]
+    if _is_profile(model):
+        return _emulated(summary, lines)
     machines, hosts = summary["machines"], summary["hosts"]
-    lines = ["To run it:", *(f"  {escape(line)}" for line in up_lines(summary, model))]
+    workers = min(summary["gpus"], machines["gpus"])
+    where = f"on a host with {_count(workers, 'GPU')}" if gpus_here < workers else "here"
+    if hosts > 1:
+        where = f"on the first of {hosts} hosts, each with {_count(workers, 'GPU')}"
+    has = f"; this machine has {_count(gpus_here, 'GPU') if gpus_here else 'none'}"
+    lines.insert(0, f"To run it {where}{has if gpus_here < workers else ''}:")
     if hosts > 1:
         last = summary["gpus"] - (hosts - 1) * machines["gpus"]
         rest = "" if last == machines["gpus"] else f", {last} on the last"
         lines.append(
-            f"and on {_count(hosts - 1, 'more host')} a kvstore and {machines['gpus']} workers"
-            f"{rest}, with the same settings: docs/operations.md, To add machines"
+            f"and on each of the others, with the same settings, a kvstore and {workers} workers"
+            f"{rest}: docs/operations.md, To add machines"
         )
+        lines.append(f"On Kubernetes {hosts} hosts of {workers} workers: docs/production.md, Size")
+    else:
+        lines.append("In compose (one GPU) and on Kubernetes: docs/production.md, Size")
     return lines
+
+
+def _emulated(summary: dict[str, Any], lines: list[str]) -> list[str]:
+    hosts = summary["hosts"]
+    what = "it" if hosts == 1 or _is_emulated_whole(summary) else f"one of its {hosts} hosts"
+    return [
+        f"To try {what} on this machine, without GPUs, at their pace and without a model:",
+        *lines,
+        "With --model OWNER/NAME and --gpu in place of the profile it says how to run a model.",
+    ]
 
 
 def _simulated(summary: dict[str, Any]) -> str:

@@ -168,7 +168,13 @@ def plan(
 ) -> None:
     """Find by simulation how many GPUs and how much memory a load needs."""
     from cli.base.reporting import err, out
-    from loadtest.commands.plan import check_question, profile_of, render, run_plan
+    from loadtest.commands.plan import (
+        check_question,
+        gpus_of_this_machine,
+        profile_of,
+        render,
+        run_plan,
+    )
     from loadtest.planning.demand import Demand
     from loadtest.planning.machines import Machines
     from loadtest.planning.plan import Question
@@ -193,4 +199,7 @@ def plan(
         )
         check_question(question)
         summary = run_plan(question, lambda text: err.print(f"[dim]symphony: {text}[/dim]"))
-        print(json.dumps(summary)) if as_json else out.print(render(summary, model))
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            out.print(render(summary, model, gpus_of_this_machine()))

@@ -6,6 +6,7 @@ third party's servers in the origin whose page holds its users' chats and keys.
 
 from copy import copy
 from functools import cache
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -16,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from services.frontend.api import dashboard, models, operations
 from services.frontend.api.adapters import http as adapters
 from services.frontend.api.anthropic import create as messages
+from services.frontend.api.bodies.meanings import explain
 from services.frontend.api.oneshot import endpoints as oneshot
 from services.frontend.api.responses import compact, conversations
 from services.frontend.api.responses import create as responses
@@ -70,12 +72,20 @@ def _cors(origins: list[str]) -> list[Middleware]:
     ]  # fmt: skip
 
 
+class Api(FastAPI):
+    """With a document that says what each field means."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        return explain(super().openapi())
+
+
 @cache
 def _routes() -> FastAPI:
     """All routes, without an `App`: built once, for it takes long. The busiest come first: they are
     looked up in this order.
     """
-    api = FastAPI(
+    api = Api(
         title="Symphony",
         version=operations.release(),
         docs_url=None,

@@ -8,7 +8,10 @@ import pytest
 
 from cli.base.children import ROOT
 from cli.base.config import LauncherConfig
+from cli.docs import asyncapi, http_page, nats_page
+from cli.docs.fields import table
 from cli.docs.links import anchor
+from cli.docs.meanings import COMMON
 from services.frontend.api.bodies.base import Body
 from services.frontend.api.bodies.oneshot import (
     ClassifyBody,
@@ -35,6 +38,8 @@ CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+CELLS = re.compile(r"(?<!\\)\|")
+NO_MEANING = re.compile(r"\*\*\w+\*\*|default `[^`]*`|[\s.,;]")
 METRIC = re.compile(r"\b(counter|gauge|histogram)\(\s*\"([a-z_]+)\"")
 
 
@@ -108,6 +113,38 @@ def test_every_metric_is_documented() -> None:
     for kind, name in names:
         shown = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
         assert re.search(rf"`{shown}[`{{]", text), f"docs/operations.md lacks {shown}"
+
+
+def unexplained(text: str) -> Iterator[str]:
+    """Rows of a page's tables that have a column `meaning`, and nothing in it."""
+    column = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in CELLS.split(line)[1:-1]]
+        if not cells:
+            column = None
+        elif column is None:
+            column = cells.index("meaning") if "meaning" in cells else -1
+        elif column >= 0 and not NO_MEANING.sub("", cells[column]):
+            yield line
+
+
+def test_every_field_has_a_meaning() -> None:
+    schemas = asyncapi.document()["components"]["schemas"]
+    references = [http_page.page(http_page.openapi()), nats_page.page(asyncapi.document())]
+    for text in (*references, *(path.read_text() for path in pages())):
+        assert not list(unexplained(text))
+    assert not re.findall(r"\| works(?:;.*)? \|", table()), "docs/fields.md"
+    fields = [
+        (name, field["description"]) for each in schemas.values()
+        for name, field in each.get("properties", {}).items()
+    ]  # fmt: skip
+    assert not COMMON.items() - set(fields), "of use for no message"
+
+
+def test_a_field_without_a_meaning_is_found() -> None:
+    head = "| field | type | meaning |\n|---|---|---|\n"
+    rows = "| `a` | integer | **needed**. default `1` |\n| `b` | integer | **needed**. its size |\n"
+    assert list(unexplained(head + rows)) == ["| `a` | integer | **needed**. default `1` |"]
 
 
 def files_of(folder: str) -> Iterator[Path]:

@@ -19,6 +19,7 @@ import yaml
 
 from cli import setup_kubernetes
 from shared.runtime.settings import ENV_PREFIX, NAMES
+from tests.docs.blocks import blocks
 from tests.docs.test_watching import ADDED, ASKED, ROOT, known
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -30,6 +31,7 @@ IMAGES = {"symphony-control", "symphony-worker"}
 BY_OTHERS = {"huggingface"}  # Secrets that docs/kubernetes.md tells how to make
 GENERATED = re.compile(r"-[a-z0-9]{10}$")  # kustomize's, behind the name of a ConfigMap
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PRODUCTION = ROOT / "docs" / "production.md"
 SCHEMAS = "1.32"
 
 Objects = list[dict[str, Any]]
@@ -407,3 +409,28 @@ def test_kubernetes_schemas_hold(folder: Path) -> None:
             validator.validate(each, SCHEMAS, strict=True)
         except validator.SchemaNotFoundError:
             assert each["kind"] in {"PodMonitor", "PrometheusRule", "ScaledObject"}
+
+
+def test_the_overlay_of_a_plan_sets_what_plan_printed(tmp_path: Path) -> None:
+    overlay, compose = (yaml.safe_load(each.text) for each in blocks(PRODUCTION, {"yaml"}))
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    mine = tmp_path / "kubernetes" / "overlays" / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    objects = [each for each in yaml.safe_load_all(built(mine)) if each is not None]
+    (host,) = (each for each in workloads(objects) if each["metadata"]["name"] == "host")
+    (kvstore,) = (each for each in containers_of(host) if each["name"] == "kvstore")
+    env = {each["name"]: each.get("value") for each in kvstore["env"]}
+    volumes = {each["name"]: each for each in pod_of(host)["volumes"]}
+    assert host["spec"]["replicas"] == 2
+    set_in_compose = compose["services"]["kvstore"]["environment"]
+    assert set_in_compose.items() <= env.items()
+    assert volumes["arena"]["emptyDir"]["sizeLimit"] == "192Gi"
+    assert int(env["SYMPHONY_ARENA_BYTES"]) <= 0.9 * 192 * 2**30
+    assert int(env["SYMPHONY_ARENA_BYTES"]) + 2**30 <= 174 * 2**30
+    workers = [
+        each["data"]
+        for each in of_kind(objects, "ConfigMap")
+        if "worker" in each["metadata"]["name"]
+    ]
+    assert compose["services"]["worker-gpu"]["environment"].items() <= workers[0].items()

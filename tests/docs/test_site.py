@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from cli.base.children import ROOT
 from cli.docs.build import QUIET
 from cli.docs.links import place_in_site
+from cli.docs.search import TERMS
 from cli.main import app
 from loadtest.deployment import environment
 from tests.docs.blocks import pages
@@ -104,6 +106,27 @@ def test_references_tell_of_all_endpoints_and_subjects(site: Path) -> None:
     for channel in json.loads((site / "asyncapi.json").read_text())["channels"].values():
         address = channel["address"]
         assert address is None or address.startswith("$KV") or address in nats
+
+
+SEARCHED = {
+    "advisory": "api", "hint": "api", "session": "api", "adapter": "adapters", "agent": "agents",
+    "kvstore": "architecture", "prefetch": "architecture", "placement": "architecture",
+    "TTFT": "loadtest", "setting": "operations", "install": "quickstart",
+    "LoRA adapter": "adapters",
+}  # fmt: skip
+
+
+def test_a_search_finds_the_page_of_a_term_first(site: Path) -> None:
+    """By the script that the site itself searches with."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    wanted = {term: f"{page}.html" for term, page in SEARCHED.items()}
+    for page, terms in TERMS.items():
+        wanted |= dict.fromkeys(terms, page.replace(".md", ".html"))
+    command = [node, str(ROOT / "tests/docs/site_search.js"), str(site), *wanted]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    first = {term: pages[0].partition("#")[0] if pages else "" for term, pages in found.items()}
+    assert first == wanted
 
 
 @pytest.mark.parametrize(

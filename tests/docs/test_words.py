@@ -21,7 +21,7 @@ BUDGETS = {
     "services": 8,
     "shared": 0,
     "kernels": 0,
-    "cli": 4,
+    "cli": 2,
     "clients": 21,
     "loadtest": 16,
     "docs": 5,

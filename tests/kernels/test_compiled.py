@@ -43,6 +43,6 @@ def test_every_folder_with_kernels_is_known() -> None:
     with_kernels = {
         source.parent.name
         for source in KERNELS.glob("*/*.py")
-        if "cache=True" in source.read_text()
+        if "cache=True" in source.read_text() and source.parent.name != "compiled"
     }
     assert with_kernels == {*FOLDERS, "kv_int8"}, "int8 pages are an option"

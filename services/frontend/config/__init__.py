@@ -1,7 +1,7 @@
 """Settings of the frontend."""
 
 import ssl
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -50,7 +50,8 @@ class FrontendConfig(ServiceConfig):
         its chat template; `none`: reasoning is part of the content.
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
-    deployed_models: models that the deployment serves: 503 while no worker does, and not 404.
+    deployed_models: models that the deployment serves: 503 while no worker does, and not 404. Ids,
+        or folders as in the workers' ``SYMPHONY_MODELS``.
     metrics_of_house: ``/metrics`` has those of every process of the deployment.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
     tracker_shards: processes among which the tracker divides sessions and workflows.
@@ -126,6 +127,11 @@ class FrontendConfig(ServiceConfig):
     prompt_sent_bytes_max: int = constant(49_152)
     # Additions and removals of adapters by a tenant's own keys: each is a write in every kvstore.
     tenant_adapter_changes_per_minute: int = constant(240)
+
+    @field_validator("deployed_models")
+    @classmethod
+    def _named_as_by_workers(cls, models: list[str]) -> list[str]:
+        return [PurePath(each).name if each.startswith("/") else each for each in models]
 
     @field_validator("allow_hosts")
     @classmethod

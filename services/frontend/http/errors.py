@@ -208,7 +208,11 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Methods of a path, which may have several routes."""
+    """Methods of a path, which may have several routes; of one that is described by itself, those
+    alone: `/v1/responses/compact` is no response.
+    """
+    if described := request.app.openapi()["paths"].get(request.url.path):
+        return [method for method in METHODS if method.lower() in described]
     routes = request.app.routes
     return [
         method

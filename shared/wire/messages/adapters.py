@@ -17,8 +17,8 @@ class LoraTarget:
     """
 
     name: str
-    num_in: int
-    num_out: int
+    num_in: int  # columns of its weight
+    num_out: int  # rows of its weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class LoraCard:
     page_bytes: int
     targets: list[LoraTarget]
     outer: list[LoraTarget] = field(default_factory=list)
-    rank_max: int = RANK_MAX
+    rank_max: int = RANK_MAX  # adapters with higher ranks are refused
     dtype: str = ""
 
 

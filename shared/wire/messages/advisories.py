@@ -45,19 +45,19 @@ class Advisory:
 
     session_id: SessionId
     model_id: ModelId | None = None  # None: the model of the session's last turn
-    expected_arrival: float | None = None
-    ordered: bool = False
+    expected_arrival: float | None = None  # seconds from now; null: not known
+    ordered: bool = False  # this sender's advisories come in the order of their turns
     priority: int = ADVISORY_PRIORITY
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
-    agent: str = ""
+    agent: str = ""  # the agent that takes the turn; empty: not said
     workflow_id: str = ""
-    ttl_ms: int | None = None
+    ttl_ms: int | None = None  # how long the turn is expected; null: as the tracker decides
     adapter: AdapterRef | None = None
     kv_at: dict[HostId, int] = field(default_factory=dict)
     frontend_id: FrontendId | None = None
-    place: str = ""
-    payer: HintPayer = "place"
+    place: str = ""  # address that it came from; set by the frontend
+    payer: HintPayer = "place"  # whose allowance it took; set by the frontend
     trace: str = ""
 
 
@@ -78,19 +78,19 @@ class AdvisoryState:
     """
 
     session_id: SessionId
-    state: AdvisoryLife
+    state: AdvisoryLife  # where it stands; see docs/api.md
     tenant: TenantId = DEFAULT_TENANT
     model_id: ModelId | None = None
     worker_id: WorkerId | None = None
     priority: int = 1
     num_merged: int = 0  # duplicates folded into this one
     created: float = 0.0
-    expires: float = 0.0
-    agent: str = ""
+    expires: float = 0.0  # until when the turn is expected
+    agent: str = ""  # the agent that takes the turn; empty: not said
     workflow_id: str = ""
-    chance: float = 1.0
-    acted_on: bool = True
-    why: str = ""
+    chance: float = 1.0  # of its turn's coming, 0 to 1, by earlier advisories
+    acted_on: bool = True  # false: only its outcome is tracked, nothing is reserved for it
+    why: str = ""  # why it is not acted on; empty: it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +130,10 @@ class TurnArrived:
     turn_id: TurnId
     tenant: TenantId = DEFAULT_TENANT
     worker_id: WorkerId | None = None
-    reserved: bool = False
+    reserved: bool = False  # it was placed on its reservation
     request_id: str = ""
     agent: AgentRef | None = None  # whose turn it is, if its client said so
-    part: ArrivalPart = "all"
+    part: ArrivalPart = "all"  # what the receiving tracker shard is to take from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class HintsEnded:
     """
 
     tracker_id: str
-    verdicts: list[HintVerdict]
+    verdicts: list[HintVerdict]  # one a sender
     shard: int = 0
 
 
@@ -178,7 +178,7 @@ class ForeseenTurn:
         chance: of its coming, 0 to 1.
     """
 
-    advisory: Advisory
+    advisory: Advisory  # as if it had been announced
     chance: float
 
 

@@ -12,8 +12,8 @@ from shared.wire.messages.adapters import AdapterRef
 class AgentRef:
     """Whose turn it is in which workflow, both named by the client."""
 
-    agent: str
-    workflow_id: str
+    agent: str  # its name
+    workflow_id: str  # the run that it is part of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

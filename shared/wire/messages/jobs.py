@@ -36,8 +36,8 @@ class OneshotCard:
     """A one-shot model as one worker serves it."""
 
     model_id: ModelId
-    task: Task
-    modality: Modality
+    task: Task  # what it makes of them
+    modality: Modality  # what its inputs are
     source: str  # folder or hub id that holds tokenizer or image processor
     fingerprint: str  # hash of weights and dtype
     slo_ms: float  # target of requests that name none
@@ -45,7 +45,7 @@ class OneshotCard:
     num_values: int  # floats in one result: embedding dimensions, or labels
     labels: list[str] = field(default_factory=list)  # of a classifier, by index
     created: int = 0  # wall-clock seconds
-    emulated: bool = False
+    emulated: bool = False  # it takes a GPU's time and answers fixed numbers
     is_loaded: bool = True  # False: the worker can load it on order
     static_bytes: int = 0  # of its weights
     dynamic_bytes: int = 0  # more while its largest batch runs
@@ -62,7 +62,7 @@ class OneshotHold:
         seq: grows under one fencing token; an order that arrives after a later one is void.
     """
 
-    models: list[ModelId]
+    models: list[ModelId]  # their names
     fence: int
     seq: int
     leadership: str = SOLE_LEADERSHIP
@@ -73,7 +73,7 @@ class OneshotLack:
     """A one-shot model that a worker was to load and could not, and why."""
 
     model_id: ModelId
-    reason: str
+    reason: str  # why it could not be loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +180,12 @@ class JobInput:
     """One input, ready for the model, or `gone` when its result is not wanted any more."""
 
     job_id: JobId
-    gone: bool = False
+    gone: bool = False  # the result is not wanted any more
     tokens: str = ""  # packed int32
     segments: str = ""  # packed int32 token type ids of a pair; empty: all zero
     pixels: str = ""  # base64 of uint8 [height, width, 3]
-    height: int = 0
-    width: int = 0
+    height: int = 0  # of the image, pixels
+    width: int = 0  # of the image, pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class InputReply:
     holds. Ask again for the rest.
     """
 
-    inputs: list[JobInput]
+    inputs: list[JobInput]  # as many as one message holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class JobResult:
 class JobResults:
     """Worker to frontend: everything one batch made for this frontend."""
 
-    results: list[JobResult]
+    results: list[JobResult]  # one a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ class JobDropped:
     code: str
     message: str
     http_status: int = 503
-    retry_after_s: float = 1.0
+    retry_after_s: float = 1.0  # how long a client should wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class RankOffer:
         delay_ns: how long before its start it must be dispatched.
     """
 
-    shard: int
+    shard: int  # number of the scheduler shard
     model_id: ModelId
     fingerprint: str
     variant: int
@@ -263,12 +263,12 @@ class RankOffer:
 class RankGrant:
     """Rank process to shard: the worker is yours, free in so long; answer with `RankBooked`."""
 
-    grant_id: int
+    grant_id: int  # to name in the answer
     model_id: ModelId
     fingerprint: str
     variant: int
     worker_id: WorkerId
-    free_in_ns: int
+    free_in_ns: int  # until the worker is free
 
 
 NO_GRANT = 0
@@ -307,8 +307,8 @@ class AutoscaleAdvice:
     """
 
     num_workers: int  # ready
-    add: int
-    remove: int
+    add: int  # so many more workers would be of use
+    remove: int  # so many workers could go
     bad_rate: float
     idle_share: float
     model_id: ModelId | None = None

@@ -37,8 +37,8 @@ class KvOpened:
     long as it lives.
     """
 
-    arena_path: str
-    lease_path: str
+    arena_path: str  # file of the arena, to map
+    lease_path: str  # file to hold locked
     adapters_path: str = ""  # folder with the files of each adapter, under its hash
 
 
@@ -52,15 +52,15 @@ class KvLease:
     worker_id: WorkerId
     incarnation: str
     page_bytes: int
-    num_pages: int
-    number: int = 0
+    num_pages: int  # at most so many
+    number: int = 0  # counts an incarnation's requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLeased:
     """Leased pages, possibly fewer than asked for (none: the arena is full of pages in use)."""
 
-    pages: str = ""
+    pages: str = ""  # packed int32
 
 
 # Where KV is, seen from a worker: in its pool, in its host's memory, on its host's disk, on another
@@ -133,7 +133,7 @@ class KvLocated:
 
     host_id: HostId
     num_blocks: int = 0
-    address: str = ""
+    address: str = ""  # where to fetch it: `host:port` of the kvstore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +148,10 @@ class KvRenew:
 
     worker_id: WorkerId
     incarnation: str
-    tickets: str = ""
+    tickets: str = ""  # tickets that it still holds
     page_bytes: int = 0
     leased: str = ""  # packed int32
-    heard: int = 0
+    heard: int = 0  # number of the last lease whose answer has come
     used: str = ""  # packed keys
 
 
@@ -182,11 +182,11 @@ class KvRelease:
     worker_id: WorkerId
     incarnation: str
     ticket: int = 0
-    num_kept: int = 0
+    num_kept: int = 0  # leading blocks that stay pinned
     page_bytes: int = 0
-    pages: str = ""
+    pages: str = ""  # leased and not used, packed int32
     seq: int = 0  # 0: not numbered
-    heard: int = 0
+    heard: int = 0  # number of the last lease whose answer has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +195,8 @@ class KvBlock:
     have fewer tokens than others, and is replaced when it grows.
     """
 
-    key: str
-    parent: str
+    key: str  # hash of the block's tokens and of all before it
+    parent: str  # key of the block before it
     tokens: str  # packed int32, at most one block of them
     pages: str  # packed int32 [layer]
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
@@ -213,9 +213,9 @@ class KvCommit:
     incarnation: str
     fingerprint: str
     page_bytes: int
-    blocks: list[KvBlock] = field(default_factory=list)
+    blocks: list[KvBlock] = field(default_factory=list)  # the new blocks
     seq: int = 0  # as in `KvRelease`
-    heard: int = 0
+    heard: int = 0  # number of the last lease whose answer has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,17 +249,17 @@ class KvStats:
     """One host's tiers, for `symphony status` and dashboards."""
 
     host_id: str = ""
-    num_sessions: int = 0
-    arena_pages: int = 0
-    arena_pages_used: int = 0
-    arena_bytes: int = 0
-    arena_bytes_used: int = 0
+    num_sessions: int = 0  # sessions with KV on this host
+    arena_pages: int = 0  # pages that the host memory tier is divided into now
+    arena_pages_used: int = 0  # of these, pages that hold KV
+    arena_bytes: int = 0  # host memory taken now
+    arena_bytes_used: int = 0  # of it, what holds KV
     arena_bytes_max: dict[str, int] = field(default_factory=dict)  # they grow to, by page size
     arena_blocks_pinned: int = 0  # that tickets of workers hold
-    disk_blocks: int = 0
-    disk_bytes: int = 0
+    disk_blocks: int = 0  # blocks on disk
+    disk_bytes: int = 0  # what they take there
     disk_bytes_max: int = 0  # that there is room for
     objects_bytes: int = 0  # that this host wrote to the object store
     sessions_unsaved: int = 0  # that wait to be written there
     staged_pages: dict[str, int] = field(default_factory=dict)  # asked for, by where they were
-    num_corrupt: int = 0
+    num_corrupt: int = 0  # pages read with a wrong checksum, and dropped

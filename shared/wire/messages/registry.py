@@ -83,6 +83,7 @@ class AdapterAdd:
     base_names: list[str] = field(default_factory=list)
     vocabulary: str = ""
     path: str = ""
+    # the files, if they were uploaded; null: they are in a folder
     upload: AdapterUpload | None = None
     replace: bool = False
     request_id: str = ""
@@ -165,9 +166,9 @@ class UploadPull:
     """Kvstore to frontend: a part of an uploaded file."""
 
     upload_id: str
-    file: str
-    offset: int
-    num_bytes: int
+    file: str  # its name in the upload
+    offset: int  # first byte wanted
+    num_bytes: int  # how many bytes at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +187,9 @@ class AdapterLoad:
     """
 
     lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-    base_model_name: str | None = None
+    lora_path: str  # absolute path on the kvstore's host
+    load_inplace: bool = False  # replace an adapter of this name
+    base_model_name: str | None = None  # the base; null: the only model that takes adapters
     tenant: TenantId | None = None
 
 
@@ -209,19 +210,19 @@ class AdapterInfo:
         parent: its base.
     """
 
-    id: str
+    id: str  # its name, which requests use as their model
     object: str = "adapter"
     created: int
     tenant: TenantId | None
     parent: ModelId
-    root: str
+    root: str  # where it came from
     adapter_hash: str
     lora_rank: int
-    ranks: dict[str, int]
+    ranks: dict[str, int]  # largest rank of each target
     num_bytes: int
-    image_bytes: int
+    image_bytes: int  # what its weights take of the GPU KV pool
     revision: int
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what is odd about it, and does no harm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,13 +230,13 @@ class AdapterInfos:
     """Adapters that a tenant may use."""
 
     object: str = "list"
-    data: list[AdapterInfo]
+    data: list[AdapterInfo]  # the adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDeleted:
     """This name is not served any more."""
 
-    id: str
+    id: str  # its name
     object: str = "adapter.deleted"
-    deleted: bool = True
+    deleted: bool = True  # true

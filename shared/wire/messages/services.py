@@ -53,7 +53,7 @@ class Throttled:
 
     tenant: TenantId
     place: str
-    retry_after_s: float
+    retry_after_s: float  # until advisories are taken again
     num_refused: int
 
 
@@ -66,7 +66,8 @@ class HintStatus:
     """
 
     num_live: int = 0
-    rates: list[HintRate] = field(default_factory=list)
+    rates: list[HintRate] = field(default_factory=list)  # of each tenant
+    # senders whose advisories are refused now
     throttled: list[Throttled] = field(default_factory=list)
 
 
@@ -80,7 +81,7 @@ class KvPool:
         page_bytes: of such a page.
     """
 
-    model: str
+    model: str  # the model's name
     num_blocks: int
     num_layers: int = 0
     page_bytes: int = 0
@@ -96,7 +97,7 @@ class ServiceStatus:
     state: str  # starting, ready, draining
     process: str = ""  # as in `ServiceMetrics`
     models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
-    hints: HintStatus | None = None
+    hints: HintStatus | None = None  # a tracker's or frontend's
     pools: list[KvPool] = field(default_factory=list)  # a worker's
     stage: StartStage | None = None  # of its start
 
@@ -136,15 +137,15 @@ class WorkerStatus:
 
     worker_id: WorkerId
     host_id: HostId
-    state: str
+    state: str  # as it reported, or `dead`: no report for too long
     models: list[str] = field(default_factory=list)
-    num_turns: int = 0
+    num_turns: int = 0  # turns that are there, running or waiting
     num_reservations: int = 0
     num_pages: int = 0
     num_pages_free: int = 0
     num_pages_clean: int = 0
     num_pages_dirty: int = 0
-    report_age_ms: float = 0.0
+    report_age_ms: float = 0.0  # since its last report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +171,12 @@ class JobWindow:
 class SchedulerStatus:
     """The scheduler's view of the deployment."""
 
-    workers: list[WorkerStatus] = field(default_factory=list)
+    workers: list[WorkerStatus] = field(default_factory=list)  # all that it knows
     process: str = ""  # as in `ServiceMetrics`
-    num_turns_placed: int = 0
-    num_turns_waiting: int = 0
+    num_turns_placed: int = 0  # turns that run on workers
+    num_turns_waiting: int = 0  # turns that wait for one
     num_reservations: int = 0
+    # of each one-shot model with waiting jobs
     windows: list[JobWindow] = field(default_factory=list)
 
 
@@ -197,7 +199,7 @@ class LeaderLease:
 class LeaseWritten:
     """Holder to spares: the store took this lease under this revision."""
 
-    lease: LeaderLease
+    lease: LeaderLease  # what was stored
     revision: int
 
 
@@ -223,10 +225,10 @@ class PlacedTurn:
     model_id: ModelId | None = None
     num_blocks: int = 0
     num_tokens: int = 0
-    is_urgent: bool = False
+    is_urgent: bool = False  # its priority is above the usual
     adapter_hash: str = ""
     lora_rank: int = 0
-    slo_tpot_ms: float | None = None
+    slo_tpot_ms: float | None = None  # its target for the time between tokens; null: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

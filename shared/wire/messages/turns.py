@@ -33,24 +33,25 @@ class SamplingParams:
     in docs/api.md.
     """
 
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    max_tokens: int  # generate at most so many
+    temperature: float = 1.0  # 0: always the likeliest token
+    top_p: float = 1.0  # draw from the likeliest tokens of this probability together; 1: off
     top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    min_p: float = 0.0  # none below this share of the likeliest's probability; 0: off
+    repetition_penalty: float = 1.0  # divides logits of tokens in prompt and reply; 1: off
+    presence_penalty: float = 0.0  # taken from logits of tokens in the reply
+    frequency_penalty: float = 0.0  # the same, once for each time a token was generated
+    # pairs of a token id and what is added to its logit
     logit_bias: list[tuple[int, float]] = field(default_factory=list)
     allowed_token_ids: list[int] = field(default_factory=list)  # empty: all
     seed: int | None = (
         None  # None: the frontend draws one, so that a re-placed turn samples the same tokens
     )
     stop_token_ids: list[int] = field(default_factory=list)  # in addition to the model's end tokens
-    ignore_eos: bool = False
-    min_tokens: int = 0
+    ignore_eos: bool = False  # go on after end tokens
+    min_tokens: int = 0  # no end token before so many
     logprobs: int | None = None  # None: off; n: the chosen token's and the n likeliest
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # null: off; n: of each prompt token and the n likeliest
     grammar: str = ""  # that the reply is held to, as llguidance writes them; empty: none
     # Marks in the reply behind which JSON comes whose objects' keys are kept from repeating, which
     # the grammar cannot; an empty text: it begins with JSON.
@@ -184,7 +185,7 @@ class TurnEnd:
 
     turn_id: TurnId
     attempt: int
-    reason: FinishReason
+    reason: FinishReason  # how it ended
     num_generated: int = 0  # tokens of all attempts
 
 
@@ -243,14 +244,14 @@ class Prompt:
 
     turn_id: TurnId
     attempt: int
-    gone: bool = False
+    gone: bool = False  # the frontend no longer wants this attempt
     tokens: str = (
         ""  # packed int32: the prompt, then the tokens generated so far by earlier attempts
     )
     num_generated: int = 0  # how many of `tokens`, at the end, were generated
     num_history: int = 0  # how many, at the beginning, its session's last turn left the KV of
-    cache_salt: str = ""
-    sampling: SamplingParams = SamplingParams(max_tokens=1)
+    cache_salt: str = ""  # KV is shared only among equal salts
+    sampling: SamplingParams = SamplingParams(max_tokens=1)  # how to choose tokens
     is_private: bool = False  # its session was deleted since: nothing of it may stay
     expiry_s: int = 0  # how long its KV outlives its last use; 0: as every tier has it
     images: list[str] = field(default_factory=list)  # files, in base64, by their order in `tokens`
@@ -260,7 +261,7 @@ class Prompt:
 class PromptReply:
     """Answer to `PromptPull`, in its order."""
 
-    prompts: list[Prompt]
+    prompts: list[Prompt]  # one for each turn asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +270,9 @@ class TokenLogprobs:
     first.
     """
 
-    token: int
+    token: int  # its id
     logprob: float | None  # None for a prompt's first token
+    # pairs of token id and log-probability
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -282,11 +284,11 @@ class TurnDelta:
 
     turn_id: TurnId
     attempt: int
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    finish: FinishReason | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    index: int  # tokens generated before this delta
+    tokens: list[int] = field(default_factory=list)  # the new ones
+    finish: FinishReason | None = None  # why the turn is over; null: it goes on
+    logprobs: list[TokenLogprobs] | None = None  # of each new token, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's tokens; first delta only
     cached_tokens: int | None = (
         None  # prompt tokens not computed in this attempt; on its first delta only
     )
@@ -310,6 +312,7 @@ class StepOutput:
             behind `deltas`.
     """
 
+    # tokens of turns with more to say than one token
     deltas: list[TurnDelta] = field(default_factory=list)
     tokens: list[NextToken] = field(default_factory=list)
 

@@ -24,11 +24,11 @@ from shared.wire.messages.turns import TurnRef
 class SamplingDefaults:
     """How to sample for requests that do not say: what ``generation_config.json`` advises."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # 0: always the likeliest token
+    top_p: float = 1.0  # draw from the likeliest tokens of this probability together; 1: off
+    top_k: int = 0  # draw from so many of the likeliest tokens; 0: off
+    min_p: float = 0.0  # none below this share of the likeliest's probability; 0: off
+    repetition_penalty: float = 1.0  # divides logits of tokens in prompt and reply; 1: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,10 @@ class ModelCard:
     source: str  # folder or hub id that holds tokenizer and chat template
     fingerprint: str  # hash of weights, dtype and KV layout; root of every block key
     max_model_len: int  # tokens, prompt and output together
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: int = BLOCK_TOKENS  # tokens of a block of KV
     created: int = 0  # wall-clock seconds
-    emulated: bool = False
+    emulated: bool = False  # it takes a GPU's time and answers a fixed sentence
+    # what requests get that do not say
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     vocab_size: int = 0  # token ids that it can read and say; 0: not known
     lora: LoraCard | None = None  # what adapters it takes; None: none
@@ -63,9 +64,9 @@ class StepModelFit:
 
     model_id: ModelId
     name: str
-    base_ns: float
-    row_ns: float
-    unit_ns: float
+    base_ns: float  # a step's own time
+    row_ns: float  # more for each turn in it
+    unit_ns: float  # more for each unit
     r2: float
 
 
@@ -112,13 +113,13 @@ class WorkerReport:
     seq: int  # counts reports of this incarnation from 1
     host_id: HostId
     state: Literal["loading", "ready", "draining"]
-    models: list[ModelCard] = field(default_factory=list)
+    models: list[ModelCard] = field(default_factory=list)  # models that it serves turns of
     turns: list[TurnRef] = field(
         default_factory=list
     )  # every attempt held here, running or waiting
     has_kvstore: bool = False  # a kvstore on its host has answered it
-    num_running: int = 0
-    num_waiting: int = 0
+    num_running: int = 0  # turns that join steps
+    num_waiting: int = 0  # turns without a first token yet
     num_waiting_tokens: int = 0  # prompt tokens not yet prefilled
     num_pages: int = 0
     num_pages_free: int = 0
@@ -126,15 +127,16 @@ class WorkerReport:
     num_pages_dirty: int = 0
     interval_ns: int = 500_000_000  # when to expect the next report
     pid: int = 0
-    oneshot: list[OneshotCard] = field(default_factory=list)
+    oneshot: list[OneshotCard] = field(default_factory=list)  # one-shot models that it serves
     oneshot_bytes: int = 0  # for one-shot models loaded on order; 0: it keeps those that it has
     oneshot_lacks: list[OneshotLack] = field(default_factory=list)  # it could not load these
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
+    # the highest token seen from each leader
     fences: list[LeadershipFence] = field(default_factory=list)
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first
     turns_running_max: int = 0  # in one step of a model; 0: not known
-    rooms: list[ModelRoom] = field(default_factory=list)
-    step_models: list[StepModelFit] = field(default_factory=list)
+    rooms: list[ModelRoom] = field(default_factory=list)  # free room of each model
+    step_models: list[StepModelFit] = field(default_factory=list)  # fitted step times of each model
     speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as reported last
     stage: StartStage | None = None  # of its start, while `loading`
 

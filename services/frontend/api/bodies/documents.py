@@ -4,6 +4,7 @@ from typing import Any
 
 from services.frontend.api.bodies.base import Body
 from services.frontend.api.bodies.fields import TABLE, TEXT
+from services.frontend.api.bodies.meanings import of_body
 from services.frontend.api.bodies.schemas import STRING, record
 from services.frontend.http.request import (
     AGENT_HEADER,
@@ -27,6 +28,7 @@ def takes(body: type[Body], *headers: dict[str, Any]) -> dict[str, Any]:
     for name in schema["properties"]:
         if values := TABLE[body.endpoint, name].values:
             schema["properties"][name] = {"enum": [*values, None]}
+        schema["properties"][name]["description"] = of_body(body.endpoint, name)
     schema |= body.rules
     content = {"application/json": {"schema": _inline(schema, definitions)}}
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}

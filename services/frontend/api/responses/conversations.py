@@ -41,7 +41,7 @@ async def create_conversation(request: Request) -> Response:
     with HeldCapacity(app.capacity_of(tenant)) as held:
         body = parse(ConversationBody, await read_body(request, app.config, held))
         session_id = new_session()
-        items = _with_ids(body.items or [], session_id)
+        items = _with_ids([] if body.items is None else body.items, session_id)
         about = {
             "created_at": app.clock.wall_ns() // 1_000_000_000,
             "metadata": body.metadata or {},
@@ -69,7 +69,7 @@ async def update_conversation(request: Request, conversation_id: ResponsePath) -
     """Replace a conversation's metadata."""
     app, tenant = app_of(request), caller_of(request).tenant
     body = parse(ConversationBody, await read_body(request, app.config))
-    if body.items:
+    if body.items is not None:
         raise InvalidRequest("items: add them to /v1/conversations/{id}/items", "items")
     stored = await app.conversations.read(tenant, conversation_id)
     about = {**stored.about, "metadata": body.metadata or {}}
@@ -115,6 +115,8 @@ async def add_items(request: Request, conversation_id: ResponsePath) -> Response
         body = parse(ConversationItemsBody, await read_body(request, app.config, held))
         await app.conversations.read(tenant, conversation_id)
         items = _with_ids(body.items, session_id)
+        if not body.items:
+            raise InvalidRequest("items: give one at least", "items")
         await app.conversations.change(
             tenant, session_id, app.quotas.of(tenant), "add", items=items
         )

@@ -32,7 +32,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 KNOWN = {
     "type", "required", "properties", "additionalProperties", "items", "minItems", "minimum",
-    "enum", "const", "anyOf", "title",
+    "enum", "const", "anyOf", "title", "description",
 }  # fmt: skip
 
 

@@ -91,6 +91,8 @@ async def check_errors(it: Deployment) -> None:
     assert answer.status_code == 413
     answer = await it.http.put("/v1/advisories/s")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, DELETE"
+    answer = await it.http.options("/v1/responses/compact")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST", "it is no response"
     answer = await it.http.get(f"/v1/sessions/{'s' * 257}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "session_id"
     slow = [("X-SLO-TTFT-Ms", "soon"), ("X-SLO-TPOT-Ms", "3600001")]

@@ -108,12 +108,21 @@ def test_a_conversation_is_added_to_read_and_deleted(servers: Servers) -> None:
         await wrong(it)
 
     async def wrong(it: Deployment) -> None:
+        one = (await it.openai.conversations.create()).id
         for path, body, param in (
             ("", {"metadata": {"a": 7}}, "metadata.a"),
             ("", {"metadata": {"a": "x" * 513}}, "metadata.a"),
             ("", {"metadata": {str(at): "" for at in range(17)}}, "metadata"),
             ("", {"items": [{"role": "robot", "content": "x"}]}, "items[0]"),
             ("", {"items": 7}, "items"),
+            ("", {"items": {}}, "items"),
+            ("", {"items": ""}, "items"),
+            (f"/{one}", {"items": {}}, "items"),
+            (f"/{one}", {"items": []}, "items"),
+            (f"/{one}/items", {"items": []}, "items"),
+            (f"/{one}/items", {"items": {}}, "items"),
+            (f"/{one}/items", {}, "items"),
+            (f"/{one}/items", {"items": [[]]}, "items[0]"),
             ("", {"items": [{"type": "item_reference", "id": "x"}]}, "items[0].type"),
         ):
             answer = await it.http.post(f"/v1/conversations{path}", json=body)

@@ -33,3 +33,9 @@ def test_a_name_of_one_of_several_says_of_which() -> None:
     check_names(["b=c"], num_models=2)
     with pytest.raises(ConfigError, match="a=MODEL"):
         check_names(["a"], num_models=2)
+
+
+def test_deployed_models_are_named_as_workers_name_them() -> None:
+    given = ["/models/my-llama", "Qwen/Qwen3-4B", "demo"]
+    config = FrontendConfig(deployed_models=given)
+    assert config.deployed_models == ["my-llama", "Qwen/Qwen3-4B", "demo"]

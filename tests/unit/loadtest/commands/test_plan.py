@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cli.base.children import ROOT
 from cli.main import app
-from loadtest.commands.plan import render, up_lines
+from loadtest.commands.plan import render
 
 LINE = "plan --users 10 --context 300 --data-dir {folder}"
 SPREAD = {"mean": 20.0, "p50": 20.0, "p95": 40.0, "p99": 50.0}
@@ -31,14 +32,14 @@ SUMMARY: dict[str, Any] = {
         "bytes": 1e12, "gpu_bytes": 1e11, "host_memory_bytes": 1e12, "disk_bytes": 12e12,
         "new_bytes_per_host_and_day": 5e12,
     },
-    "settings": {"SYMPHONY_ARENA_BYTES": 123},
+    "settings": {"SYMPHONY_ARENA_BYTES": 123, "SYMPHONY_TURNS_RUNNING_MAX": 256},
     "machines": {"gpus": 4}, "seed": 7, "runs": [{}, {}],
 }  # fmt: skip
 
 
-def shown(summary: dict[str, Any], model: str = "Some/Model") -> str:
+def shown(summary: dict[str, Any], model: str = "Some/Model", gpus_here: int = 0) -> str:
     console = Console(width=150, record=True, soft_wrap=True)
-    console.print(render(summary, model))
+    console.print(render(summary, model, gpus_here))
     return console.export_text()
 
 
@@ -65,18 +66,60 @@ def test_what_cannot_be_is_one_line_that_names_the_option(
     assert says in result.stderr
 
 
-def test_lines_to_run_it_name_the_model_as_up_takes_it() -> None:
-    assert up_lines(SUMMARY, "Some/Model") == [
-        "export SYMPHONY_ARENA_BYTES=123",
-        "./symphony up --model Some/Model --workers 4",
+ONE_HOST = {**SUMMARY, "gpus": 4, "hosts": 1}
+
+
+def how(summary: dict[str, Any], model: str = "Some/Model", gpus_here: int = 0) -> list[str]:
+    """The lines between the tables and what was simulated."""
+    text = shown(summary, model, gpus_here)
+    lines = [line.rstrip() for line in text.splitlines()]
+    start = next(at for at, line in enumerate(lines) if line.startswith("To "))
+    return lines[start : lines.index("", start)]
+
+
+def test_one_host_is_one_command_where_the_gpus_are() -> None:
+    lines = [
+        "  export SYMPHONY_ARENA_BYTES=123",
+        "  export SYMPHONY_TURNS_RUNNING_MAX=256",
+        "  ./symphony up --model Some/Model --workers 4",
+        "In compose (one GPU) and on Kubernetes: docs/production.md, Size",
     ]
-    assert up_lines(SUMMARY, "a100-llama3-8b")[-1] == (
-        "./symphony up --emulate a100-llama3-8b --workers 4"
-    )
-    assert (
-        up_lines({**SUMMARY, "gpus": 3}, "m.json")[-1]
-        == "./symphony up --emulate m.json --workers 3"
-    )
+    assert how(ONE_HOST, gpus_here=4) == ["To run it here:", *lines]
+    elsewhere = "To run it on a host with 4 GPUs; this machine has"
+    assert how(ONE_HOST) == [f"{elsewhere} none:", *lines]
+    assert how(ONE_HOST, gpus_here=1) == [f"{elsewhere} 1 GPU:", *lines]
+
+
+def test_several_hosts_each_get_their_own_workers() -> None:
+    first, *_, others, kubernetes = how({**SUMMARY, "gpus": 16, "hosts": 4}, gpus_here=4)
+    assert first == "To run it on the first of 4 hosts, each with 4 GPUs:"
+    assert others.startswith("and on each of the others, with the same settings, a kvstore and 4")
+    assert others.endswith(" workers: docs/operations.md, To add machines")
+    assert kubernetes == "On Kubernetes 4 hosts of 4 workers: docs/production.md, Size"
+    assert "4 workers, 2 on the last:" in how(SUMMARY)[-2]
+    for page, heading in (("operations", "### To add machines"), ("production", "## Size")):
+        assert heading in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "what", "command"),
+    [
+        (3, 1, "To try it on", "--workers 3"),
+        (10, 3, "To try it on", "--hosts 3 --workers 4"),
+        (64, 16, "To try one of its 16 hosts on", "--workers 4"),
+    ],
+)
+def test_a_profile_is_no_model_to_run_but_emulated(
+    gpus: int, hosts: int, what: str, command: str
+) -> None:
+    for model in ("a100-llama3-8b", "m.json"):
+        first, *lines, hint = how({**SUMMARY, "gpus": gpus, "hosts": hosts}, model)
+        assert first.startswith(what)
+        assert lines == [
+            "  export SYMPHONY_TURNS_RUNNING_MAX=256",
+            f"  ./symphony up --emulate {model} {command}",
+        ]
+        assert hint.startswith("With --model OWNER/NAME")
 
 
 def test_people_are_told_the_answer_and_why_fewer_are_not_enough() -> None:
@@ -84,7 +127,6 @@ def test_people_are_told_the_answer_and_why_fewer_are_not_enough() -> None:
     assert "10 GPUs on 3 hosts, for 2,000 people with 4,000 tokens of history" in text
     assert "With 9 GPUs first tokens took too long." in text
     assert "Without hints it takes 12 GPUs." in text
-    assert "on 2 more hosts a kvstore and 4 workers, 2 on the last" in text
     assert "400 of them on 2 GPUs" in text and "seed 7" in text
 
 

@@ -1,4 +1,4 @@
-"""``python -m kernels.compiled``: compiles a CPU's kernels before a worker needs them.
+"""``python -m kernels.compiled`` compiles a CPU's kernels before a worker needs them.
 
 On a machine that runs a checkout for the first time this takes longer than all else that a worker
 does until it is ready. It begins with what a worker compiles last, so that two cores share the
@@ -8,7 +8,7 @@ work: each finds compiled what the other one has done. What was compiled is only
 import os
 from pathlib import Path
 
-KERNELS = Path(__file__).parent
+KERNELS = Path(__file__).parent.parent
 FOLDERS = ("sgmv", "page_sums", "paged_attention", "pointwise")
 
 
@@ -43,7 +43,3 @@ def compile_all(dtype: str = "bfloat16") -> None:
     warm_up_sums(np.zeros((1, COMPILED_MIN_BYTES), np.uint8))
     paged_attention.warm_up(torch.zeros((1, 2, 1, 1, 64), dtype=chosen))
     pointwise.warm_up(torch.zeros(1, dtype=chosen))
-
-
-if __name__ == "__main__":
-    compile_all()
