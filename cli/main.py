@@ -6,6 +6,7 @@ names a function that is called with `app`.
 
 import json
 import sys
+from functools import partial
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
@@ -116,6 +117,17 @@ def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
     with errors_in_a_line():
         stop(options.folder(data_dir))
         out.print("symphony: stopped")
+
+
+@app.command()
+def restart(
+    service: options.Restarted = None, data_dir: options.DataDir = DEFAULT_DATA_DIR
+) -> None:
+    """Replace processes one after another, while the others serve."""
+    from cli.restart import restart as replace
+
+    with errors_in_a_line():
+        replace(options.folder(data_dir), service or (), partial(out.print, "symphony:"))
 
 
 @app.command()

@@ -159,6 +159,14 @@ LoggingService = Annotated[
         help="A process, such as worker-0, or all of a kind, such as worker. Default: all.",
     ),
 ]
+Restarted = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SERVICE",
+        show_default=False,
+        help="Processes, such as worker-0, or kinds, such as worker. Default: all services.",
+    ),
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is logged later.")]
 NumLines = Annotated[
     int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last ones that are shown.")

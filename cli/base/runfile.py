@@ -44,6 +44,7 @@ class RunState:
         silent: of those that run, which do not answer any more.
         nats_access, redis_access: beside their addresses.
         http_cert_file: of the frontend; None: it speaks no TLS.
+        restarts: whether a child that ends is started again.
     """
 
     pid: int
@@ -61,6 +62,7 @@ class RunState:
     nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
     http_cert_file: Path | None = None
+    restarts: bool = True
 
 
 _ADAPTER = TypeAdapter(RunState)

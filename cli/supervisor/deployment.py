@@ -431,6 +431,7 @@ class Supervisor:
             names=list(self._plans),
             failing=self._supervision.failing(),
             silent=self._liveness.silent(),
+            restarts=self._options.restart,
         )
 
     def _write_down(self) -> None:

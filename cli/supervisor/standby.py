@@ -5,11 +5,14 @@ import os
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
+from cli.base.children import ROOT
 from cli.start.plan import ChildPlan
 from shared.runtime.memory import measure_memory
 
 PAUSE_NS = 10_000_000_000  # a worker that starts is not to share its cores with the next standby
+PACKAGES = ("kernels", "services", "shared")  # that a worker imports
 AVAILABLE_BYTES_MIN = 4 << 30  # below this, the third of a GB that one takes is of more use
 
 
@@ -23,6 +26,7 @@ class Standby:
     def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"] | None) -> None:
         self._start = start
         self._process: subprocess.Popen[bytes] | None = None
+        self._code: dict[Path, int] | None = None  # that it began with
         self.next_at_ns: int | None = None  # to call `tend`, at the latest
 
     def begin(self, now_ns: int) -> None:
@@ -38,15 +42,21 @@ class Standby:
             self.begin(now_ns)
             return
         self.next_at_ns = None
+        self._code = code_state(ROOT)
         with suppress(OSError):  # no more processes: a worker starts as it does without one
             self._process = self._start()
 
     def take(self, plan: ChildPlan, now_ns: int) -> "subprocess.Popen[bytes] | None":
-        """The process, which becomes this worker; None: there is none."""
+        """The process, which becomes this worker; None: there is none, or the code was replaced
+        since it imported it.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
         self.begin(now_ns)
+        if self._code is None or code_state(ROOT) != self._code:
+            _end(process)
+            return None
         assert process.stdin is not None
         order = {"environment": dict(plan.environment), "log_path": str(plan.log_path)}
         try:
@@ -64,6 +74,15 @@ class Standby:
         if self._process is not None:
             _end(self._process)
             self._process = None
+
+
+def code_state(root: Path) -> dict[Path, int] | None:
+    """When each file was changed that a worker may import; None: they are being replaced."""
+    try:
+        files = (file for name in PACKAGES for file in (root / name).rglob("*.py"))
+        return {file: file.stat().st_mtime_ns for file in files}
+    except OSError:
+        return None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

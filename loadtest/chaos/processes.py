@@ -104,7 +104,7 @@ async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]
             judge(report, fault, toll, stage.load_s)
             _check_pids(report, fault, before, deployment.pids())
             if fault.breaks_streams:
-                await _check_return(report, scene, begun_at)
+                await _check_return(report, scene, fault, begun_at)
             say(f"{number}/{len(faults)} {fault.what}: {in_words(toll)}; well in {well_s:.1f} s")
             entry = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
             if setting.adapters.num:
@@ -128,13 +128,16 @@ def _check_pids(
     report.expect(not ended, f"{fault.what}: ended: {ended}")
 
 
-async def _check_return(report: Report, scene: Scene, begun_at: float) -> None:
-    """Clients whose streams broke have come back with their sessions and found their KV."""
+async def _check_return(report: Report, scene: Scene, fault: Fault, begun_at: float) -> None:
+    """Clients whose streams broke have come back with their sessions and found their KV. A frontend
+    that is asked to end lets short streams finish.
+    """
     broken, back = scene.crowd.broken_since(begun_at), scene.crowd.back_since(begun_at)
     missing = broken - {stream.client for stream in back}
     report.count("came back", len(back))
     report.count("came back to their KV", sum(stream.cached_tokens > 0 for stream in back))
-    report.expect(bool(broken), "the frontend was killed and no stream broke: nothing is shown")
+    is_shown = bool(broken) or fault.is_orderly
+    report.expect(is_shown, "the frontend was killed and no stream broke: nothing is shown")
     report.expect(not missing, f"{len(missing)} of {len(broken)} clients did not come back")
     without = sum(not stream.cached_tokens for stream in back)
     report.expect(not without, f"{without} clients came back and did not find their KV")

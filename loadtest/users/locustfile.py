@@ -186,10 +186,12 @@ def on_init(environment: Environment, **_: Any) -> None:
         logging.getLogger("locust.stats_logger").disabled = True  # they are in its CSV and page
     if parsed is not None and parsed.headless and not isinstance(environment.runner, MasterRunner):
         try:
-            RUN.stage = Stage(chosen, _fire(environment))
+            stage = Stage(chosen, _fire(environment))
         except (ApiError, SymphonyError) as error:
             logging.critical("%s", error)
             sys.exit(1)
+        if RUN.stage is None:  # a master may have begun the test meanwhile
+            RUN.stage = stage
     if chosen.watch and not isinstance(environment.runner, WorkerRunner):
         threading.Thread(target=_watch, args=(environment,), daemon=True).start()
     time.sleep(SETTLE_S)  # gevent reads the clock when it next may

@@ -16,7 +16,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from loadtest.deployment import wait_until
+from loadtest.deployment import symphony, wait_until
 from tests.cluster import Cluster
 
 MODEL = "encoder"
@@ -152,4 +152,21 @@ def test_a_worker_is_killed_with_a_batch_and_no_job_is_lost(cluster: Cluster, na
         load.wait_more(2 * NUM_CLIENTS)
     cluster.wait_restarted(name, old_pid)
 
+    check_answers(load)
+
+
+def test_schedulers_and_workers_are_restarted_under_load_and_no_job_is_lost(
+    cluster: Cluster,
+) -> None:
+    before = cluster.pids()
+    with Load(cluster) as load:
+        load.wait_more(NUM_CLIENTS)
+        where = ("--data-dir", str(cluster.data_dir))
+        done = symphony("restart", "scheduler", "worker", *where)
+        assert done.returncode == 0, done.stderr
+        load.wait_more(NUM_CLIENTS)
+    after = cluster.pids()
+
+    replaced = {name for name in before if after[name] != before[name]}
+    assert replaced == {"scheduler", "scheduler-spare-0", "worker-0", "worker-1"}
     check_answers(load)

@@ -1,6 +1,9 @@
 """`symphony loadtest`, as a user starts it, against an emulated cluster: every kind of user."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadtest.adapters import Module, Recipe, write_adapter
-from loadtest.deployment import symphony
+from loadtest.deployment import environment, symphony
 from services.worker.device.emulated import LORA_WIDTH
 from shared.profiles import load_profile
 from tests.cluster import Cluster, adapter_options
@@ -65,6 +68,27 @@ def test_people_chat_and_the_report_sets_hinted_beside_unhinted(
     for name in ("TTFT,hinted", "TTFT,unhinted", "TPOT,first"):
         assert f"\n{name}," in table
     assert "\ncached," not in table and "\nhint," not in table  # percents and counts stand apart
+
+
+def test_locust_alone_reports_times_and_apart_from_them_percents_and_counts(
+    cluster: Cluster,
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "locust", "-f", "loadtest/users/locustfile.py", "--headless",
+            "--host", cluster.url, "--processes", "2", "-u", "8", "-r", "8", "-t", "12s",
+            "--faster", "60",
+        ],
+        env=environment(), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "Traceback" not in said
+    shares, _, tables = said.rpartition("Response time percentiles")
+    kinds = {line.split()[0] for line in tables.splitlines() if line and line[0].isalpha()}
+    assert {"TTFT", "TPOT", "turn"} <= kinds <= {"TTFT", "TPOT", "turn", "Type"}
+    assert re.search(r"how many +TTFT p50 ms +p99 ms +cached", shares)
+    assert re.search(r"^hints: .*used \d+", shares, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ since they are killed again and again: what they say they read tells of every ea
 import itertools
 import json
 import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +28,8 @@ from openai.types.chat import ChatCompletion
 from redis import Redis
 from redis.exceptions import RedisError
 
-from loadtest.deployment import wait_until
+from cli.base.children import free_port, start_child, stop_child
+from loadtest.deployment import symphony, wait_until
 from services.kvstore.tiers.disk.records import read_place
 from services.kvstore.tiers.disk.slab import slot_bytes
 from shared.blocks import BLOCK_TOKENS, unpack_keys
@@ -47,6 +52,7 @@ from tests.e2e.replies import (
 )
 from tests.e2e.replies import say as say_to
 
+NUM_STREAMS = 4
 TWO_WORKERS = ("worker-0", "worker-1")
 say = partial(say_to, model=STEADY)
 
@@ -54,7 +60,8 @@ say = partial(say_to, model=STEADY)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("bad-days")
-    with Cluster(folder / "data", "--emulate", steady(folder), "--workers", "2") as running:
+    options = ("--emulate", steady(folder), "--workers", "2")
+    with Cluster(folder / "data", *options, settings={"SYMPHONY_DRAIN_S": "120"}) as running:
         yield running
 
 
@@ -235,6 +242,84 @@ def test_service_killed_in_mid_reply(
     )
     assert say(client).choices[0].finish_reason == "length"
     assert {child: pid for child, pid in cluster.pids().items() if child != name} == others
+
+
+def test_every_service_is_replaced_while_streams_go_on(
+    cluster: Cluster, client: OpenAI, undisturbed: list[tuple[int, ...]]
+) -> None:
+    """As docs/operations.md has it: a second frontend takes new requests while the first ends."""
+    before = cluster.pids()
+    others = sorted(before.keys() - {"nats", "redis", "frontend"})
+    restart = partial(symphony, "restart", "--data-dir", str(cluster.data_dir))
+    with second_frontend(cluster) as (second, second_client):
+        clients = [client]
+        with streaming(clients, undisturbed), ThreadPoolExecutor(1) as reader:
+            done = restart(*others)
+            assert done.returncode == 0, done.stderr
+            long = Reply(client, 3 * REPLY_TOKENS, model=STEADY)
+            long.read(5)
+            read = reader.submit(long.read_to_end)
+            clients.append(second_client)
+            done = restart("frontend")
+            assert done.returncode == 0, done.stderr
+            assert read.result()[:REPLY_TOKENS] == undisturbed
+            clients.append(client)
+            second.terminate()
+            assert second.wait(120) == 0, "its streams have ended"
+    after = cluster.pids()
+    replaced = {name for name in before if after[name] != before[name]}
+    assert replaced == {*others, "frontend"}
+
+
+@contextmanager
+def second_frontend(cluster: Cluster) -> Iterator[tuple["subprocess.Popen[bytes]", OpenAI]]:
+    """Another frontend with the settings of the deployment's own, and a client of it."""
+    port = free_port()
+    variables = Path(f"/proc/{cluster.pids()['frontend']}/environ").read_text().split("\0")
+    env = dict(variable.split("=", 1) for variable in variables if variable)
+    process = start_child(
+        [sys.executable, "-P", "-m", "services.frontend"],
+        log_path=cluster.logs / "second-frontend.log",
+        env={**env, "SYMPHONY_HTTP_PORT": str(port), "SYMPHONY_INSTANCE": "second"},
+    )
+    try:
+        with OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60
+        ) as client:
+            wait_until(lambda: is_healthy(port), "the second frontend serves")
+            yield process, client
+    finally:
+        stop_child(process)
+
+
+def is_healthy(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def streaming(clients: Sequence[OpenAI], expected: list[tuple[int, ...]]) -> Iterator[None]:
+    """Replies, one after another in each of several threads, each by the client that is the last
+    now; every one is as expected.
+    """
+    is_over = threading.Event()
+
+    def stream() -> int:
+        num_replies = 0
+        while not is_over.is_set():
+            assert Reply(clients[-1], model=STEADY).read_to_end() == expected
+            num_replies += 1
+        return num_replies
+
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [pool.submit(stream) for _ in range(NUM_STREAMS)]
+        try:
+            yield
+        finally:
+            is_over.set()
+        assert all(future.result() for future in streams)
 
 
 def test_flipped_byte_on_disk_is_found_and_computed_again(cluster: Cluster, client: OpenAI) -> None:

@@ -116,3 +116,20 @@ def test_it_ends_with_its_supervisor(tmp_path: Path) -> None:
     standby.close()  # twice is no harm
     standby.tend(10 * PAUSE_NS)
     assert len(started) == 1
+
+
+def test_one_whose_code_was_replaced_becomes_nothing(
+    tmp_path: Path, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "root" / "shared" / "some.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("old = 1\n")
+    monkeypatch.setattr(module, "ROOT", tmp_path / "root")
+    standby.begin(0)
+    standby.tend(PAUSE_NS)
+    waits = waiting(standby)
+    assert waits is not None
+    os.utime(code, ns=(1, 1))
+    assert standby.take(plan(tmp_path), PAUSE_NS) is None
+    assert waits.poll() is not None, "it was ended"
+    assert standby.next_at_ns == 2 * PAUSE_NS, "of the one after it"
