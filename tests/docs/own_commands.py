@@ -138,8 +138,11 @@ def check_python(command: Command) -> None:
         compile(command.words[2], "-c", "exec")
         return
     if command.words[1] != "-m":
-        assert (ROOT / command.words[1]).is_file(), f"no {command.words[1]}"
-        _check_program(Path(command.words[1]).stem, command.words[2:])
+        file, argv = ROOT / command.words[1], command.words[2:]
+        assert file.is_file(), f"no {command.words[1]}"
+        if not argv and "argparse" not in file.read_text():
+            return  # it takes none, and wants a framework
+        _check_program(file.stem, argv)
         return
     module, argv = command.words[2], command.words[3:]
     if module == "venv":

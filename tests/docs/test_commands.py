@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,18 @@ from tests.docs.other_commands import OTHERS, SHELL, exported
 from tests.docs.own_commands import Incomplete, check_python, check_symphony
 from tests.docs.shell import Command, commands
 
+
+def _python(command: Command) -> None:
+    if command.words[1:3] == ["-m", "pip"]:
+        CHECKS["pip"](replace(command, words=command.words[2:]))
+    else:
+        check_python(command)
+
+
 CHECKS: dict[str, Callable[[Command], None]] = {
     "symphony": check_symphony,
-    "python": check_python,
-    "python3": check_python,
+    "python": _python,
+    "python3": _python,
     "curl": check_curl,
     "nats": check_nats,
     **{name: other.check for name, other in OTHERS.items()},
