@@ -24,6 +24,7 @@ from tests.integration.frontend.deployment import MODEL, Deployment, Reply
 from tests.integration.frontend.sessions.test_stored_responses import create, with_deployment
 
 DEFAULT = TenantId("default")
+JSON = {"Content-Type": "application/json"}
 Servers = tuple[Server, Server, Path]
 
 
@@ -42,6 +43,29 @@ async def listed(it: Deployment, name: str, **query: Any) -> list[Any]:
     check(ConversationItemList, answer.json())
     items: list[Any] = answer.json()["data"]
     return items
+
+
+async def assert_odd_is_refused(it: Deployment, one: str) -> None:
+    deep = '{"items": [{"role": "user", "content": ' + "[" * 200 + "]" * 200 + "}]}"
+    lone, values = r'{"items": [{"role": "user", "content": "\ud800"}]}', "[" * 100_000
+    call = '{"items": [{"type": "function_call", "call_id": 7, "name": [], "arguments": {}}]}'
+    for body in (deep, lone, values, call, "7", "null", "[]", "", '{"items":', '{"items": NaN}'):
+        for path in ("conversations", f"conversations/{one}/items"):
+            answer = await it.http.post(f"/v1/{path}", content=body, headers=JSON)
+            assert answer.status_code == 400, (path, body[:80], answer.text)
+    for path in ("responses/compact", "responses/input_tokens"):
+        for given in (7, {}, [], "", [[]], [{"type": {}}], [{"role": "user", "content": 7}]):
+            answer = await it.http.post(f"/v1/{path}", json={"model": MODEL, "input": given})
+            assert answer.status_code == 400, (path, given, answer.text)
+    for conversation, status in ((7, 400), ([], 400), ({"id": 7}, 400), ("", 404), ("*", 404)):
+        refused = {"model": MODEL, "input": "Hi", "conversation": conversation}
+        answer = await it.http.post("/v1/responses", json=refused)
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["param"] == "conversation", answer.text
+    for query in ("limit=0", "limit=99999999999999999999", "after=%00", "order=up"):
+        answer = await it.http.get(f"/v1/conversations/{one}/items?{query}")
+        assert answer.status_code == 400, answer.text
+    assert not await listed(it, one), "nothing of it was stored"
 
 
 async def assert_counted(redis: Any, name: str) -> None:
@@ -128,6 +152,7 @@ def test_a_conversation_is_added_to_read_and_deleted(servers: Servers) -> None:
             answer = await it.http.post(f"/v1/conversations{path}", json=body)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param, answer.text
+        await assert_odd_is_refused(it, one)
 
     with_deployment(scenario, servers)
 
