@@ -33,6 +33,7 @@ def case(script: str, *packages: str) -> "ParameterSet":
     "script",
     [
         case("openai", "openai"),
+        case("anthropic", "@anthropic-ai/sdk"),
         case("ai-sdk", "ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"),
     ],
 )
