@@ -25,6 +25,7 @@ from loadtest.demo.screen import hints_line, screen, table_of
 from loadtest.demo.script import PARTS, QUICK, TYPING_WPM, WHOLE, Model, Part, Side, Sizes
 from loadtest.demo.seen import Seen
 from loadtest.demo.verdicts import difference, no_gain, whole
+from loadtest.deployment import Deployment
 from shared.errors import ConfigError, SymphonyError
 
 CLIENT = ROOT / "clients" / "python"
@@ -89,7 +90,7 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
         console.print(f"\nThe deployment is up. Its dashboard: {deployment.url}/dashboard\n")
         for part in PARTS:
             try:
-                parts[part] = _play(part, deployment.url, model, demo, seen, console)
+                parts[part] = _play(part, deployment, model, demo, seen, console)
             except SymphonyError as error:
                 console.print()  # what is shown live has no line end without a terminal
                 raise SymphonyError(f"the {part} failed: {error.message} (logs: {logs})") from None
@@ -149,9 +150,14 @@ def _about(part: Part, sizes: Sizes) -> str:
 
 
 def _play(
-    part: Part, url: str, model: Model, demo: Demo, seen: list[Seen], console: Console
+    part: Part,
+    deployment: Deployment,
+    model: Model,
+    demo: Demo,
+    seen: list[Seen],
+    console: Console,
 ) -> dict[str, Any]:
-    play, sizes = _player(part), demo.sizes
+    play, sizes, url = _player(part), demo.sizes, deployment.url
     console.print(_about(part, sizes), style="bold")
     before = counts_of(url)
     with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
@@ -161,7 +167,12 @@ def _play(
             live.update(screen(seen, part, TITLES[part]))
 
         rng = Random(f"{demo.seed}/{part}")
-        wholes_s = asyncio.run(play(url, model.name, sizes, rng, on_seen))
+        with asyncio.Runner() as runner:
+            try:
+                wholes_s = runner.run(play(url, model.name, sizes, rng, on_seen))
+            except BaseException:
+                deployment.stop()  # ends the streams: the runner waits for threads that read them
+                raise
     time.sleep(COUNTED_S)
     figures = part_figures(seen, part, wholes_s, hints_of(before, counts_of(url)))
     figures["verdicts"] = [difference(figures), whole(figures, WHOLES[part])]

@@ -114,6 +114,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_program(folder / "bin" / "curl", SAYS_ERRORS.format(curl=shutil.which("curl")))
     for name in ("pip", "st"):  # what the one would bring is here; the other runs for long
         write_program(folder / "bin" / name, NOTHING)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    write_program(folder / ".venv" / "bin" / "python", NOTHING)  # tests/frameworks run the examples
     return folder
 
 

@@ -139,19 +139,20 @@ def test_adapters_add_what_they_add_in_one_process(
     base, executor, moved = biased
     assert executor.info.lora is not None
     peft = peft_of("llama", base, tmp_path / "adapters", executor.info.lora)
-    ours, got = run(executor, moved, peft)
+    ours, _ = run(executor, moved, peft)
     assert ours.num_carried > 0, "no step was planned before a token was chosen"
     one = TorchExecutor(load_model(str(base), "cpu", "float32"), "m", NUM_PAGES, moved.put)
     info = executor.info
     assert replace(one.info, fingerprint=info.fingerprint, image_card=info.image_card) == info
     assert one.info.fingerprint != info.fingerprint, "pages are laid out otherwise"
-    theirs, want = run(one, moved, peft)
+    theirs, _ = run(one, moved, peft)
     one.close()
-    agree(got, want)
+    # By turn: when an adapter is loaded, and so which turns share a pass, is not the same twice.
     for at, name in enumerate([BASE, *peft.refs]):
         assert ours.tokens(name) == theirs.tokens(name)
         by_peft = peft.logprobs(name, prompt(at, 60 + 30 * at))
         assert torch.allclose(logprobs(ours, name), by_peft, atol=1e-4)
+        assert torch.allclose(logprobs(ours, name), logprobs(theirs, name), atol=2e-5, rtol=1e-5)
 
 
 def test_pages_are_stored_and_loaded_whole(
