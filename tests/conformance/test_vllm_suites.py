@@ -21,12 +21,13 @@ from tests.cluster import Cluster
 SOURCE = os.environ.get("TEST_VLLM_SOURCE", "")
 PYTHON = os.environ.get("TEST_VLLM_PYTHON", sys.executable)
 HERE = Path(__file__).parent
+ADAPTERS = ROOT / "cli" / "adapters" / "trained"
 TABLE = tomllib.loads((HERE / "reasons.toml").read_text())
 # Tests are of a model each; here one serves for all that generate.
 GENERATIVE = (
     "HuggingFaceH4/zephyr-7b-beta", "HuggingFaceTB/SmolLM2-135M-Instruct",
     "Qwen/Qwen2-1.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-0.6B",
-    "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B", "openai-community/gpt2",
+    "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B", "claude-3-7-sonnet-latest", "openai-community/gpt2",
 )  # fmt: skip
 EMBEDDING = ("BAAI/bge-base-en-v1.5", "intfloat/multilingual-e5-small")
 NAMES = [
@@ -40,12 +41,13 @@ def results(folder: Path) -> list[dict[str, Any]]:
     options = [word for name in NAMES for word in ("--served-model-name", name)]
     models = ("--model", "smollm2-135m", "--model", "minilm")
     written = folder / "results.jsonl"
-    with Cluster(folder / "data", *models, *options) as cluster:
+    settings = {"SYMPHONY_ADAPTER_DIRS": json.dumps([str(ADAPTERS), str(folder)])}
+    with Cluster(folder / "data", *models, *options, settings=settings) as cluster:
         environment = {
             **os.environ,
             "PYTHONPATH": str(HERE),
             "CONFORMANCE_URL": cluster.url,
-            "CONFORMANCE_ADAPTER": str(ROOT / "cli" / "adapters" / "trained" / "pirate"),
+            "CONFORMANCE_ADAPTER": str(ADAPTERS / "pirate"),
             "CONFORMANCE_TOKENIZER": str(next((folder / "data" / "models").glob("*/smollm2-135m"))),
             "CONFORMANCE_RESULTS": str(written),
         }
@@ -53,7 +55,8 @@ def results(folder: Path) -> list[dict[str, Any]]:
             [
                 PYTHON, "-m", "pytest", "-q", "-p", "vllm_stand_ins", "-p", "no:xdist",
                 "-c", os.devnull, "--rootdir", "tests/entrypoints", "--confcutdir",
-                "tests/entrypoints", "--continue-on-collection-errors", "--timeout", "300",
+                "tests/entrypoints", "--continue-on-collection-errors", "--timeout", "60",
+                "--basetemp", str(folder / "theirs"),
                 *(f"tests/entrypoints/{file}" for file in TABLE["files"]),
             ],
             cwd=SOURCE, env=environment, check=False,

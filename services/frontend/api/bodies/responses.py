@@ -59,12 +59,12 @@ _ITEM = any_of(
         content=_INPUT_TEXT,
     ),
     record(
-        {"namespace": STRING},
+        {"namespace": nullable(STRING)},
         type=constant("function_call"), call_id=TEXT, name=STRING, arguments=STRING,
     ),
     record(type=constant("function_call_output"), call_id=TEXT, output=_INPUT_TEXT),
     record(
-        {"namespace": STRING},
+        {"namespace": nullable(STRING)},
         type=constant("custom_tool_call"), call_id=TEXT, name=STRING, input=STRING,
     ),
     record(type=constant("custom_tool_call_output"), call_id=TEXT, output=_INPUT_TEXT),
