@@ -67,7 +67,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not SOURCE, reason="TEST_VLLM_SOURCE names no source of vLLM")
-def test_what_fails_has_a_reason(tmp_path: Path) -> None:
+def test_what_fails_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = results(tmp_path)
     rows: list[dict[str, str]] = TABLE["reason"]
     used: Counter[str] = Counter()
@@ -83,6 +83,9 @@ def test_what_fails_has_a_reason(tmp_path: Path) -> None:
     kinds = Counter({row["kind"]: 0 for row in rows})
     for row in rows:
         kinds[row["kind"]] += used[row["test"]]
-    print(Counter(result["outcome"] for result in found), dict(kinds))
+    with capsys.disabled():
+        print(Counter(result["outcome"] for result in found), dict(kinds))
     assert not unknown, "\n".join(unknown)
-    assert not [row["test"] for row in rows if not used[row["test"]]], "they pass now"
+    # What another model's words would let pass may pass by this one's.
+    idle = [row["test"] for row in rows if row["kind"] != "model" and not used[row["test"]]]
+    assert not idle, "they pass now"
