@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,28 +66,57 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written.read_text().splitlines()]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.skipif(not SOURCE, reason="TEST_VLLM_SOURCE names no source of vLLM")
-def test_what_fails_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = results(tmp_path)
-    rows: list[dict[str, str]] = TABLE["reason"]
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How many ended how, and failed for which kind of reason; which failed without one, and which
+    reasons are of none that failed.
+    """
+
+    outcomes: Counter[str]
+    kinds: Counter[str]
+    unknown: list[str]
+    idle: list[str]
+
+
+def judge(found: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> Judged:
+    """A failure's reason is of the row with the longest beginning of its name."""
     used: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     unknown = []
     for result in found:
         if result["outcome"] != "failed":
             continue
-        row = next((row for row in rows if result["test"].startswith(row["test"])), None)
-        if row is None:
+        fitting = [row for row in rows if result["test"].startswith(row["test"])]
+        if not fitting:
             unknown.append(f"{result['test']}: {result['why']}")
-        else:
-            used[row["test"]] += 1
-    kinds = Counter({row["kind"]: 0 for row in rows})
-    for row in rows:
-        kinds[row["kind"]] += used[row["test"]]
-    with capsys.disabled():
-        print(Counter(result["outcome"] for result in found), dict(kinds))
-    assert not unknown, "\n".join(unknown)
+            continue
+        row = max(fitting, key=lambda row: len(row["test"]))
+        used[row["test"]] += 1
+        kinds[row["kind"]] += 1
     # What another model's words would let pass may pass by this one's.
     idle = [row["test"] for row in rows if row["kind"] != "model" and not used[row["test"]]]
-    assert not idle, "they pass now"
+    return Judged(Counter(each["outcome"] for each in found), kinds, unknown, idle)
+
+
+def test_a_failure_without_a_reason_and_a_reason_without_a_failure_are_seen() -> None:
+    rows = [
+        {"test": "a::b", "kind": "words"}, {"test": "a::bc", "kind": "design"},
+        {"test": "z", "kind": "theirs"}, {"test": "y", "kind": "model"},
+    ]  # fmt: skip
+    outcomes = {"a::b[1]": "failed", "a::bc": "failed", "d": "failed", "z": "passed"}
+    found = [{"test": test, "outcome": how, "why": "so"} for test, how in outcomes.items()]
+    judged = judge(found, rows)
+    assert judged.kinds == {"words": 1, "design": 1}
+    assert (judged.unknown, judged.idle) == (["d: so"], ["z"])
+    assert judged.outcomes == {"failed": 3, "passed": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(not SOURCE, reason="TEST_VLLM_SOURCE names no source of vLLM")
+def test_what_fails_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = judge(results(tmp_path), TABLE["reason"])
+    with capsys.disabled():
+        print(judged.outcomes, judged.kinds)
+    assert not judged.unknown, "\n".join(judged.unknown)
+    assert not judged.idle, "they pass now"
