@@ -15,6 +15,7 @@ from services.frontend.sessions import background
 from services.frontend.sessions import response_store as responses
 from services.frontend.sessions.response_store import ResponseStore
 from shared.ids import SessionId, TenantId
+from shared.wire import messages as m
 from shared.wire.sessions import (
     responses_redis_key,
     session_mark,
@@ -266,6 +267,13 @@ def test_its_stream_ends_whatever_becomes_of_it(
         Reply(hold=hold, hold_at=2), Reply(error_at=2), Reply("x" * 200),
         Reply(hold=hold, hold_at=2),
     ]  # fmt: skip
+    said: dict[str, Reply] = {}
+
+    def reply(prompt: m.Prompt) -> Reply:
+        """On a machine that stalls, a turn may be submitted again."""
+        if prompt.turn_id not in said:
+            said[prompt.turn_id] = replies.pop(0)
+        return said[prompt.turn_id]
 
     async def scenario(it: Deployment, redis: Any) -> None:
         ask = it.openai.responses
@@ -302,4 +310,4 @@ def test_its_stream_ends_whatever_becomes_of_it(
         lost = await events(await ask.retrieve(created.response.id, stream=True))
         assert lost[-1]["response"]["error"]["reason"] == "frontend_lost"
 
-    with_deployment(scenario, servers, lambda _: replies.pop(0))
+    with_deployment(scenario, servers, reply)
