@@ -53,11 +53,13 @@ async def assert_odd_is_refused(it: Deployment, one: str) -> None:
         for path in ("conversations", f"conversations/{one}/items"):
             answer = await it.http.post(f"/v1/{path}", content=body, headers=JSON)
             assert answer.status_code == 400, (path, body[:80], answer.text)
+    odd: list[Any] = [7, {}, [], "", [[]], [{"type": {}}], [{"role": "user", "content": 7}]]
     for path in ("responses/compact", "responses/input_tokens"):
-        for given in (7, {}, [], "", [[]], [{"type": {}}], [{"role": "user", "content": 7}]):
+        for given in odd:
             answer = await it.http.post(f"/v1/{path}", json={"model": MODEL, "input": given})
             assert answer.status_code == 400, (path, given, answer.text)
-    for conversation, status in ((7, 400), ([], 400), ({"id": 7}, 400), ("", 404), ("*", 404)):
+    names: list[tuple[Any, int]] = [(7, 400), ([], 400), ({"id": 7}, 400), ("", 404), ("*", 404)]
+    for conversation, status in names:
         refused = {"model": MODEL, "input": "Hi", "conversation": conversation}
         answer = await it.http.post("/v1/responses", json=refused)
         assert answer.status_code == status, answer.text
