@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cli.base.called import hint
-from cli.base.runfile import RunState, running_deployment
+from cli.base.runfile import RunState, is_called, running_deployment
 from cli.inspection.snapshot import SERVERS
 from cli.supervisor.readiness import Readiness
 from shared.errors import ConfigError, PeerUnavailable
@@ -58,18 +58,14 @@ def chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
         ConfigError: there is no process of a name.
     """
     for each in asked:
-        if not any(_is_of(name, each) for name in names):
+        if not any(is_called(name, each) for name in names):
             raise ConfigError(f"no process {each!r} in the deployment: {', '.join(names)}")
     found = [
         name
         for name in names
-        if (any(_is_of(name, each) for each in asked) if asked else name not in SERVERS)
+        if (any(is_called(name, each) for each in asked) if asked else name not in SERVERS)
     ]
     return sorted(found, key=lambda name: name == "frontend")
-
-
-def _is_of(name: str, asked: str) -> bool:
-    return name == asked or name.startswith(f"{asked}-")
 
 
 def _is_whole(data_dir: Path, gone: dict[str, int], within_s: float) -> bool:

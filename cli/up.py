@@ -104,10 +104,8 @@ def up_detached(options: DeploymentOptions) -> None:
         at_end.callback(os.close, reading)
         at_end.enter_context(supervisor.stdin)
         options = _with_models(options, terminal, at_end)
-        with (
-            suppress(BrokenPipeError),
-            supervisor.stdin as pipe,
-        ):  # it may have ended: then so does its report
+        # It may have ended: then so does its report.
+        with suppress(BrokenPipeError), supervisor.stdin as pipe:
             pipe.write(_OPTIONS.dump_json(options))
         _follow(supervisor, reading, terminal, _log_path(options.data_dir))
 

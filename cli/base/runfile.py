@@ -68,6 +68,15 @@ class RunState:
 _ADAPTER = TypeAdapter(RunState)
 
 
+def is_called(process: str, asked: str) -> bool:
+    """Whether a process goes by a name, which may be its kind's.
+
+    >>> [is_called("worker-0", name) for name in ("worker", "worker-0", "work")]
+    [True, True, False]
+    """
+    return process == asked or process.startswith(f"{asked}-")
+
+
 def write_run_state(data_dir: Path, state: RunState) -> None:
     """Replace ``run.json``; a reader sees the old one or the new one. Others than its owner see
     none: the addresses in it may hold passwords.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.base.runfile import is_called
 from shared.errors import ConfigError
 
 POLL_S = 0.25
@@ -20,10 +21,7 @@ def logs_of(data_dir: Path, service: str | None) -> list[Path]:
         ConfigError: there is none; names those that there are.
     """
     paths = sorted((data_dir / "logs").glob("*.log"))
-    if service is None:
-        found = paths
-    else:
-        found = [p for p in paths if p.stem == service or p.stem.startswith(f"{service}-")]
+    found = [path for path in paths if service is None or is_called(path.stem, service)]
     if not found:
         names = ", ".join(path.stem for path in paths) or "none"
         raise ConfigError(

@@ -206,7 +206,7 @@ def _standby_of(
     if options.emulate is not None or not options.num_workers or options.engine == "vllm":
         return None
     command = [sys.executable, "-P", "-m", "services.worker.standby"]
-    is_small = [served_as(model) for model in options.models] == [DEMO_MODEL_ID]
+    is_small = _deployed(options, common) == [DEMO_MODEL_ID]
     if not is_small and not gpus_of_workers(1, common):
         command.append(options.dtype or "bfloat16")  # of most models, and so of the CPU's kernels
     log_path = logs / "standby.log"

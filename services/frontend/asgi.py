@@ -77,7 +77,9 @@ class Api(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """The document; made once."""
-        return explain(super().openapi())
+        if self.openapi_schema is None:
+            self.openapi_schema = explain(super().openapi())
+        return self.openapi_schema
 
 
 @cache
