@@ -216,7 +216,7 @@ class History:
             twin = self._twin(key)
             if twin is None:
                 self._publish(turn, index, key, turn.cache.block(index))
-            elif twin.lost or twin.loading or not pool.is_whole(twin):
+            elif twin.loading or not pool.is_whole(twin):
                 break  # a block that cannot stand in has the key: this one stays the turn's
             else:
                 pool.acquire(twin)
@@ -244,10 +244,14 @@ class History:
                 self._publish(turn, index, key, tokens)
 
     def _twin(self, key: BlockKey) -> Block | None:
-        """The block that can be found under a key, but for a remnant: a whole one is to take its
-        place."""
+        """The block that can be found under a key, but for a remnant, or one that no turn runs on
+        any more, however long its loads go on: a whole one is to take its place."""
         pool = self.residency.pool
         twin = pool.blocks.get(key)
+        if twin is not None and twin.lost:
+            self.write_behind.forget([twin])
+            self.residency.forget([twin])
+            return None
         if twin is not None and not (pool.is_whole(twin) or twin.refs or twin.loading):
             pool.drop(twin)
             return None

@@ -1,9 +1,12 @@
 """What the engine core makes of history that does not come, of broken rows and of stuck steps."""
 
+import pytest
+
 from services.worker.core.effects import (
     LoadPages,
     ReleaseTicket,
 )
+from services.worker.core.engine.integrity import check_integrity
 from services.worker.core.turns.turn import Turn
 from shared.ids import TurnId
 from tests.unit.worker.driver import (
@@ -27,7 +30,7 @@ class TestFailedHistory:
         """A turn whose first two blocks are being loaded for its first step."""
         engine = Engine()
         engine.core.write_behind.connect(1)
-        turn = new_turn("t", PROMPT)
+        turn = new_turn("t", PROMPT, sampling=limited(7))
         engine.submit(turn)
         (stage,) = engine.stages()
         assert stage.keys == keys_of(PROMPT)
@@ -64,6 +67,28 @@ class TestFailedHistory:
         engine.finish(plan)
         assert len(engine.stages()) == 1
         assert engine.core.stager.num_failures == 4
+
+    @pytest.mark.parametrize("is_good", [False, True])
+    def test_what_was_computed_instead_is_found_though_the_loads_end_after_the_turn(
+        self, is_good: bool
+    ) -> None:
+        engine, turn = self._loading()
+        plan = engine.plan()
+        assert plan is not None
+        loads = list(engine.effects)
+        engine.finish(plan, failed={0})  # they are late
+        engine.now_ns += 60_000_000_000
+        while turn.request.turn_id in engine.core.turns:
+            engine.step()
+        assert not of_kind(engine.effects, ReleaseTicket), "the pages are still awaited"
+        found = new_turn("next", [*PROMPT, 1, 2])
+        engine.submit(found)
+        assert len(found.cache.prefix.blocks) == len(keys_of(PROMPT))
+        engine.load_all(loads, is_good=is_good)
+        assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(7)]
+        engine.step()
+        check_integrity(engine.core)
+        assert deltas(engine.effects)[-1].cached_tokens == 8
 
     def test_a_block_lost_while_its_turn_waits_is_computed_at_once(self) -> None:
         engine = Engine(new_core(turns_running_max=1))
