@@ -84,15 +84,17 @@ def up(
 ) -> None:
     """Start a deployment on this machine; Ctrl-C stops it."""
     from cli.base.progress import busy_bar
+    from cli.start.ahead import begun
 
-    with busy_bar("starting"):
-        from cli.adapters.offered import parse_offer
-        from cli.base.children import free_port
-        from cli.start.options import DeploymentOptions
-        from cli.up import check_options, up_detached
-        from cli.up import up as run_here
+    has_worker = not no_worker and emulate is None and engine == "symphony"
+    with begun(is_detached=detach, has_worker=has_worker) as ahead, errors_in_a_line():
+        with busy_bar("starting"):
+            from cli.adapters.offered import parse_offer
+            from cli.base.children import free_port
+            from cli.start.options import DeploymentOptions
+            from cli.up import check_options
+            from cli.up import up as start
 
-    with errors_in_a_line():
         folder = options.folder(data_dir)
         deployment = DeploymentOptions(
             data_dir=folder, models=tuple(model or ()), num_hosts=hosts,
@@ -106,7 +108,7 @@ def up(
             ready_timeout_s=ready_timeout_s,
         )  # fmt: skip
         check_options(deployment)
-        (up_detached if detach else run_here)(deployment)
+        start(deployment, ahead)
 
 
 @app.command()

@@ -3,30 +3,21 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
 from cli.base.board import Step
-from cli.base.children import python_path
 from cli.base.progress import busy_bar
-from cli.base.reporting import (
-    PipeReporter,
-    Reporter,
-    TerminalReporter,
-    for_data_dir,
-    quiet_libraries,
-)
+from cli.base.reporting import Reporter, TerminalReporter, for_data_dir
 from cli.inspection.model_checks import check_models
 from cli.models.catalog import DEFAULT
 from cli.models.names import check_names, served_as
 from cli.models.prepare import check_model, prepare_default, prepare_models
+from cli.start.ahead import Ahead, Detached
 from cli.start.gpus import gpus_of_workers
 from cli.start.options import DeploymentOptions
 from cli.start.precompile import precompiling
@@ -39,7 +30,6 @@ from shared.runtime.config import load_config
 from shared.zoo import parse_emulation
 
 TICK_S = 0.2
-_OPTIONS = TypeAdapter(DeploymentOptions)
 
 
 def check_options(options: DeploymentOptions) -> None:
@@ -69,69 +59,51 @@ def check_options(options: DeploymentOptions) -> None:
     check_names(options.served_names, num_models=len(options.models))
 
 
-def up(options: DeploymentOptions) -> None:
-    """Run the deployment here until Ctrl-C.
+def up(options: DeploymentOptions, ahead: Ahead) -> None:
+    """Run the deployment here until Ctrl-C, or leave it to a supervisor and return once it is
+    ready.
 
     Raises:
         SymphonyError: it did not come up or did not stay up; nothing is left running.
     """
     os.umask(PRIVATE_UMASK)
+    if ahead.supervisor is None:
+        _up_here(options, ahead.worker)
+    else:
+        _up_detached(options, ahead.supervisor)
+
+
+def _up_here(options: DeploymentOptions, worker: "subprocess.Popen[bytes] | None") -> None:
     reporter = TerminalReporter(options.data_dir, "Ctrl-C")
     with ExitStack() as at_end:
         at_end.callback(reporter.close)
-        run_deployment(_with_models(options, reporter, at_end), reporter)
+        run_deployment(_with_models(options, reporter, at_end), reporter, worker=worker)
 
 
-def up_detached(options: DeploymentOptions) -> None:
-    """Start a supervisor of its own session, and return once the deployment is ready.
-
-    Raises:
-        SymphonyError: it did not come up; nothing is left running.
-    """
-    os.umask(PRIVATE_UMASK)
+def _up_detached(options: DeploymentOptions, supervisor: Detached) -> None:
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
-    reading, writing = os.pipe()
-    supervisor = subprocess.Popen(  # it imports meanwhile, and ends if no options follow
-        [sys.executable, "-P", "-m", "cli.up", str(writing)],
-        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
-        stdin=subprocess.PIPE,
-        pass_fds=[writing],
-        start_new_session=True,
-    )
-    os.close(writing)
-    assert supervisor.stdin is not None
     with ExitStack() as at_end:
-        at_end.callback(os.close, reading)
-        at_end.enter_context(supervisor.stdin)
         options = _with_models(options, terminal, at_end)
-        # It may have ended: then so does its report.
-        with suppress(BrokenPipeError), supervisor.stdin as pipe:
-            pipe.write(_OPTIONS.dump_json(options))
-        _follow(supervisor, reading, terminal, _log_path(options.data_dir))
+        supervisor.tell(options.dump())
+        _follow(supervisor, terminal, options.supervisor_log)
 
 
-def _follow(
-    supervisor: "subprocess.Popen[bytes]", reading: int, terminal: TerminalReporter, log_path: Path
-) -> None:
+def _follow(supervisor: Detached, terminal: TerminalReporter, log_path: Path) -> None:
     """Show what it reports until the deployment is ready."""
     with StopSignals() as signals:
         try:
             terminal.steps([Step("supervisor")])
-            for report in _reports(reading, signals, terminal.tick):
+            for report in _reports(supervisor.reports, signals, terminal.tick):
                 if _hear(report, terminal):
                     return
         except StopRequested:
-            supervisor.terminate()
-            supervisor.wait()
+            supervisor.process.terminate()
+            supervisor.process.wait()
             raise KeyboardInterrupt from None
         finally:
             terminal.close()
-    supervisor.wait()
+    supervisor.process.wait()
     raise ConfigError(f"the supervisor ended before the deployment was ready: see {log_path}")
-
-
-def _log_path(data_dir: Path) -> Path:
-    return data_dir / "logs" / "supervisor.log"
 
 
 def _with_models(
@@ -207,24 +179,3 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
             terminal.ready(url, reasons, capacity)
             return True
     return False
-
-
-def _main() -> int:
-    """``python -m cli.up FILE_NUMBER``: the detached supervisor; options on stdin."""
-    quiet_libraries()
-    reporter = PipeReporter(int(sys.argv[1]))
-    os.set_inheritable(int(sys.argv[1]), False)
-    try:
-        if not (given := sys.stdin.buffer.read()):
-            return 1  # who started it has ended
-        options = _OPTIONS.validate_json(given)
-        log_path = _log_path(options.data_dir)
-        run_deployment(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
-    except SymphonyError as error:
-        reporter.failed(error.message)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from cli.adapters.offered import Offer
 from cli.start.hosts import Host, make_hosts
 from shared.ids import HostId
@@ -71,6 +73,15 @@ class DeploymentOptions:
     restart: bool = True
     ready_timeout_s: float = 900.0
 
+    def dump(self) -> bytes:
+        """As JSON, for another process of ours."""
+        return _OPTIONS.dump_json(self)
+
+    @staticmethod
+    def parse(dumped: bytes) -> "DeploymentOptions":
+        """What was dumped."""
+        return _OPTIONS.validate_json(dumped)
+
     @property
     def url(self) -> str:
         """Where to reach the frontend from this machine."""
@@ -103,6 +114,11 @@ class DeploymentOptions:
         return self.data_dir / "credentials"
 
     @property
+    def supervisor_log(self) -> Path:
+        """Of a supervisor that is nobody's foreground."""
+        return self.data_dir / "logs" / "supervisor.log"
+
+    @property
     def redis_socket(self) -> Path:
         """Where our own Redis listens: in its folder, or elsewhere if that path is too long."""
         path = self.data_dir / "redis" / "redis.sock"
@@ -116,3 +132,6 @@ class DeploymentOptions:
         """Take the folder of `redis_socket` away if it is not in the data folder."""
         if not self.redis_socket.is_relative_to(self.data_dir):
             remove_unheld(self.redis_socket.parent)
+
+
+_OPTIONS = TypeAdapter(DeploymentOptions)

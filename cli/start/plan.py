@@ -20,6 +20,7 @@ from urllib.parse import quote
 from cli.base.children import python_path, start_child, start_nats_by, start_redis_by
 from cli.base.listeners import listener
 from cli.models.names import served_as
+from cli.start.ahead import start_standby
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import host_environment, peering
@@ -205,12 +206,11 @@ def _standby_of(
     """See `DeploymentPlan.start_standby`."""
     if options.emulate is not None or not options.num_workers or options.engine == "vllm":
         return None
-    command = [sys.executable, "-P", "-m", "services.worker.standby"]
     is_small = _deployed(options, common) == [DEMO_MODEL_ID]
+    dtypes = []
     if not is_small and not gpus_of_workers(1, common):
-        command.append(options.dtype or "bfloat16")  # of most models, and so of the CPU's kernels
-    log_path = logs / "standby.log"
-    return lambda: start_child(command, log_path=log_path, env=common, has_input=True)
+        dtypes.append(options.dtype or "bfloat16")  # of most models, and so of the CPU's kernels
+    return lambda: start_standby(common, logs / "standby.log", dtypes)
 
 
 def _services(

@@ -89,12 +89,16 @@ def check_start(options: DeploymentOptions) -> list[str]:
 
 
 def run_deployment(
-    options: DeploymentOptions, reporter: Reporter, on_accepted: Callable[[], None] = lambda: None
+    options: DeploymentOptions,
+    reporter: Reporter,
+    on_accepted: Callable[[], None] = lambda: None,
+    worker: "subprocess.Popen[bytes] | None" = None,
 ) -> None:
     """Run a deployment until a signal asks it to stop.
 
     Args:
         on_accepted: called when nothing is known that keeps it from starting, before it does.
+        worker: a process that becomes the first worker, see `Standby`.
 
     Raises:
         ConfigError: it cannot start like this. Nothing is left running.
@@ -108,7 +112,7 @@ def run_deployment(
         prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
-            _live(Supervisor(options, plan, reporter, signals, logs, config), reporter)
+            _live(Supervisor(options, plan, reporter, signals, logs, config, worker), reporter)
     except OSError as error:  # the disk filled up, or there are no more processes
         raise DeploymentFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
     finally:
@@ -163,6 +167,7 @@ class Supervisor:
         signals: StopSignals,
         logs: LogKeeper,
         config: LauncherConfig,
+        worker: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
         self._signals = signals
         self._options = options
@@ -188,7 +193,7 @@ class Supervisor:
         if plan.start_asker is not None and config.stuck_after_s and options.restart:
             patience_s = config.status_interval_s + max(config.stuck_after_s, ASKER_PATIENCE_S)
             self._asking = Asking(plan.start_asker, int(patience_s * 1e9))
-        self._standby = Standby(plan.start_standby if options.restart else None)
+        self._standby = Standby(plan.start_standby if options.restart else None, worker)
         self._readiness = Readiness(
             [child.name for child in plan.servers], [child.name for child in plan.services]
         )

@@ -1,4 +1,4 @@
-"""A process that becomes the next worker which has to be started again."""
+"""A process that becomes the first worker, or the next which has to be started again."""
 
 import json
 import os
@@ -20,18 +20,25 @@ class Standby:
     """One such process at a time. The time is an argument.
 
     Args:
-        start: starts one; its standard input is a pipe. None: there is never one.
+        start: starts one; its standard input is a pipe. None: there is never another one.
+        first: one that has just been started.
     """
 
-    def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"] | None) -> None:
+    def __init__(
+        self,
+        start: Callable[[], "subprocess.Popen[bytes]"] | None,
+        first: "subprocess.Popen[bytes] | None" = None,
+    ) -> None:
         self._start = start
-        self._process: subprocess.Popen[bytes] | None = None
-        self._code: dict[Path, int] | None = None  # that it began with
+        self._process = first
+        self._code = code_state(ROOT) if first is not None else None  # that it began with
+        self._is_kept = False
         self.next_at_ns: int | None = None  # to call `tend`, at the latest
 
     def begin(self, now_ns: int) -> None:
         """Keep one from `PAUSE_NS` after now on."""
-        if self._start is not None:
+        self._is_kept = self._start is not None
+        if self._is_kept:
             self.next_at_ns = now_ns + PAUSE_NS
 
     def tend(self, now_ns: int) -> None:
@@ -53,7 +60,8 @@ class Standby:
         process, self._process = self._process, None
         if process is None:
             return None
-        self.begin(now_ns)
+        if self._is_kept:
+            self.begin(now_ns)
         if self._code is None or code_state(ROOT) != self._code:
             _end(process)
             return None

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from loadtest.commands.bench import BENCHES
 from shared.runtime.config import ServiceConfig, load_config
 from tests.docs.shell import Command
 
-STARTS = ("cli.up.up", "cli.up.up_detached")
 SERVICE = "services."
 
 
@@ -83,8 +82,8 @@ def _check_up(words: Sequence[str]) -> None:
     """Everything that `up` says no to before it starts anything."""
     started: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in STARTS:
-            patch.setattr(name, started.append)
+        patch.setattr("cli.up.up", lambda options, _: started.append(options))
+        patch.setattr("cli.start.ahead.begun", lambda **_: nullcontext())
         result = CliRunner().invoke(app, [*words])
     assert started, result.output
 

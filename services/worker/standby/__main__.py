@@ -1,9 +1,9 @@
 """``python -m services.worker.standby [DTYPE]``: imports what a worker needs, with the kernels of a
 CPU for models of this dtype, waits for the settings of one, and becomes it.
 
-The supervisor keeps such a process, because most of the time in which a worker starts is spent on
-imports. An order is JSON on standard input, from `cli.supervisor.standby`: ``environment``, and
-``log_path`` for its output. Without one it ends.
+The supervisor begins with such a process and keeps one, because most of the time in which a worker
+starts is spent on imports. An order is JSON on standard input, from `cli.supervisor.standby`:
+``environment``, and ``log_path`` for its output. Without one it ends.
 """
 
 import json
@@ -15,6 +15,7 @@ from importlib import import_module
 from kernels.compiled import compile_all
 from services.worker.device.openmp import share_cores
 from services.worker.load import importing
+from shared.private import PRIVATE_UMASK
 
 WORKER = "services.worker"
 
@@ -39,6 +40,7 @@ def become_worker(order: bytes) -> None:
         _reopen(os.devnull, os.O_WRONLY, 1, 2)
     os.environ.clear()
     os.environ.update(wanted["environment"])
+    os.umask(PRIVATE_UMASK)  # it may be older than its supervisor's
     runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
 
 

@@ -207,7 +207,7 @@ def test_the_command_fetches_and_services_are_given_a_folder(
     assert (there.name, there.folder, there.hub) == ("fox", folder, "")
 
     started: list[DeploymentOptions] = []
-    monkeypatch.setattr(up, "run_deployment", lambda options, _: started.append(options))
+    monkeypatch.setattr(up, "run_deployment", lambda options, *_, **__: started.append(options))
     data_dir = tmp_path / "data"
     words = ["--port", "0", "--data-dir", str(data_dir), "--adapter", "fox=hub:acme/fox"]
     for kind in (["--emulate", "zero"], ["--model", "demo"]):

@@ -198,7 +198,7 @@ def test_the_command_line_s_words_reach_the_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[DeploymentOptions] = []
-    monkeypatch.setattr("cli.up.up", asked.append)
+    monkeypatch.setattr("cli.up.up", lambda options, _: asked.append(options))
     words = ["up", "--port", "1", "--data-dir", str(tmp_path), "--emulate", "zero"]
     for more in ([], ["--hosts", "3", "--workers", "2", "--true-pages"]):
         assert CliRunner().invoke(app, [*words, *more]).exit_code == 0

@@ -65,6 +65,17 @@ def test_it_becomes_the_worker_that_it_is_told(tmp_path: Path, standby: Standby)
     assert standby.take(plan(tmp_path), PAUSE_NS) is None, "it is one only"
 
 
+def test_the_first_becomes_a_worker_before_any_is_kept(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", TELLS]
+    first = start_child(command, log_path=tmp_path / "log", has_input=True)
+    standby = Standby(lambda: pytest.fail("no other is wanted yet"), first)
+    assert standby.take(plan(tmp_path), 5) is first
+    assert first.wait() == 0
+    assert standby.next_at_ns is None, "the cores are the worker's until it stands"
+    standby.begin(7)
+    assert standby.next_at_ns == 7 + PAUSE_NS
+
+
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_one_that_has_ended_becomes_nothing(
     tmp_path: Path, standby: Standby, is_waited_for: bool
