@@ -271,8 +271,8 @@ CORE_MUTANTS = (
     ),
     Mutant(
         "a loading twin is adopted", HISTORY,
-        "elif twin.lost or twin.loading or not pool.is_whole(twin):",
-        "elif twin.lost or not pool.is_whole(twin):",
+        "elif twin.loading or not pool.is_whole(twin):",
+        "elif not pool.is_whole(twin):",
     ),
     Mutant(
         "a failed row counts as computed", LANDING,

@@ -1,18 +1,12 @@
-"""Scattered pages are copied by one launch: on a GPU, or in Triton's interpreter.
-
-As with attention, an ordinary run needs a CUDA device, and `test_triton_without_a_gpu` runs this
-file once more in a process that interprets kernels.
-"""
-
-import os
+"""Scattered pages are copied by one launch: on a GPU, or in Triton's interpreter."""
 
 import pytest
 import torch
 
+from tests.kernels.interpreter import DEVICE, NEEDS_DEVICE, gpu_only
+
 pytest.importorskip("triton", reason="Triton is not installed")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
-DEVICE = "cpu" if IS_INTERPRETED else "cuda"
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.parametrize("page_bytes", [8, 1000, 16384, 40000])
@@ -41,7 +35,7 @@ def test_more_chunks_than_programs_are_all_copied(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(target, source.flip(0))
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter reads any memory")
+@gpu_only  # the interpreter reads any memory
 def test_registered_host_memory_is_read_and_written_by_the_gpu() -> None:
     from kernels.page_copy import copy_pages
 

@@ -1,10 +1,7 @@
 """Checksums of many pages by one call are those of each page alone, on a core and on a device.
 
-Those of a device need a GPU; `test_triton_without_a_gpu` runs this file
-once more in a process that interprets kernels.
+Those of a device need a GPU, or Triton's interpreter.
 """
-
-import os
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +11,8 @@ import xxhash
 
 from kernels.page_sums import select
 from kernels.page_sums.xxh3 import BLOCK_BYTES, LENGTH_MIN
+from tests.kernels.interpreter import DEVICE, IS_INTERPRETED
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 SIZES = [LENGTH_MIN, 256, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 33_280, 40_001]
 AT, TO = [3, 0, 4, 1], [5, 1, 0, 6]
 

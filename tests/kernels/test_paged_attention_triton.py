@@ -1,11 +1,5 @@
-"""The Triton kernels against the naive implementation: on a GPU, or in Triton's interpreter.
+"""The Triton kernels against the naive implementation: on a GPU, or in Triton's interpreter."""
 
-Triton decides when a kernel is imported whether it is compiled or interpreted, for the whole
-process. So in an ordinary test run these need a CUDA device, and `test_triton_without_a_gpu` runs
-this file once more in a process of its own, with TRITON_INTERPRET=1.
-"""
-
-import os
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,11 +10,10 @@ from hypothesis import strategies as st
 from kernels.paged_attention import AttentionShape, DeviceBatch, RaggedBatch, warm_up
 from kernels.paged_attention import paged_attention as select_and_attend
 from kernels.paged_attention.reference import paged_attention_reference
+from tests.kernels.interpreter import DEVICE, NEEDS_DEVICE, gpu_only, long
 
 pytest.importorskip("triton", reason="Triton is not installed")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if IS_INTERPRETED else "cuda"
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
+pytestmark = NEEDS_DEVICE
 NAN = float("nan")
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -155,12 +148,12 @@ def test_every_kind_of_scores(shape: AttentionShape, multiprocessors: int) -> No
         (2, 2, FP32),
         (3, 3, BF16),
         (5, 1, BF16),
-        (6, 2, FP32),
-        (8, 2, FP32),
+        long(6, 2, FP32),
+        long(8, 2, FP32),
         (8, 1, FP32),
         (16, 2, BF16),
-        (20, 1, FP32),
-        (40, 1, BF16),
+        long(20, 1, FP32),
+        long(40, 1, BF16),
     ],
 )
 def test_every_grouping_of_heads(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
@@ -193,8 +186,16 @@ def test_contexts_around_the_ends_of_pages(multiprocessors: int) -> None:
     check(case, multiprocessors)
 
 
-@pytest.mark.parametrize("shape", [PLAIN, AttentionShape(0.2, window=700)], ids=["plain", "window"])
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (FP32, PLAIN),
+        long(BF16, PLAIN),
+        long(FP32, AttentionShape(0.2, window=700)),
+        (BF16, AttentionShape(0.2, window=700)),
+    ],
+    ids=["fp32-plain", "bf16-plain", "fp32-window", "bf16-window"],
+)
 def test_few_new_tokens_over_a_long_history_are_split(
     dtype: torch.dtype, shape: AttentionShape
 ) -> None:
@@ -328,9 +329,6 @@ def test_new_keys_and_values_are_stored_where_they_belong(
         on_device(offsets.tolist()),
     )  # fmt: skip
     assert torch.equal(stored.cpu(), want)
-
-
-gpu_only = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter is no CUDA device")
 
 
 @gpu_only

@@ -1,6 +1,5 @@
 """A GPU's whole pass: every kernel of a decoder is Triton's, in its interpreter or counted."""
 
-import os
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from services.worker.device.gpu.recordings import PassPart
 from services.worker.device.layers import fast
 from services.worker.device.layers.merged import joined
 from services.worker.device.model import load_model
+from tests.kernels.interpreter import IS_INTERPRETED
 from tests.unit.worker.device.gpu.test_gpu_executor import (
     Repeats,
     host_copier,
@@ -36,7 +36,6 @@ from tests.unit.worker.device.test_torch_executor import greedy, prompt, save_mo
 pytest.importorskip("triton", reason="Triton is not installed")
 # What PEFT asks transformers is not ours to change.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="run by test_triton_without_a_gpu")
 counted = pytest.mark.skipif(IS_INTERPRETED, reason="counts launches, and runs none")
 LAUNCHES_A_LAYER = 12

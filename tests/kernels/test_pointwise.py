@@ -1,8 +1,7 @@
 """Norm, rotary embedding and gate against torch, on odd shapes and strides: on the CPU, and on a
-GPU or in Triton's interpreter (see `test_paged_attention_triton`).
+GPU or in Triton's interpreter.
 """
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -12,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.pointwise import GELU_TANH, SILU, Heads, Norm, Rotary, Slots
+from tests.kernels.interpreter import DEVICE, IS_INTERPRETED, long
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = pytest.param("triton", marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.bfloat16]
 ROUNDED = 2**-7 if IS_INTERPRETED else 2**-8  # the interpreter cuts off what bf16 has no room for
@@ -30,7 +29,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     pytest.importorskip("triton", reason="Triton is not installed")
     from kernels.pointwise import triton
 
-    torch.set_default_device("cpu" if IS_INTERPRETED else "cuda")
+    torch.set_default_device(DEVICE)
     yield triton
     torch.set_default_device(None)
 
@@ -156,8 +155,10 @@ def test_add_norm(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("rotary", [0, 12, 26])
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize(
+    ("rotary", "has_norms"),
+    [(0, False), (12, True), long(0, True), long(12, False), long(26, False), long(26, True)],
+)
 def test_rotate_store(
     kernels: ModuleType, rows: int, dtype: torch.dtype, rotary: int, has_norms: bool
 ) -> None:

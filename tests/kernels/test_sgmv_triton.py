@@ -1,7 +1,6 @@
 """The Triton kernels for adapters against the naive implementation: on a GPU, or in Triton's
-interpreter, as `test_paged_attention_triton`."""
+interpreter."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ from kernels.sgmv.device import copy_line, make_device_segments, make_device_tab
 from kernels.sgmv.interface import NO_ADAPTER
 from kernels.sgmv.reference import add_lora_reference
 from loadtest.random_adapters import RandomAdapters, segments_of, site_of
+from tests.kernels.interpreter import DEVICE, IS_INTERPRETED, NEEDS_DEVICE, gpu_only, long
 from tests.kernels.test_sgmv import MIXED, NAMES, Case, assert_close, build, rows_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if IS_INTERPRETED else "cuda"
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
+pytestmark = NEEDS_DEVICE
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 DTYPES = [FP32, BF16] if IS_INTERPRETED else [FP32, BF16, FP16]  # which takes the way of BF16
 SEGMENTS_MAX = 9
@@ -81,8 +79,16 @@ def check(case: Case, lengths: list[tuple[int, int]], names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page_elements", [300, 4096], ids=["cut", "whole"])
-@pytest.mark.parametrize("names", [["q", "k", "v"], ["lm_head"]], ids=["qkv", "outer"])
+@pytest.mark.parametrize(
+    ("names", "page_elements"),
+    [
+        (["q", "k", "v"], 4096),
+        long(["q", "k", "v"], 300),
+        long(["lm_head"], 4096),
+        (["lm_head"], 300),
+    ],
+    ids=["qkv-whole", "qkv-cut", "outer-whole", "outer-cut"],
+)
 def test_agrees_with_the_reference(
     names: list[str], page_elements: int, dtype: torch.dtype
 ) -> None:
@@ -91,7 +97,7 @@ def test_agrees_with_the_reference(
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "lengths", [[(2, 1)], [(0, 1), (2, 1), (3, 1)], [(3, 17)], [(2, 16), (1, 2)]]
+    "lengths", [long([(2, 1)]), [(0, 1), (2, 1), (3, 1)], [(3, 17)], long([(2, 16), (1, 2)])]
 )
 def test_inputs_are_shared_out(lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
     check(Case(dtype, 1 << 15, num_in=1100), lengths, ["q", "v"])
@@ -102,7 +108,7 @@ def test_no_rows_change_nothing() -> None:
         check(Case(), lengths, NAMES)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3 if IS_INTERPRETED else 5, deadline=None)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(-1, 3), st.sampled_from([0, 1, 2, 5, 16, 20])), min_size=1, max_size=6
@@ -148,9 +154,6 @@ def test_a_launch_knows_nothing_of_what_it_reads(monkeypatch: pytest.MonkeyPatch
         kernels.add_lora_triton(x, y, adapters.pool.to(DEVICE), 1, site, segments, tables)
     assert len(launches[0]) == 2
     assert launches[0] == launches[1] == launches[2]
-
-
-gpu_only = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter is no CUDA device")
 
 
 @gpu_only

@@ -17,15 +17,20 @@ import torch
 from kernels.paged_attention import AttentionShape, DeviceBatch
 from kernels.sgmv import Site
 from kernels.sgmv.device import make_device_segments, make_device_tables
+from tests.kernels.interpreter import IS_INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")
-CASES = Path(__file__).with_name("test_paged_attention_triton.py")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = Path(__file__).parent
+FILES = (
+    "test_cuda_link.py", "test_page_copy.py", "test_page_sums.py", "test_paged_attention_triton.py",
+    "test_pass_triton.py", "test_pointwise.py", "test_sgmv_triton.py",
+)  # fmt: skip
 pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="this process interprets kernels itself")
 SHARED_MEMORY_BYTES = 227 * 1024
 
 
-def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
+@pytest.mark.parametrize("length", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_agree_with_the_reference_in_the_interpreter(length: str) -> None:
     """In a process of its own: Triton asks for TRITON_INTERPRET when it is imported, and nothing
     else here may find its kernels interpreted."""
     environment = {
@@ -34,19 +39,15 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
         if not name.startswith(("PYTEST_", "TRITON_"))
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    others = (
-        "test_cuda_link.py", "test_page_copy.py", "test_page_sums.py", "test_pass_triton.py",
-        "test_pointwise.py", "test_sgmv_triton.py",
-    )  # fmt: skip
-    files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    files = [str(HERE / name) for name in FILES]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", length]
     run = subprocess.run(
-        command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True,
+        [*command, *files], env=environment, cwd=HERE.parents[1], capture_output=True, text=True,
         timeout=850, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     passed = re.search(r"(\d+) passed", run.stdout)
-    assert passed and int(passed[1]) > 50
+    assert passed and int(passed[1]) > (15 if length == "slow" else 150)
 
 
 class Recorder:

@@ -21,7 +21,7 @@ from shared.eviction import EvictionName
 
 
 @pytest.mark.parametrize(
-    ("first", "num_seeds"), [(0, 100), pytest.param(100, 1900, marks=pytest.mark.slow)]
+    ("first", "num_seeds"), [(0, 50), pytest.param(50, 1950, marks=pytest.mark.slow)]
 )
 def test_every_seed_holds(first: int, num_seeds: int) -> None:
     tally = run_campaign(first, num_seeds)
@@ -35,7 +35,7 @@ def test_every_seed_holds(first: int, num_seeds: int) -> None:
     assert tally.job_ends["done"] > 0.5 * tally.job_ends.total()
     assert tally.met["prefix hit"] > num_seeds and tally.met["eviction"] > num_seeds
     for each in ("preemption", "staging failed", "deferred admission"):
-        assert tally.met[each] > num_seeds / 10, each
+        assert tally.met[each] > num_seeds / 20, each
     for each in ("write-behind skipped", "adapter streamed", "adapter assisted"):
         assert tally.met[each] > 0, each
 

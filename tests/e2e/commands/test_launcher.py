@@ -180,7 +180,7 @@ def test_what_is_known_to_be_wrong_is_refused_before_anything_starts(
     up = ("up", "--detach", "--emulate", "zero", "--port", "0", "--data-dir", str(data_dir))
     done = symphony(*up, *arguments, env=env)
     assert_one_line(done, *words)
-    assert "starting" not in done.stdout
+    assert "starting nats" not in done.stdout
     assert not list(data_dir.glob("*"))
     assert not processes_of(tmp_path)
 
