@@ -84,7 +84,7 @@ def _up_detached(options: DeploymentOptions, supervisor: Detached) -> None:
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
     with ExitStack() as at_end:
         options = _with_models(options, terminal, at_end)
-        supervisor.tell(options.dump())
+        supervisor.send(options.dump())
         _follow(supervisor, terminal, options.supervisor_log)
 
 

@@ -28,7 +28,7 @@ class Detached:
     process: "subprocess.Popen[bytes]"
     reports: int
 
-    def tell(self, options: bytes) -> None:
+    def send(self, options: bytes) -> None:
         """See `cli.start.options.DeploymentOptions.dump`. It may have ended: then so do its
         reports.
         """
@@ -51,7 +51,7 @@ class Ahead:
 
 @contextmanager
 def begun(*, is_detached: bool, has_worker: bool) -> Iterator[Ahead]:
-    """What nobody had a use for has ended at the end.
+    """Begin it. What got no options, or no order, has ended at the end.
 
     Args:
         is_detached: the supervisor is to be a process of a session of its own.
@@ -62,7 +62,7 @@ def begun(*, is_detached: bool, has_worker: bool) -> Iterator[Ahead]:
         try:
             yield Ahead(worker=worker)
         finally:
-            _end_unless_told(worker)
+            _end_if_waiting(worker)
         return
     reading, writing = os.pipe()
     more = [WITH_WORKER] if has_worker else []
@@ -77,13 +77,13 @@ def begun(*, is_detached: bool, has_worker: bool) -> Iterator[Ahead]:
     try:
         yield Ahead(Detached(process, reading))
     finally:
-        _end_unless_told(process)
+        _end_if_waiting(process)
         os.close(reading)
 
 
 def begin_worker() -> "subprocess.Popen[bytes]":
-    """A process that imports what a worker does, and then waits to be told to become one. Should it
-    fail, the worker is started as ever, and says why.
+    """A process that imports what a worker does, and then waits for the order to become one. Should
+    it fail, the worker is started as ever, and says why.
     """
     return start_standby(_environment(), Path(os.devnull))
 
@@ -99,7 +99,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path(os.environ), "PYTHONUNBUFFERED": "1"}
 
 
-def _end_unless_told(process: "subprocess.Popen[bytes] | None") -> None:
+def _end_if_waiting(process: "subprocess.Popen[bytes] | None") -> None:
     if process is None or process.stdin is None or process.stdin.closed:
         return
     process.kill()

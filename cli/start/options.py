@@ -115,7 +115,7 @@ class DeploymentOptions:
 
     @property
     def supervisor_log(self) -> Path:
-        """Of a supervisor that is nobody's foreground."""
+        """What a detached supervisor says."""
         return self.data_dir / "logs" / "supervisor.log"
 
     @property

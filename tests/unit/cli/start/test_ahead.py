@@ -34,7 +34,7 @@ def test_a_deployment_without_real_workers_begins_none() -> None:
 def test_a_supervisor_without_options_ends() -> None:
     with begun(is_detached=True, has_worker=False) as made:
         assert made.supervisor is not None
-        made.supervisor.tell(b"")
+        made.supervisor.send(b"")
         assert made.supervisor.process.wait() == 1
 
 
