@@ -5,6 +5,7 @@ on standard input; what it reports goes to the file.
 import os
 import subprocess
 import sys
+from functools import partial
 
 from cli.start.ahead import WITH_WORKER, begin_worker
 from shared.private import PRIVATE_UMASK
@@ -22,8 +23,8 @@ def _run(file_number: int, worker: "subprocess.Popen[bytes] | None") -> int:
         if not (given := sys.stdin.buffer.read()):
             return 1  # who started it has ended
         options = DeploymentOptions.parse(given)
-        on_accepted = lambda: reporter.log_to(options.supervisor_log)  # noqa: E731
-        run_deployment(options, reporter, on_accepted, worker)
+        log = partial(reporter.log_to, options.supervisor_log)
+        run_deployment(options, reporter, log, worker)
     except SymphonyError as error:
         reporter.failed(error.message)
         return 1

@@ -156,7 +156,7 @@ def test_a_model_that_lacks_a_weight_is_refused_by_its_name_before_anything_star
         "--data-dir", str(tmp_path / "data"),
     )  # fmt: skip
     assert_one_line(done, "tensor lm_head.weight is missing in the checkpoint")
-    assert "starting" not in done.stdout and not (tmp_path / "data" / "logs").exists()
+    assert "starting nats" not in done.stdout and not (tmp_path / "data" / "logs").exists()
     assert not processes_of(tmp_path)
 
 
