@@ -23,7 +23,7 @@ FAR_SHARE, NUM_FAR = 0.25, 24  # of worlds; and hints of theirs
 DAY_S, FAR_TTL_MAX_MS = 86_400.0, 10_000
 ADDRESS, LAST_ADDRESS = "10.0.0.1", "10.0.0.2"
 FLOOD_ADDRESSES = ("10.0.1.1", "10.0.1.2")
-TAKEN, THROTTLED, UNAVAILABLE = 202, 429, 503
+TAKEN, UNKNOWN, THROTTLED, UNAVAILABLE = 202, 404, 429, 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +61,23 @@ class Hint:
 
 
 class HintReader:
-    """An advisory may be refused, but the frontend does not fail."""
+    """An advisory may be refused, but the frontend does not fail.
 
-    def __init__(self) -> None:
+    Args:
+        hint: what is answered. Of an adapter a frontend may know nothing while Redis has lost its
+            record; the base model's name it knows.
+    """
+
+    def __init__(self, hint: Hint) -> None:
+        is_adapter = hint.model not in (None, MODEL)
+        self._expected = {TAKEN, THROTTLED, UNAVAILABLE} | ({UNKNOWN} if is_adapter else set())
         self._status = 0
 
     def on_status(self, status: int) -> None:
         self._status = status
 
     def on_data(self, data: bytes) -> None:
-        is_expected = self._status in (TAKEN, THROTTLED, UNAVAILABLE)
+        is_expected = self._status in self._expected
         assert is_expected, f"an advisory is answered with {self._status} {data!r}"
 
     def on_end(self) -> None:
@@ -104,7 +111,7 @@ class Hinters:
 
     def send(self, hint: Hint, frontend: Frontend) -> None:
         """Send an advisory, whatever becomes of it."""
-        frontend.request(hint.request(), HintReader())
+        frontend.request(hint.request(), HintReader(hint))
 
     def announce_around(self, last: Hint, frontend: Frontend) -> None:
         """Three turns in order, of which only the second will come. Each is sent once the one
@@ -124,7 +131,7 @@ class Hinters:
                 workflow_id="in order",
                 address=LAST_ADDRESS,
             )
-            reader = HintReader()
+            reader = HintReader(hint)
             reader.on_end = send_next  # type: ignore[method-assign]
             frontend.request(hint.request(), reader)
 
