@@ -99,9 +99,15 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path(os.environ), "PYTHONUNBUFFERED": "1"}
 
 
-def _end_if_waiting(process: "subprocess.Popen[bytes] | None") -> None:
-    if process is None or process.stdin is None or process.stdin.closed:
-        return
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End one that waits for its input, or was about to get it."""
     process.kill()
     process.wait()
-    process.stdin.close()
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+
+
+def _end_if_waiting(process: "subprocess.Popen[bytes] | None") -> None:
+    if process is not None and process.stdin is not None and not process.stdin.closed:
+        end(process)

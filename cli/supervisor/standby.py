@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cli.base.children import ROOT
+from cli.start.ahead import end
 from cli.start.plan import ChildPlan
 from shared.runtime.memory import measure_memory
 
@@ -63,7 +64,7 @@ class Standby:
         if self._is_kept:
             self.begin(now_ns)
         if self._code is None or code_state(ROOT) != self._code:
-            _end(process)
+            end(process)
             return None
         assert process.stdin is not None
         order = {"environment": dict(plan.environment), "log_path": str(plan.log_path)}
@@ -72,7 +73,7 @@ class Standby:
             with process.stdin as pipe:
                 pipe.write(json.dumps(order).encode())
         except OSError:  # it has ended
-            _end(process)
+            end(process)
             return None
         return process
 
@@ -80,7 +81,7 @@ class Standby:
         """Keep none any more."""
         self.next_at_ns = None
         if self._process is not None:
-            _end(self._process)
+            end(self._process)
             self._process = None
 
 
@@ -91,11 +92,3 @@ def code_state(root: Path) -> dict[Path, int] | None:
         return {file: file.stat().st_mtime_ns for file in files}
     except OSError:
         return None
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.close()

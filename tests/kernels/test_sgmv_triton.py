@@ -108,7 +108,7 @@ def test_no_rows_change_nothing() -> None:
         check(Case(), lengths, NAMES)
 
 
-@settings(max_examples=3 if IS_INTERPRETED else 5, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(-1, 3), st.sampled_from([0, 1, 2, 5, 16, 20])), min_size=1, max_size=6

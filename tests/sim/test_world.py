@@ -35,7 +35,7 @@ def test_every_seed_holds(first: int, num_seeds: int) -> None:
     assert tally.job_ends["done"] > 0.5 * tally.job_ends.total()
     assert tally.met["prefix hit"] > num_seeds and tally.met["eviction"] > num_seeds
     for each in ("preemption", "staging failed", "deferred admission"):
-        assert tally.met[each] > num_seeds / 20, each
+        assert tally.met[each] > num_seeds / 10, each
     for each in ("write-behind skipped", "adapter streamed", "adapter assisted"):
         assert tally.met[each] > 0, each
 

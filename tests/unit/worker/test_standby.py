@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.private import PRIVATE_UMASK
+
 STANDBY = [sys.executable, "-m", "services.worker.standby"]
 
 
@@ -28,3 +30,20 @@ def test_it_takes_settings_and_log_of_the_worker_that_it_becomes(
         return
     assert done.returncode != 0
     assert "SYMPHONY_MAX_MODEL_LEN='wrong'" in log.read_text()
+
+
+def test_what_it_writes_is_its_owner_s_alone(tmp_path: Path) -> None:
+    """It may have begun before anybody set that."""
+    (tmp_path / "a_worker.py").write_text("import os; print(oct(os.umask(0)))")
+    log = tmp_path / "worker.log"
+    order = json.dumps({"environment": {}, "log_path": str(log)})
+    become = (
+        "import os, sys; from services.worker.standby import __main__ as standby; os.umask(0); "
+        "standby.WORKER = 'a_worker'; standby.become_worker(sys.argv[1])"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", become, order], env={**os.environ, "PYTHONPATH": path}, timeout=300,
+        check=True,
+    )  # fmt: skip
+    assert log.read_text() == f"{oct(PRIVATE_UMASK)}\n"
